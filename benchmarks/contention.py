@@ -11,6 +11,7 @@ import multiprocessing
 import random
 import statistics
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ _SLOW = 99
 # pylance has to be able to commit as many, or its times would measure the length of the benchmark.
 PERIOD, PERIOD_ON_S3 = 0.4, 4.0
 PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
+APART = "lance_dagster, without turns"
+"""Each writer has a folder for temporary files of its own, as on a machine of its own, so that they race."""
 COMMITTED = "pylance, commit"
 """Writes its data file and calls `LanceDataset.commit`, which is what distributed writers do."""
 
@@ -67,7 +70,9 @@ def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attem
     """Append until the time is over; return whether the first append was acknowledged, and all later appends."""
     row = pa.table({"value": pa.array([1], pa.int64())})
     options = dict(competition.storage_options) | ({"durability": "process"} if competition.library == QUICKLY else {})
-    table = LanceTable.open(competition.uri, options) if competition.library in (PACKAGE, QUICKLY) else None
+    own = competition.library in (PACKAGE, QUICKLY, APART)
+    table = LanceTable.open(competition.uri, options) if own else None
+    tempfile.tempdir = tempfile.mkdtemp() if competition.library == APART else None
 
     def append() -> bool:
         if table is not None:
@@ -196,7 +201,7 @@ def on_s3(folder: Path) -> Iterator[tuple[str, ...]]:
     with server(folder / "server.log", "tests.servers.s3_server", "--latency", str(LATENCY)) as address:
         storage = bucket_on(f"http://{address}")
         place = Place("S3", storage.uri, SECONDS_ON_S3, PERIOD_ON_S3, storage.storage_options)
-        yield from _rows(place, (PACKAGE, PYLANCE, COMMITTED))
+        yield from _rows(place, (PACKAGE, APART, PYLANCE, COMMITTED))
 
 
 def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
@@ -212,16 +217,18 @@ def on_ceph(folder: Path) -> Iterator[tuple[str, ...]]:
         with server(folder / "proxy.log", "tests.servers.delaying_proxy", *behind) as address:
             storage = new_bucket(f"http://{address}")
             place = Place("Ceph", storage.uri, SECONDS_ON_S3, PERIOD_ON_S3, storage.storage_options)
-            yield from _rows(place, (PACKAGE, PYLANCE, COMMITTED))
+            yield from _rows(place, (PACKAGE, APART, PYLANCE, COMMITTED))
 
 
 def _rows(place: Place, libraries: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Measure every number of writers, the libraries in turn, and yield the medians of the rounds."""
     for writers, period in (*((number, 0.0) for number in WRITERS), (WRITERS[-1], place.period)):
-        measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in libraries}
         seconds = place.longest if writers > 1 else SECONDS
+        # One writer has no rival, and an open loop few.
+        taking_part = [name for name in libraries if name != APART or (writers > 1 and not period)]
+        measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in taking_part}
         for _ in range(ROUNDS):
-            for name in libraries:
+            for name in taking_part:
                 found, lost = contended(
                     place.uri,
                     name,
@@ -233,7 +240,7 @@ def _rows(place: Place, libraries: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 measured[name].append((*figures(found, seconds), lost))
         beside = [statistics.median(values) for values in zip(*measured[PYLANCE], strict=True)]
         loop = f", each every {period:g} s" if period else ""
-        for name in libraries:
+        for name in taking_part:
             medians = (statistics.median(each) for each in zip(*measured[name], strict=True))
             rate, middle, slow, fair, least, gave_up, _ = medians
             yield (

@@ -31,12 +31,12 @@ Races:
   with. Nothing is deleted, as the files may belong to a version that exists.
 
 A writer that keeps losing gives up by the clock, not by a count of attempts: the winner of a race has the head at hand
-and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers on
-local disk take turns (`Store.turn`), and on object storage those that lost more often pause less. Both only save time:
-correctness does not depend on them, and two writers may get a turn at once. On local disk, an append looks for the
-newest version only when it has its turn: a version that was found earlier is seldom still the newest, and a listing of
-many versions takes longer than the rest of a commit. While a writer of another change waits for its turn, it reads the
-versions that have landed so far, by their numbers, so that few are left to read in its turn.
+and tends to win again, so a fixed number of attempts would fail early on a busy table. For the same reason writers of
+one machine take turns (`Store.turn`), and of the writers of several machines those that lost more often pause less.
+Both only save time: correctness does not depend on them, and two writers may get a turn at once. On local disk, an
+append looks for the newest version only when it has its turn: a version that was found earlier is seldom still the
+newest, and a listing of many versions takes longer than the rest of a commit. While a writer of another change waits
+for its turn, it reads the versions that have landed so far, by their numbers, so that few are left to read in its turn.
 
 Most commits of a busy table are appends, and an append is compatible with any number of them. The newest version alone
 shows that nothing else landed (`transactions.conflicts.appended_since`), so that an append reads one version instead of
@@ -55,8 +55,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lance_dagster.__about__ import __version__
@@ -81,6 +81,7 @@ from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import together
+from lance_dagster.store.interface import Turn
 from lance_dagster.transactions.apply import apply
 
 WRITER = WriterVersion(library="lance_dagster", version=__version__)
@@ -247,40 +248,113 @@ def commit(
     started = time.monotonic()
     # `main` is never deleted, and nothing else can take its name.
     fence = None if branch == layout.MAIN else BranchFence(Refs(versions.store), branch)
-    branch_id = ""
-    meanwhile = landed.look_ahead if landed is not None else partial(_look_ahead, versions, branch, propose)
     late = staged is not None and landed is not None and landed.looks_in_turn
-    attempts, known, newest = 0, 0, list[int]()
-    while True:
-        before = time.monotonic()
-        head = head or _head(versions, branch, known, newest, each=landed is None or not landed.compares_states)
-        ready = None if late else _made_ready(versions, branch, propose, head, staged=staged)
-        if isinstance(ready, State):
-            return ready
-        # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
-        quick = ready is None or time.monotonic() - before < _QUICK_SECONDS
-        # As much as possible is done before and after the turn, since other writers wait for as long as it takes.
-        with versions.store.turn(branch, meanwhile) if quick else nullcontext(enter_result=False) as waited:
-            if waited or ready is None:
-                # Others were ahead, so there is a newer head.
-                head = _newer(versions, branch, head)
-                ready = _made_ready(versions, branch, propose, head, staged=ready.staged if ready else staged)
-                if isinstance(ready, State):
-                    return ready
+    branch_id, attempts, known, newest = "", 0, 0, list[int]()
+    with closing(_Queued(versions, branch, propose, landed)) as queued:
+        while True:
+            head = head or _head(versions, branch, known, newest, each=queued.each)
+            head, ready = queued.made_ready(head, staged, late=late)
+            if isinstance(ready, State):
+                return ready
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id) if fence else ""
-            put = _put(versions, branch, ready, pause=partial(_pause, attempts + 1, before))
-        if isinstance(put, State):
-            put = put.after(head)
-            _finish(versions, put, ready.staged.transaction, fence=fence, branch_id=branch_id)
-            return put
-        if time.monotonic() - started > _DEADLINE_SECONDS:
-            raise CommitConflictError(f"cannot commit to {branch} of {versions.store.uri}", str(head), retryable=True)
-        attempts, late = attempts + 1, False
-        # The version of another writer has the number that was lost.
-        head, known, newest, staged = None, ready.proposal.manifest.version, put, ready.staged
-        if not newest:
-            _pause(attempts, before)
+            put = _put(versions, branch, ready, pause=partial(_pause, attempts + 1, queued.since))
+            if isinstance(put, State):
+                break
+            if time.monotonic() - started > _DEADLINE_SECONDS:
+                problem = f"cannot commit to {branch} of {versions.store.uri}"
+                raise CommitConflictError(problem, str(head), retryable=True)
+            attempts, late = attempts + 1, False
+            # The version of another writer has the number that was lost.
+            known, newest, staged = ready.proposal.manifest.version, put, ready.staged
+            if not newest:
+                _pause(attempts, queued.since)
+            head = None
+        queued.close(ready.proposal.manifest.version)
+    put = put.after(head)
+    _finish(versions, put, ready.staged.transaction, fence=fence, branch_id=branch_id)
+    return put
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A change that waits for its turn to be committed, and has it until it is committed or takes long.
+
+    As much as possible is done before and after the turn, since other writers wait for as long as it takes. A writer
+    that is overtaken in its turn by another machine keeps it: otherwise it would have to wait for all others again.
+    `since` is when the attempt or the turn began, by the monotonic clock.
+    """
+
+    versions: Versions
+    branch: str
+    propose: Propose
+    landed: Landed | None
+    since: float = 0.0
+    _turns: ExitStack = field(default_factory=ExitStack)
+    _turn: Turn | None = None
+
+    @property
+    def each(self) -> bool:
+        """Whether the versions between a head and a newer one are needed too."""
+        return self.landed is None or not self.landed.compares_states
+
+    def made_ready(self, head: State, staged: _Staged | None, *, late: bool) -> tuple[State, _Ready | State]:
+        """Propose the version after a head, and wait for the turn to put it.
+
+        Args:
+            head: The newest version when it was last read.
+            staged: The transaction that was made ready before.
+            late: Whether nothing is to be proposed before the turn.
+
+        Returns:
+            The newest version, and what to put on it, or the version that has the change already.
+        """
+        self.since = time.monotonic()
+        ready = None if late else _made_ready(self.versions, self.branch, self.propose, head, staged=staged)
+        if isinstance(ready, State):
+            return head, ready
+        if ready is not None and time.monotonic() - self.since >= _QUICK_SECONDS:
+            # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
+            self.close()
+        elif ready is None or self._turn is None:
+            self._turn = self._turns.enter_context(self.versions.store.turn(self.branch, self._look_ahead))
+            self.since = time.monotonic()
+            if ready is None or self._turn.waited:
+                # Others were ahead, so there is a newer head.
+                head = self._newer(head, self._turn.newest)
+                staged = ready.staged if ready else staged
+                return head, _made_ready(self.versions, self.branch, self.propose, head, staged=staged)
+        return head, ready
+
+    def _newer(self, head: State, expected: int) -> State:
+        """Read the newest version again, which is probably the `expected` one; `head` itself where nothing landed."""
+        versions, look = self.versions, partial(self.versions.newest_few, self.branch)
+        if expected > head.number and self.branch == layout.MAIN:
+            # It is read while the newest one is looked for. Only versions of `main` are kept by their numbers.
+            ahead = partial(versions.store.get, versions.manifest_path(self.branch, expected))
+            newest, found = together(versions.store, look, ahead)
+            if found is not None and newest[:1] == [expected]:
+                versions.read(self.branch, expected, found)
+        else:
+            newest = look()
+        # A number is never given again.
+        if newest[:1] == [head.number]:
+            return head
+        return _head(versions, self.branch, head.number, newest, each=self.each)
+
+    def _look_ahead(self) -> None:
+        """Look at the versions that landed meanwhile, so that few are left to look at when the turn has come."""
+        if self.landed is not None:
+            self.landed.look_ahead()
+        else:
+            self.propose(_head(self.versions, self.branch, 0))
+
+    def close(self, newest: int = 0) -> None:
+        """End the turn; `newest` is the version that was committed in it."""
+        if self._turn is not None and newest:
+            self._turn.newest = newest
+        self._turns.close()
+        self._turn = None
 
 
 def _made_ready(
@@ -324,14 +398,9 @@ def _head(
 ) -> State:
     """Read the newest version of a branch.
 
-    Versions after a known one that a lagging listing does not show are looked for by name.
-
-    Args:
-        versions: The versions of the table.
-        branch: The name of the branch.
-        known: A version that is known to be there, or 0.
-        newest: The newest version numbers, where they were just listed.
-        each: Whether the versions between the known one and the newest are needed too.
+    Versions after a known one that a lagging listing does not show are looked for by name; `known` is 0 where there is
+    none. `newest` are the newest numbers, where they were just listed. With `each`, the versions in between are needed
+    too.
     """
     newest = newest or (versions.newest_few(branch) if known else ())
     if known and each and newest:
@@ -353,13 +422,6 @@ def _head(
     return later
 
 
-def _newer(versions: Versions, branch: str, head: State) -> State:
-    """Read the newest version of a branch again; `head` itself where nothing was committed since."""
-    newest = versions.newest_few(branch)
-    # A number is never given again.
-    return head if newest[:1] == [head.number] else _head(versions, branch, head.number, newest)
-
-
 def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MAIN) -> State | None:
     """Write the first version of a branch, or return None when that number exists already.
 
@@ -378,11 +440,7 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 def _stage(versions: Versions, branch: str, transaction: Transaction, staged: _Staged | None = None) -> _Staged:
     """Make everything ready that a version needs before its manifest: its transaction file, and the names of its files.
 
-    Args:
-        versions: The versions of the table.
-        branch: The name of the branch.
-        transaction: What to commit.
-        staged: The transaction that was made ready before; an equal one names the same files.
+    `staged` is the transaction that was made ready before; an equal one names the same files.
     """
     if staged is not None and transaction is staged.transaction:
         return staged
@@ -396,17 +454,9 @@ def _stage(versions: Versions, branch: str, transaction: Transaction, staged: _S
 
 
 def _put(versions: Versions, branch: str, ready: _Ready, *, pause: Callable[[], object] = object) -> State | list[int]:
-    """Put the manifest of the proposed version, with the transaction that `_stage` encoded.
+    """Put the manifest of the proposed version, with the transaction that `_stage` encoded; return the version.
 
-    Args:
-        versions: The versions of the table.
-        branch: The name of the branch.
-        ready: The version, and its transaction.
-        pause: Waits after a lost race, where that keeps no other writer waiting.
-
-    Returns:
-        The version; when another writer took the number, the newest versions, which is empty where they were not
-        listed.
+    When another writer took the number, return the newest versions, which is empty where they were not listed.
     """
     transaction, proposed = ready.staged.transaction, ready.proposal.manifest
     path = versions.manifest_path(branch, proposed.version)
@@ -447,11 +497,6 @@ def _sync(versions: Versions, folder: str, put: State, transaction: Transaction)
     raise CommitStateUnknownError(text, transaction.uuid, transaction) from problem
 
 
-def _look_ahead(versions: Versions, branch: str, propose: Propose) -> None:
-    """Look at the versions that landed meanwhile, so that few are left to look at when the turn has come."""
-    propose(_head(versions, branch, 0))
-
-
 def _with_committer(transaction: Transaction) -> Transaction:
     """Add the committer that the environment names, unless the transaction names one."""
     # Asked once for each commit and not for each of its steps: the user is looked up in a file.
@@ -482,13 +527,7 @@ def _put_manifest(
 ) -> tuple[bytes, list[int]] | None:
     """Put a manifest if absent; when there is one of that number, return it and the newest versions where listed.
 
-    Args:
-        versions: The versions of the table.
-        place: The branch and the number of the version.
-        data: The bytes of its manifest.
-        transaction: Its transaction.
-        path: The path of its manifest.
-        pause: Waits after a lost race, where that keeps no other writer waiting.
+    `pause` waits after a lost race on object storage.
 
     Raises:
         CommitStateUnknownError: The store neither confirms the put nor lets the object be read back.
@@ -533,8 +572,7 @@ def _read_back(
 ) -> tuple[bytes | None, list[int]]:
     """Read the manifest that is stored under a number.
 
-    After a lost race on object storage, where there are no turns, it waits first, and lists the newest versions too:
-    the next attempt needs both. Elsewhere nothing is listed.
+    After a lost race on object storage, wait first, and list the newest versions too: the next attempt needs both.
     """
     get = partial(versions.store.get, versions.manifest_path(place.branch, place.number))
     if pause is None or not versions.store.ordered_listing:

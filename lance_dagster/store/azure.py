@@ -67,6 +67,10 @@ class AzureStore(PrefixStore):
         """The account and the credentials; secret."""
         return ("azure", self._options)
 
+    @property
+    def _server(self) -> str:
+        return self._options.get("endpoint") or self._options.get("account_name", "")
+
     def get(self, key: str) -> bytes | None:
         """Return the bytes of a blob, or None when it does not exist; one request up to 32 MiB."""
         found = self.get_with_etag(key)

@@ -79,6 +79,10 @@ class GoogleStore(PrefixStore):
         """The endpoint and the credentials; secret."""
         return ("google", self._options)
 
+    @property
+    def _server(self) -> str:
+        return self._options.get("endpoint", "")
+
     def get(self, key: str) -> bytes | None:
         """Return the bytes of an object, or None when it does not exist."""
         found = self.get_with_etag(key)

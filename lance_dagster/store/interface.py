@@ -27,6 +27,39 @@ class ObjectInfo:
     modified: float
 
 
+@dataclass(slots=True)
+class Turn:
+    """The turn of one writer.
+
+    Attributes:
+        waited: Whether other writers were ahead, so that what was read before the turn may be out of date.
+        newest: The newest version that the writer before made, 0 where it is not known; whoever has the turn replaces
+            it. It is a hint: the version may be gone, and there may be a newer one.
+    """
+
+    waited: bool = False
+    newest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long writers wait, in seconds.
+
+    To look at a lock costs time of the processor, which the writer whose turn it is needs.
+
+    Attributes:
+        turn: For their turn; they go on without one then.
+        head: At most between two looks of the writer that is next.
+        shortest: The same for the others, after they have waited for long.
+        longest: The same for the others, when they begin to wait.
+    """
+
+    turn: float
+    head: float
+    shortest: float
+    longest: float
+
+
 class Store(Protocol):
     """A folder of objects. Keys are paths relative to it, with "/" between segments.
 
@@ -151,8 +184,8 @@ class Store(Protocol):
         """Remove empty folders at and below a folder, and above it, on storages that have folders."""
         ...
 
-    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[bool]:
-        """Wait until other writers of a name are done, on storages where that is cheap; yield whether some were ahead.
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[Turn]:
+        """Wait until other writers of a name are done that share a queue with this one.
 
         A writer that is next calls `meanwhile` while another one is at work.
 

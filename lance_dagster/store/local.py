@@ -35,9 +35,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from lance_dagster.errors import NotDurableError, PermissionRefusedError, StoreError
-from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.local_tree import LocalTree, copy_at_once, linked, renewed
+from lance_dagster.errors import NotDurableError
+from lance_dagster.store.interface import ObjectInfo, Patience, Turn
+from lance_dagster.store.local_tree import LocalTree, copy_at_once, failed, linked, renewed
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
@@ -45,10 +45,7 @@ _ATTEMPTS = 5
 _UNSYNCED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
 # The locks with which writers of one branch take turns; branches share them.
 _QUEUES, _MOST_QUEUES = "_refs/queues", 16
-_LONGEST_TURN = 3.0
-# Seconds between two looks at a lock: of the writer that is next, and of the others, by how long they have waited. To
-# look costs time of the processor, which the writer whose turn it is needs.
-_HEAD_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0004, 0.003, 0.03
+_PATIENCE = Patience(turn=3.0, head=0.0004, shortest=0.003, longest=0.03)
 
 
 class LocalStore:
@@ -91,7 +88,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise _failed("read", f"{self._root}/{key}", error) from error
+            raise failed("read", f"{self._root}/{key}", error) from error
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
         """Return the bytes of an object and their digest, or None when it does not exist."""
@@ -295,23 +292,14 @@ class LocalStore:
                 self._sync(path)
         except OSError as error:
             # A class of its own: a second sync may succeed without having written what the first one failed to write.
-            raise NotDurableError(str(_failed("sync", path, error))) from error
+            raise NotDurableError(str(failed("sync", path, error))) from error
 
     @contextmanager
-    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> Iterator[bool]:
-        """Wait until other writers of a name are done, at most a few seconds; yield whether some were ahead.
-
-        Two locks: a writer that waits for the second has the first, so that a writer which comes back at once has to
-        wait behind one that waited already.
-        """
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> Iterator[Turn]:
+        """Wait until other writers of a name are done, at most a few seconds."""
         folder = f"{self._root}/{_QUEUES}/{zlib.crc32(name.encode()) % _MOST_QUEUES}"
-        until = time.monotonic() + _LONGEST_TURN
-        # The locks are those of the descriptors, and end with them; a process that dies ends them too.
-        with ExitStack() as held:
-            with ExitStack() as next_one:
-                ahead = _locked(f"{folder}/next/.lock", until, next_one)
-                ahead |= _locked(f"{folder}/.lock", until, held, meanwhile)
-            yield ahead
+        with taken_turn(f"{folder}/next/.lock", f"{folder}/.lock", _PATIENCE, meanwhile) as (turn, _):
+            yield turn
 
     def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:
         """Refuse folders and files that are links or lie behind one, and the folders in `below` that have one below.
@@ -367,7 +355,7 @@ class LocalStore:
         except (OSError, ValueError) as error:
             if done:
                 raise NotDurableError(f"{target} was written, but a power cut may lose it: {error}") from error
-            raise _failed("write", target, error) from error
+            raise failed("write", target, error) from error
         finally:
             # A file that was moved is gone: to delete it again costs a request on a network file system.
             if left:
@@ -393,7 +381,7 @@ class LocalStore:
                 self._secure(path if os.path.isdir(path) else os.path.dirname(path))
                 self._sync(path)
             except OSError as error:
-                raise NotDurableError(str(_failed("sync", path, error))) from error
+                raise NotDurableError(str(failed("sync", path, error))) from error
 
     def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
         """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
@@ -474,7 +462,29 @@ class LocalStore:
             yield
 
 
-def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], object] | None = None) -> bool:
+@contextmanager
+def taken_turn(
+    next_one: str, lock: str, patience: Patience, meanwhile: Callable[[], object]
+) -> Iterator[tuple[Turn, int | None]]:
+    """Wait for a turn; yield it with the descriptor of the lock, which is None where the file cannot be opened.
+
+    Args:
+        next_one: The path of the lock of the writer that is next.
+        lock: The path of the lock of the writer whose turn it is.
+        patience: How long to wait.
+        meanwhile: Called by the writer that is next.
+    """
+    until = time.monotonic() + patience.turn
+    with ExitStack() as held:
+        with ExitStack() as waiting:
+            ahead, _ = _locked(next_one, until, patience, waiting)
+            behind, descriptor = _locked(lock, until, patience, held, meanwhile)
+        yield Turn(waited=ahead or behind), descriptor
+
+
+def _locked(
+    path: str, until: float, patience: Patience, held: ExitStack, meanwhile: Callable[[], object] | None = None
+) -> tuple[bool, int | None]:
     """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
 
     Waiting is by asking again and again, since a lock that a stopped process holds must not stop others. The longer a
@@ -484,7 +494,7 @@ def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], ob
     started, waited = time.monotonic(), False
     descriptor = _lock_file(path)
     if descriptor is None:
-        return False
+        return False, None
     held.callback(os.close, descriptor)
     while True:
         try:
@@ -495,20 +505,22 @@ def _locked(path: str, until: float, held: ExitStack, meanwhile: Callable[[], ob
             waited = True
         except OSError:
             # The file system has no locks.
-            return waited
+            return waited, descriptor
         else:
-            return waited
+            # A process that was forked meanwhile has the descriptor too, and closing it here would keep the lock.
+            held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+            return waited, descriptor
         now = time.monotonic()
         if now > until:
-            return waited
-        longest = _LONGEST_PAUSE / (1 + (now - started) / _LONGEST_PAUSE)
-        pause = _HEAD_PAUSE if meanwhile is not None else max(_SHORTEST_PAUSE, longest)
+            return waited, descriptor
+        longest = patience.longest / (1 + (now - started) / patience.longest)
+        pause = patience.head if meanwhile is not None else max(patience.shortest, longest)
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # no secret depends on it
 
 
 def _lock_file(path: str) -> int | None:
     """Open a file for a lock, with its folder where that is missing; None where this user may not write."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         try:
             return os.open(path, flags, 0o666)
@@ -524,18 +536,7 @@ def _translated(what: str, path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise _failed(what, path, error) from error
-
-
-def _failed(what: str, path: str, error: OSError | ValueError) -> StoreError:
-    """Return the error for a call of the operating system that failed; a path with a NUL is a ValueError there."""
-    # Shown as Python writes it where it would break a message.
-    shown = path if path.isprintable() else repr(path)
-    code = getattr(error, "errno", None)
-    # Refused before anything was done, so a caller need not ask what became of the call.
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PermissionRefusedError(f"{what} {shown}", str(error))
-    return StoreError(f"cannot {what} {shown}: {error}")
+        raise failed(what, path, error) from error
 
 
 def sync_path(path: str, storage_options: Mapping[str, str] | None = None) -> None:

@@ -4,6 +4,7 @@ A link is never followed. What a deletion or a rename does to a branch would hit
 would be given the rows of another table.
 """
 
+import errno
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lance_dagster.errors import StoreError
+from lance_dagster.errors import PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 
 _TICK_NS = 2_000_000_000
@@ -152,3 +153,14 @@ def copy_at_once(source: Path, target: Path, sync: Callable[[str], None] | None)
         # A folder does not replace another one: a process that copies the same was first.
         if not (source.is_dir() and target.is_dir()):
             raise
+
+
+def failed(what: str, path: str, error: OSError | ValueError) -> StoreError:
+    """Return the error for a call of the operating system that failed; a path with a NUL is a ValueError there."""
+    # Shown as Python writes it where it would break a message.
+    shown = path if path.isprintable() else repr(path)
+    code = getattr(error, "errno", None)
+    # Refused before anything was done, so a caller need not ask what became of the call.
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionRefusedError(f"{what} {shown}", str(error))
+    return StoreError(f"cannot {what} {shown}: {error}")

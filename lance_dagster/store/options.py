@@ -30,6 +30,8 @@ from lance_dagster.store.vocabulary import (
 
 FileChecks = Literal["none", "deletions", "shapes"]
 SCHEMES = ("", "s3", "az", "abfss", "gs")
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""The environment variables that name an S3 server, as botocore reads them."""
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _CLIENT, _TOP = "client_kwargs", ""
 # pylance's option, without its optional "aws_" prefix -> the argument of s3fs.
@@ -431,7 +433,7 @@ def _timeouts_of_environment() -> dict[str, str]:
 
 def _check_environment(flags: Mapping[str, bool], endpoint: str) -> None:
     """Refuse an endpoint of the environment that is no URL, or that pylance takes only where plain http is allowed."""
-    names = () if endpoint else ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    names = () if endpoint else ENDPOINT_VARIABLES
     name = next((name for name in names if os.environ.get(name)), "")
     allowed = flags.get("allow_http", os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE)
     given = os.environ.get(name, "")

@@ -11,13 +11,14 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
 from lance_dagster.errors import ConditionalPutUnsupportedError, PermissionRefusedError, StoreError
-from lance_dagster.store.interface import ObjectInfo
+from lance_dagster.store.interface import ObjectInfo, Turn
+from lance_dagster.store.turns import turn_of_machine
 
 # How often a server is asked what it does with conditions, and the first pause between two times.
 _PROBES, _PROBE_PAUSE = 4, 0.1
@@ -119,6 +120,11 @@ class PrefixStore(ABC):
         """The canonical URI."""
         return self._uri
 
+    @property
+    @abstractmethod
+    def _server(self) -> str:
+        """The address of the server where one is configured: other servers may have the same URIs."""
+
     @abstractmethod
     def get(self, key: str) -> bytes | None:
         """Return the bytes of an object, or None when it does not exist."""
@@ -202,13 +208,9 @@ class PrefixStore(ABC):
     def prune(self, folder: str) -> None:  # noqa: B027  # complete as it is
         """Do nothing: object storage has no folders."""
 
-    def turn(
-        self,
-        name: str,  # noqa: ARG002  # there is none to wait for
-        meanwhile: Callable[[], object] = object,  # noqa: ARG002  # same
-    ) -> AbstractContextManager[bool]:
-        """Do nothing: writers of an object store do not know of each other."""
-        return nullcontext(enter_result=False)
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[Turn]:
+        """Wait until other writers of this user on this machine are done, at most a few seconds."""
+        return turn_of_machine(f"{self._server}\n{self._uri}\n{name}", meanwhile)
 
     def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:  # noqa: B027  # complete as it is
         """Do nothing: object storage has no links."""

@@ -28,7 +28,7 @@ from lance_dagster.errors import (
     counted,
 )
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.options import s3_retry_seconds, s3fs_options
+from lance_dagster.store.options import ENDPOINT_VARIABLES, s3_retry_seconds, s3fs_options
 from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
@@ -75,6 +75,11 @@ class S3Store(PrefixStore):
     def storage(self) -> object:
         """The endpoint and the credentials; secret."""
         return self._options
+
+    @property
+    def _server(self) -> str:
+        of_environment = (os.environ.get(name) for name in ENDPOINT_VARIABLES)
+        return self._options["client_kwargs"].get("endpoint_url") or next(filter(None, of_environment), "")
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes of an object, or None when it does not exist."""

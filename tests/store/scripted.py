@@ -8,6 +8,7 @@ from typing import Any
 
 from lance_dagster.errors import StoreError
 from lance_dagster.store import ObjectInfo, Store
+from lance_dagster.store.interface import Turn
 
 _DELETIONS = frozenset({"delete", "delete_many", "compare_and_delete"})
 CONDITIONAL = frozenset({"put_if_absent", "compare_and_swap", "compare_and_delete"})
@@ -151,9 +152,9 @@ class ScriptedStore:
         """Ask the script, then remove empty folders."""
         self._ask("prune", folder, lambda: self._below.prune(folder))
 
-    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[bool]:  # noqa: ARG002 - there is none
+    def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[Turn]:  # noqa: ARG002 - there is none
         """Take no turn: a rival that a script lets in during a turn would wait for its end."""
-        return nullcontext(enter_result=False)
+        return nullcontext(Turn())
 
     def refuse_links(self, *keys: str, below: Sequence[str] = ()) -> None:
         """As below."""

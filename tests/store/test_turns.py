@@ -1,0 +1,122 @@
+"""Turns of the writers of one machine, for tables on object storage."""
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable
+from lance_dagster.store.turns import turn_of_machine
+from tests.conftest import S3Storage
+
+ROWS = pa.table({"value": [1]})
+WRITERS, APPENDS = 6, 3
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the queues of this user, inside of a folder for temporary files that only this test uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"lance_dagster-{os.getuid()}"
+
+
+def test_a_turn_tells_the_next_writer_which_version_is_the_newest(folder: Path) -> None:
+    """A number is left for writers to the same branch, and for no others that share their queue."""
+    with turn_of_machine("a") as turn:
+        assert (False, 0) == (turn.waited, turn.newest)
+        turn.newest = 17
+    with turn_of_machine("a") as turn:
+        assert (False, 17) == (turn.waited, turn.newest)
+        # A shorter number leaves nothing of the longer one.
+        turn.newest = 3
+    with turn_of_machine("a") as turn:
+        assert turn.newest == 3
+    (lock,) = (path for path in folder.iterdir() if path.suffix != ".next" and path.read_bytes())
+    lock.write_bytes(b"something else")
+    with turn_of_machine("a") as turn:
+        assert turn.newest == 0
+    assert 0o700 == folder.stat().st_mode & 0o777
+
+
+def test_a_writer_waits_for_the_one_before(folder: Path) -> None:
+    """A second writer of a branch waits and learns what the first one made; one of another branch does not wait."""
+    assert not folder.exists()
+    seen: list[tuple[str, object]] = []
+
+    def wait() -> None:
+        with turn_of_machine("a", lambda: seen.append(("meanwhile", True))) as turn:
+            seen.append(("second", (turn.waited, turn.newest)))
+
+    with turn_of_machine("a") as first:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with turn_of_machine("b") as other:
+            assert not other.waited
+        time.sleep(0.1)
+        first.newest = 2
+        seen.append(("first", True))
+    thread.join()
+    assert [("meanwhile", True), ("first", True), ("second", (True, 2))] == seen
+
+
+@pytest.mark.parametrize("problem", ["a file", "a link", "open to others", "no folder for temporary files"])
+def test_no_queue_is_used_that_is_not_of_this_user_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    """Where the folder of the queues is none of this user's own, every writer has its turn at once."""
+    other = tmp_path / "other"
+    other.mkdir(0o700)
+    match problem:
+        case "a file":
+            folder.write_bytes(b"")
+        case "a link":
+            folder.symlink_to(other)
+        case "open to others":
+            folder.mkdir()
+            folder.chmod(0o777)
+        case _:
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with turn_of_machine("a") as first:
+        first.newest = 1
+        with turn_of_machine("a") as second:
+            assert (False, 0) == (second.waited, second.newest)
+    assert not any(other.iterdir())
+
+
+def test_writers_of_a_table_on_object_storage_take_turns(folder: Path, s3_storage: S3Storage) -> None:
+    """Writers leave the number of the newest version to each other, and a wrong number does no harm."""
+    uri, options = f"{s3_storage.uri}/t.lance", s3_storage.storage_options
+    LanceTable.create(uri, ROWS.schema, storage_options=options)
+    tables = [LanceTable.open(uri, options) for _ in range(WRITERS)]
+    failures: list[BaseException] = []
+
+    def write(table: LanceTable) -> None:
+        try:
+            for _ in range(APPENDS):
+                table.append(ROWS)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    table = LanceTable.open(uri, options)
+    assert [WRITERS * APPENDS, 1 + WRITERS * APPENDS] == [table.count_rows(), next(iter(table.log())).number]
+    (lock,) = (path for path in folder.iterdir() if path.suffix != ".next" and path.read_bytes())
+    digest, number = lock.read_text().split()
+    assert int(number) == 1 + WRITERS * APPENDS
+    # A number that is not there yet, with a writer that has waited.
+    lock.write_text(f"{digest} 99")
+    for thread in (waiting := [threading.Thread(target=write, args=(table,)) for table in tables[:2]]):
+        thread.start()
+    for thread in waiting:
+        thread.join()
+    assert not failures
+    assert (WRITERS + 2) * APPENDS == table.count_rows()
