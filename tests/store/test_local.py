@@ -297,8 +297,8 @@ def test_the_next_writer_does_not_wait_for_the_last_sync(tmp_path: Path) -> None
     class Looking(LocalStore):
         def _sync(self, path: str) -> None:
             if path.endswith("_versions"):
-                with LocalStore(table.uri).turn("main") as waited:
-                    found.append((waited, len(self.list("_versions")) > 3))
+                with LocalStore(table.uri).turn("main") as turn:
+                    found.append((turn.waited, len(self.list("_versions")) > 3))
             super()._sync(path)
 
     # Staged by another handle, since a store of a test is not asked for the options of a table.
@@ -364,17 +364,17 @@ def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:
     table = new_table(tmp_path, entries("a", 1))
     first, second = LocalStore(table.uri), LocalStore(table.uri)
     order = []
-    with first.turn("main") as waited:
-        assert not waited
+    with first.turn("main") as turn:
+        assert not turn.waited
 
         def wait() -> None:
-            with second.turn("main", lambda: order.append(("meanwhile", True))) as waited:
-                order.append(("second", waited))
+            with second.turn("main", lambda: order.append(("meanwhile", True))) as turn:
+                order.append(("second", turn.waited))
 
         thread = threading.Thread(target=wait)
         thread.start()
         with first.turn("run") as other:
-            assert not other
+            assert not other.waited
         time.sleep(0.1)
         order.append(("first", False))
     thread.join()
