@@ -36,6 +36,11 @@ NEEDS_BACKFILL = "lance_dagster.merge.needs_backfill"
 """The property with the columns that one side of a merge added, as JSON: how many rows of the other are null there."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property with the ids of the fields for which a merge wrote values of relocated rows."""
+UPDATED_IN_PLACE = "lance_dagster.merge.updated_in_place"
+"""The property with the ids of the fragments of which a merge took rows that may have been updated in place.
+
+Only a merge into a table without stable row ids records it; an empty value says that there are none.
+"""
 CASTS, CASTS_OF_SOURCE = "lance_dagster.merge.casts", "lance_dagster.merge.casts.source"
 """The properties with columns whose type a merge changed for the dest, and for the source: as "old id:new id".
 

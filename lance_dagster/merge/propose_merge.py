@@ -21,6 +21,7 @@ from lance_dagster.format.transaction import (
     COLUMNS_MOVED,
     MERGE_STRATEGY,
     NEEDS_BACKFILL,
+    UPDATED_IN_PLACE,
     Transaction,
 )
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
@@ -214,8 +215,11 @@ def _strategy_used(given: MergeInput) -> dict[str, str]:
 
 
 def _noted(plan: MergePlan) -> dict[str, str]:
-    """Return the properties that describe the result: columns that moved or were cast, and rows without values."""
+    """Return the properties that describe the result: columns that moved or were cast, and new or missing values."""
     noted = {COLUMNS_MOVED: ",".join(map(str, sorted(plan.columns)))} if plan.columns else {}
+    # An empty record is written too: a squash has no other sign that its columns came as a whole.
+    if plan.updated_in_place is not None:
+        noted[UPDATED_IN_PLACE] = ",".join(map(str, sorted(plan.updated_in_place)))
     for key, casts in ((CASTS, plan.casts), (CASTS_OF_SOURCE, plan.casts_of_source)):
         # An empty record is written too: it distinguishes a cast from a column dropped beside a new one.
         if plan.tally.schema_changed or casts:

@@ -10,6 +10,8 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.format.transaction import UPDATED_IN_PLACE
+from lance_dagster.merge.merge_commit import MergeMode
 from tests.table_factory import as_pylance
 
 Values = dict[int, tuple[int | None, ...]]
@@ -42,6 +44,20 @@ def write_in_place(table: LanceTable, branch: str, column: str, values: dict[int
     operation = None if transaction is None else transaction.operation
     assert isinstance(operation, lance.LanceOperation.Update)
     assert operation.update_mode == "rewrite_columns"
+
+
+def write_column(table: LanceTable, branch: str) -> None:
+    """Give rows 1 and 3 new values through pylance, which writes them in place and names no row."""
+    dataset = as_pylance(table, branch)
+    given = pa.table({"id": [1, 3], "a": [7, 7]})
+    fragment, fields = dataset.get_fragments()[0].update_columns(given, left_on="id", right_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+
+
+def upsert_in_place(table: LanceTable, branch: str) -> None:
+    """Give the same rows these values by an upsert, which names the rows only where row ids are stable."""
+    write_in_place(table, branch, "a", {1: 7, 3: 7})
 
 
 def values_of(table: LanceTable, branch: str = "main") -> Values:
@@ -230,17 +246,102 @@ def test_without_stable_row_ids_rows_updated_twice_over_a_compaction_are_followe
         table.merge("run")
 
 
+def _merged_twice(table: LanceTable) -> object:
+    table.branches.create("between")
+    table.merge("run", into="between")
+    return table.merge("between")
+
+
+def _merged_with_a_column(table: LanceTable) -> object:
+    table.columns.add({"more": "0"}, branch="run")
+    return table.merge("run")
+
+
+def _merged_beside_a_column(table: LanceTable) -> object:
+    table.columns.add({"more": "0"})
+    return table.merge("run")
+
+
+def _merged_compacted(table: LanceTable) -> object:
+    # pylance compacts only fragments that the same indices have.
+    as_pylance(table, "run").create_scalar_index("id", "BTREE", replace=True)
+    table.maintenance.compact(branch="run")
+    assert 1 == len(as_pylance(table, "run").get_fragments())
+    return table.merge("run")
+
+
+def _reverted_back(table: LanceTable) -> object:
+    return table.revert(str(table.revert(str(table.cherry_pick("run")))))
+
+
+PASSED_ON: dict[str, Callable[[LanceTable], object]] = {
+    "merge": lambda table: table.merge("run"),
+    "squash": lambda table: table.merge("run", mode="squash"),
+    "pick": lambda table: table.cherry_pick("run"),
+    "reverts of a pick": _reverted_back,
+    "two merges": _merged_twice,
+    "merge with a column": _merged_with_a_column,
+    "merge beside a column": _merged_beside_a_column,
+    "compaction and merge": _merged_compacted,
+}
+
+
+@pytest.mark.parametrize("write", [write_column, upsert_in_place])
+@pytest.mark.parametrize("how", PASSED_ON)
+def test_without_stable_row_ids_a_merge_that_passes_new_values_on_says_so(
+    tmp_path: Path, how: str, write: Callable[[LanceTable, str], None]
+) -> None:
+    """A third branch deletes a row to which the merge brought a new value; the merge itself names no update."""
+    table = made(tmp_path, stable=False)
+    for name in ("late", "elsewhere"):
+        table.branches.create(name)
+    write(table, "run")
+    PASSED_ON[how](table)
+    expected = {number: row[:2] for number, row in values_of(table).items()}
+    assert {1: (7, 0), 3: (7, 0)} == {number: row for number, row in expected.items() if any(row)}
+    table.delete("id = 1", branch="late")
+    with pytest.raises(MergeConflictError, match="1 row in fragment 0") as caught:
+        table.merge("late")
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+    if how != "compaction and merge":
+        table.delete("id = 7", branch="elsewhere")
+        table.merge("elsewhere")
+        table.merge("late", strategy="source-wins")
+        assert {1: (), 7: ()} == {number: row for number, row in values_of(table).items() if not row}
+
+
+@pytest.mark.parametrize("mode", ["merge", "squash"])
+def test_without_stable_row_ids_a_merge_of_whole_columns_is_no_update_of_rows(tmp_path: Path, mode: MergeMode) -> None:
+    """A deletion on a third branch is kept, as it is where it meets the write of the column itself."""
+    table = made(tmp_path, stable=False)
+    table.branches.create("late")
+    dataset = as_pylance(table, "run")
+    given = pa.table({"id": list(range(10)), "a": [7] * 10})
+    fragments = [one.update_columns(given, left_on="id", right_on="id")[0] for one in dataset.get_fragments()]
+    operation = lance.LanceOperation.Merge(fragments, dataset.lance_schema)
+    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    table.merge("run", mode=mode)
+    table.delete("id = 1", branch="late")
+    table.merge("late")
+    assert {**dict.fromkeys(range(10), (7, 0)), 1: ()} == values_of(table)
+
+
+def test_a_record_of_updates_that_names_no_fragment_is_not_relied_on(tmp_path: Path) -> None:
+    """Any program can write the property."""
+    table = made(tmp_path, stable=False)
+    table.update({"b": "9"}, where="id = 7", properties={UPDATED_IN_PLACE: f"x,,77,-1,{'9' * 5000}"})
+    table.delete("id = 1", branch="run")
+    table.merge("run")
+    assert {1: (), 7: (0, 9)} == values_of(table)
+
+
 @pytest.mark.parametrize("other", ["main", "run"])
 def test_a_column_written_without_names_of_rows_does_not_bring_a_deleted_row_back(
     table: LanceTable, other: str
 ) -> None:
     """With stable row ids the write is one of the column: it is no update that a deletion would contradict."""
     writer = "run" if other == "main" else "main"
-    dataset = as_pylance(table, writer)
-    given = pa.table({"id": [1, 3], "a": [7, 7]})
-    fragment, fields = dataset.get_fragments()[0].update_columns(given, left_on="id", right_on="id")
-    operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
-    lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    write_column(table, writer)
     table.delete("id = 1", branch=other)
     table.merge("run")
     assert {1: (), 3: (7, 0)} == values_of(table)

@@ -23,6 +23,7 @@ data files lie under the table's root already.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from pyroaring import BitMap
 
@@ -62,6 +63,7 @@ from lance_dagster.merge.rules.row_decisions import (
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
+from lance_dagster.merge.rules.unnamed_updates import passed_on_in_place
 from lance_dagster.transactions.apply import MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
     drop_indices,
@@ -84,6 +86,7 @@ class MergePlan:
     `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
     those of the source. `combined` are rows that the caller writes anew, as fragments from the id `first_combined` on.
     `rewritten` are fields of which rows in `changed` have values that an index made from the dest does not contain.
+    `updated_in_place` are the fragments that `passed_on_in_place` finds.
     """
 
     manifest: Manifest
@@ -99,6 +102,7 @@ class MergePlan:
     combined: CombinedUpdates
     first_combined: int
     tally: Tally
+    updated_in_place: frozenset[int] | None
 
 
 def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
@@ -332,7 +336,14 @@ class _Build:
             combined=self.rows.combined,
             first_combined=first + len(added),
             tally=self._tally(added),
+            updated_in_place=self._updated_in_place(first),
         )
+
+    def _updated_in_place(self, first: int) -> frozenset[int] | None:
+        source, edits = self.sides[0], self.rows.builder.edits
+        taken = [number for number in source.manifest.fragments.ids if number in edits.taken]
+        beside = {number: of for number, (of, _) in edits.columns.items()}
+        return passed_on_in_place(source, beside, dict(zip(taken, count(first), strict=False)))
 
     def _doubled(self, rows: int) -> Iterator[Finding]:
         # No known history leads here. If one did, a refusal would be better than a result that has rows twice.

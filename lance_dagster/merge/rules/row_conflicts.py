@@ -9,10 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap
 
-from lance_dagster.format.model import Fragment
 from lance_dagster.format.transaction import (
-    CHANGE_ORIGIN_PROPERTIES,
-    MERGE,
     DataReplacement,
     Delete,
     Merge,
@@ -38,13 +35,12 @@ from lance_dagster.merge.rules.strategy import (
     in_base,
     made_again,
 )
+from lance_dagster.merge.rules.unnamed_updates import updated_in_place
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.conflicts import touched_fragments
-from lance_dagster.transactions.row_lineage import offsets_rewritten_in_place
 
 _ROWS = (Update, Delete, Overwrite, Restore)
 _COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
-_MERGED = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 _OffsetsByKey = dict[BaseKey, BitMap]
 
 
@@ -153,7 +149,7 @@ class _Report:
             if not columns and not situation.uncertain:
                 continue
             deleted = situation.live - changes.alive - changes.rewritten
-            lost = deleted & _updated_in_place(writer, each.number) if deleted else deleted
+            lost = deleted & updated_in_place(writer, each.number) if deleted else deleted
             if lost:
                 rows[each.number] = lost
         if not rows:
@@ -228,43 +224,6 @@ class _Report:
 
     def _paths(self, fields: Fields) -> list[str]:
         return sorted(path for number, path in self._rules.schema.paths.items() if number in fields)
-
-
-def _updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
-    """Return the rows of a fragment of the merge base that a side may have given new values where they are.
-
-    pylance names these rows only on tables with stable row ids; else every row of the updated fragment may be one.
-    Where a compaction removed that fragment again, every row that the side moved out of the base fragment may be one.
-    """
-    found = BitMap()
-    if not isinstance(number, int):
-        return found
-    anchored, relocated = side.fragments.anchored, side.rows.relocated
-    own = anchored.get(number)
-    for operation, fragment in _rewritten_in_place(side.history):
-        offsets = offsets_rewritten_in_place(operation, fragment.id) or BitMap(range(fragment.physical_rows))
-        if fragment.id == own:
-            found |= offsets
-        elif fragment.id in relocated:
-            found |= relocated[fragment.id].in_base(offsets).get(number, BitMap())
-        elif fragment.id not in anchored.values():
-            found |= side.of(number).moved
-    return found
-
-
-def _rewritten_in_place(side: SideHistory) -> Iterator[tuple[Update, Fragment]]:
-    """Return the fragments in which updates of a side put new files beside rows."""
-    for change in side.changes:
-        operation = change.operation
-        properties = change.transaction.properties.keys() if change.transaction is not None else ()
-        # A merge, pick or revert brings columns as a whole, whichever operation made them.
-        if not isinstance(operation, Update) or not _MERGED.isdisjoint(properties):
-            continue
-        for fragment in operation.updated_fragments:
-            before = None if change.before is None else change.before.fragments.find(fragment.id)
-            # An update that moves rows leaves the files as they are; what a writer says of its mode is not relied on.
-            if before is None or before.file_names != fragment.file_names:
-                yield operation, fragment
 
 
 def _place(fragments: Collection[BaseKey]) -> str:
