@@ -40,6 +40,22 @@ def waits(event: dg.AssetMaterialization, key: str = "lance/waiting") -> list[st
     return [str(reason) for reason in found]
 
 
+FIRST = {"dagster/backfill": "b1"}
+AGAIN = {"dagster/backfill": "b2", "dagster/root_backfill_id": "b1"}
+
+
+def flaky_stall(lake: LanceResource) -> tuple[Stall, dg.AssetSelection, list[bool]]:
+    """Daily items with a check that fails until the list has an item, and the selection of the items and the check."""
+    passes: list[bool] = []
+
+    @table_check(asset=ITEMS)
+    def flaky(items: PinnedTable) -> bool:
+        return bool(passes and items.count_rows())
+
+    selection = dg.AssetSelection.assets(ITEMS) | dg.AssetSelection.checks_for_assets(ITEMS)
+    return Stall(lake, [flaky], days=True, once=True), selection, passes
+
+
 def test_the_button_publishes_what_waits(shop: Shop, instance: dg.DagsterInstance) -> None:
     """*Materialize* without a config publishes what waits; repeated, it succeeds without an event or news."""
     candidates(shop, instance)
@@ -173,6 +189,52 @@ def test_a_backfill_that_failed_when_it_was_repeated_supersedes_nothing(
     assert not stall.run(instance, partition_key="mon", tags=again, selection=selection).success
     assert stall.publish(instance).success
     assert [1] == stall.published()
+
+
+@pytest.mark.parametrize("by", ["the backfill", "a person"])
+def test_what_a_backfill_published_is_not_appended_by_its_reexecution(
+    lake: LanceResource, instance: dg.DagsterInstance, by: str
+) -> None:
+    """The rows of a failed run are published when its check, or the run, passes later; then its day is refused."""
+    stall, selection, passes = flaky_stall(lake)
+    stall.ids = [1]
+    failed = stall.run(instance, partition_key="mon", tags=FIRST, selection=selection)
+    passes.append(True)
+    if by == "a person":
+        stall.write(instance, 1, partition_key="mon", tags={"dagster/root_run_id": failed.run_id})
+    else:
+        assert stall.run(instance, selection=dg.AssetSelection.checks_for_assets(ITEMS)).success
+    assert stall.publish(instance, tags=FIRST).success
+    again = stall.run(instance, partition_key="mon", tags=AGAIN, selection=selection)
+    assert "of the same backfill appended mon to shop/items and published it as main@2" in failure(again, "shop__items")
+    stall.write(instance, 2, partition_key="tue", tags=AGAIN)
+    assert stall.publish(instance, tags=AGAIN).success
+    assert [1, 2] == stall.published()
+    assert stall.publish(instance, "production~1", reason="wrong").success
+    stall.write(instance, 3, partition_key="tue", tags=AGAIN)
+
+
+@pytest.mark.parametrize("tags", [{}, {"dagster/backfill": "b1"}], ids=["runs", "backfills"])
+def test_of_two_attempts_whose_checks_pass_later_one_is_published(
+    lake: LanceResource, instance: dg.DagsterInstance, tags: dict[str, str]
+) -> None:
+    """Both appended before either was published; the one whose check passes last is superseded by what `main` has."""
+    stall, selection, passes = flaky_stall(lake)
+    stall.ids = [1]
+    first = stall.run(instance, partition_key="mon", tags=tags, selection=selection)
+    again = AGAIN if tags else {"dagster/root_run_id": first.run_id}
+    second = stall.run(instance, partition_key="mon", tags=again, selection=selection)
+    passes.append(True)
+    for run in (first, second):
+        branch = {"lance/branch": f"run/{run.run_id}"}
+        assert stall.run(instance, selection=dg.AssetSelection.checks_for_assets(ITEMS), tags=branch).success
+        assert stall.publish(instance).success
+        assert [1] == stall.published()
+    stall.write(instance, 2, partition_key="tue")
+    (event,) = stall.publish(instance).asset_materializations_for_node("publish_production")
+    (superseded,) = waits(event, "lance/superseded")
+    assert f"run/{second.run_id}@2 is superseded by main@2" in superseded
+    assert [1, 2] == stall.published()
 
 
 @pytest.mark.slow

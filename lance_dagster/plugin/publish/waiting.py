@@ -21,15 +21,15 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, is_withdrawn, landed_as, runs_of
+from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
+from lance_dagster.plugin.publish.repeated_appends import PublishedAppend, published_append, redone_on_main
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
     RunChain,
     backfill_of,
     branch_of,
-    chain_of,
     family_of,
     is_over,
     is_written,
@@ -391,13 +391,12 @@ def _choose(
         one = BranchExtent.of(table, head)
         covering = next((each.head for each in chosen if each.covers(one) or log.redoes(table, each, one)), None)
         overtaken += [] if covering is None else [(head.branch, covering.branch)]
-        newer = covering or _repeated_by(one, publication, log, chosen) or _redone_on_main(one, publication, log)
+        done = _appended_on_main(one, publication, log.instance)
+        newer = covering or _repeated_by(one, publication, log, chosen) or _redone_on_main(one, done, publication, log)
         if newer is not None:
             superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
-        elif within and not (one.partitions and one.partitions <= within):
-            waits.append(
-                f"{head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
-            )
+        elif (left_out := _left_out(one, done, within)) is not None:
+            waits.append(left_out)
         else:
             reasons, is_merged = _judged(table, head, audit)
             # Only a branch that cannot be published is looked for on `main`, which also contains it when a re-execution
@@ -421,25 +420,6 @@ def _choose(
     return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded), overtaken=tuple(overtaken))
 
 
-def _redone_on_main(one: BranchExtent, publication: Publication, log: AuditLog) -> Version | None:
-    """Return the commit of `main` that published an append which the run of a branch repeated, or None."""
-    run_id, table, candidate = run_of(one.head.branch), publication.table, publication.candidate
-    own = chain_of(run_id, log.instance)
-    # A run that continues no other one is contained in those that repeat its append.
-    if not one.appends or len(own) <= 1 or not log.was_materialized(candidate, own[0]):
-        return None
-    others = [
-        each
-        for each in family_of(own[-1], log.instance)
-        if run_id not in (chain := chain_of(each, log.instance))
-        and any(log.was_materialized(candidate, by) for by in chain if by not in own)
-    ]
-    since = started_at(dg.RunsFilter(run_ids=others), log.instance) if others else None
-    made_by = {md.RUN_ID: others, md.ASSET_KEY: [candidate.to_user_string()]}
-    landed = landed_as(table, made_by, since) if others else None
-    return None if landed is None or is_withdrawn(table, landed) else landed
-
-
 def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
     """Say why a branch waits of which a newer branch, which is published now, replaced a part."""
     branch = one.head.branch
@@ -447,6 +427,38 @@ def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
         f"{one.head} and the newer {newer.head} both replaced {one.shares(newer)}: materialize the rest of what "
         f"{branch} wrote again, which starts from what is published, then set discard: {branch}"
     )
+
+
+def _appended_on_main(
+    one: BranchExtent, publication: Publication, instance: dg.DagsterInstance
+) -> PublishedAppend | None:
+    """Return a run whose append `main` has, and which did the work of the run of a branch, or a part of it."""
+    run_id, table, candidate = run_of(one.head.branch), publication.table, publication.candidate
+    if not one.appends or run_id is None:
+        return None
+    return published_append(table, candidate, one.partitions, run_id=run_id, instance=instance)
+
+
+def _redone_on_main(
+    one: BranchExtent, done: PublishedAppend | None, publication: Publication, log: AuditLog
+) -> Version | None:
+    """Return the commit of `main` that published all that the run of a branch appended; `done` is what is known."""
+    if done is not None and {*done.partitions} == one.partitions:
+        return done.landed
+    return redone_on_main(one, publication, log)
+
+
+def _left_out(one: BranchExtent, done: PublishedAppend | None, within: frozenset[str]) -> str | None:
+    """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
+    if done is not None:
+        rest = ", ".join(sorted(one.partitions.difference(done.partitions)))
+        return (
+            f"{one.head} appended to {done.rows} as run {done.run_id} did, and {done.landed} has its rows: materialize "
+            f"{rest} again by a new run, then set discard: {one.head.branch}"
+        )
+    if within and not (one.partitions and one.partitions <= within):
+        return f"{one.head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
+    return None
 
 
 def _repeated_by(
