@@ -295,6 +295,18 @@ def test_a_newer_run_that_is_not_late_supersedes_a_late_one(shop: Shop, stored_i
 
 def test_all_tables_of_the_publisher_decide(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """Where a run failed before it wrote a table that only the publisher knows, the table that is watched waits not."""
+def test_a_run_stays_whose_full_reexecution_was_discarded(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Its branch has the only rows that are left of the two runs, and a person publishes it by its name."""
+    shop.play(orders=[1], mode="append")
+    first = shop.execute(stored_instance, job="candidates").run_id
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=first), job="candidates").run_id
+    discarded = shop.publish(stored_instance, PRODUCTION_ORDERS, discard=f"run/{again}", reason="wrong")
+    assert discarded.success
+    assert "nothing to delete; 2 kept, because" in text(shop, stored_instance, **AT_ONCE)
+    named = shop.publish(stored_instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref=f"run/{first}")
+    assert (True, [1], []) == (named.success, shop.ids("production"), branches(shop))
+
+
     shop.play(customers_fail=True)
     assert not shop.execute(stored_instance, job="candidates").success
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]

@@ -35,13 +35,15 @@ class BranchDecision:
     """The action of the sweeper on a branch, and its reason.
 
     For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
-    `ended` is the end of the run that completed the rows, for a branch that waits.
+    `ended` is the end of the run that completed the rows, for a branch that waits. `repeated_by` is the full
+    re-execution by which a branch that is deleted became superfluous.
     """
 
     action: Action
     reason: str
     unmerged: Action | None = None
     ended: datetime | None = None
+    repeated_by: str | None = None
 
     def waits_since(self, age: timedelta) -> bool:
         """Return whether the branch waits to be published, and its run ended at least some time ago."""
@@ -123,13 +125,13 @@ def decide(
 
 def _decide_succeeded(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
     # The publisher refuses what a full re-execution did again: it would add appended rows twice.
-    if repeated_by(record.dagster_run.run_id, runs.instance) is None:
+    if (by := repeated_by(record.dagster_run.run_id, runs.instance)) is None:
         # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
         return BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
     age = datetime.now(UTC) - _ended(record)
     reason = f"the run succeeded {_days(age)} ago, and so did a full re-execution of it"
     # Not at once: both passed their checks, and a person may want to compare them.
-    return BranchDecision(Action.KEEP if age < keep.failed else Action.DELETE, reason)
+    return BranchDecision(Action.KEEP if age < keep.failed else Action.DELETE, reason, repeated_by=by)
 
 
 def _decide_failed(

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
-from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide, short
+from lance_dagster.plugin.publish.publication import runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, branch_of, is_written, run_of, started_at
 from lance_dagster.plugin.table_asset import WatchedTable
 
 if TYPE_CHECKING:
@@ -78,7 +80,29 @@ class WaitingCandidates:
         if found.action is Action.WAITING and self.log.is_left_out(one.key, self.runs_of(run_id)):
             reason = "the next attempt of its step succeeded without this output"
             found = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
+        elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, one, table):
+            # The branch has the only rows that are left of the two runs, and a person may publish it by `ref`.
+            found = BranchDecision(Action.KEEP, f"its full re-execution {short(found.repeated_by)} was discarded")
         return head, found
+
+    def _is_discarded(self, run_id: str, one: WatchedTable, table: "LanceTable") -> bool:
+        """Return whether what a run wrote to a table is gone: it has no branch, and `main` never got its rows.
+
+        False when `main` no longer tells, since it has no version from before the run.
+        """
+        runs = self.runs_of(run_id)
+        written = any(self.log.was_materialized(one.key, run) for run in runs)
+        if not written or any(table.branches.newest(branch_of(run)) is not None for run in runs):
+            return False
+        since = started_at(dg.RunsFilter(run_ids=list(runs)), self.instance)
+        for version in table.log(MAIN):
+            if since is not None and version.committed_at < since:
+                return True
+            if not set(runs).isdisjoint(runs_of(version)):
+                return False
+            if version.cut:
+                return False
+        return True
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:
         """Return a run and those that it continues or that continue it, oldest first."""
