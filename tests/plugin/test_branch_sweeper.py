@@ -246,6 +246,22 @@ def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -
     assert "nothing waits" == checked(NOW)[2]
 
 
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_check_of_some_tables_counts_the_others_of_the_publisher(
+    shop: Shop, instance: dg.DagsterInstance, *, repository: bool
+) -> None:
+    """In a repository a run that failed in another table does not wait, as nothing of it may be published."""
+    shop = replace(shop, lance=LanceResource(root=shop.lance.root, repository=repository))
+    shop.play(customers_fail=True)
+    assert not shop.run(instance, selection=[ORDERS, CUSTOMERS]).success
+    (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
+    (check,) = build_waiting_checks([ORDERS], after=NOW, publisher=publisher)
+    selection = dg.AssetSelection.checks(check)
+    result = dg.materialize([*shop.assets, check], selection=selection, resources=shop.resources, instance=instance)
+    (found,) = result.get_asset_check_evaluations()
+    assert repository == found.passed
+
+
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """One request publishes all tables of the waiting run; a repeated one has the same key and starts no second run."""
     waiting_run(shop, stored_instance)
@@ -279,6 +295,18 @@ def test_a_run_that_was_repeated_does_not_wait(shop: Shop, stored_instance: dg.D
     assert [] == branches(shop)
 
 
+def test_a_run_stays_whose_full_reexecution_was_discarded(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+    """Its branch has the only rows that are left of the two runs, and a person publishes it by its name."""
+    shop.play(orders=[1], mode="append")
+    first = shop.execute(stored_instance, job="candidates").run_id
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=first), job="candidates").run_id
+    discarded = shop.publish(stored_instance, PRODUCTION_ORDERS, discard=f"run/{again}", reason="wrong")
+    assert discarded.success
+    assert "nothing to delete; 2 kept, because" in text(shop, stored_instance, **AT_ONCE)
+    named = shop.publish(stored_instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref=f"run/{first}")
+    assert (True, [1], []) == (named.success, shop.ids("production"), branches(shop))
+
+
 def test_a_newer_run_that_is_not_late_supersedes_a_late_one(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A request for a late overwrite publishes the newest one; the older one, which stays, is requested no more."""
     shop.play(orders=[1])
@@ -295,18 +323,6 @@ def test_a_newer_run_that_is_not_late_supersedes_a_late_one(shop: Shop, stored_i
 
 def test_all_tables_of_the_publisher_decide(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """Where a run failed before it wrote a table that only the publisher knows, the table that is watched waits not."""
-def test_a_run_stays_whose_full_reexecution_was_discarded(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
-    """Its branch has the only rows that are left of the two runs, and a person publishes it by its name."""
-    shop.play(orders=[1], mode="append")
-    first = shop.execute(stored_instance, job="candidates").run_id
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(parent_run_id=first), job="candidates").run_id
-    discarded = shop.publish(stored_instance, PRODUCTION_ORDERS, discard=f"run/{again}", reason="wrong")
-    assert discarded.success
-    assert "nothing to delete; 2 kept, because" in text(shop, stored_instance, **AT_ONCE)
-    named = shop.publish(stored_instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref=f"run/{first}")
-    assert (True, [1], []) == (named.success, shop.ids("production"), branches(shop))
-
-
     shop.play(customers_fail=True)
     assert not shop.execute(stored_instance, job="candidates").success
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]

@@ -117,8 +117,7 @@ def build_branch_sweeper(
     _check(watched, keep, waiting, publisher)
     _check_options(options)
     promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}
-    published = () if publisher is None else _published_by(publisher)
-    together = tuple({one.key: one for one in (*published, *watched)}.values())
+    together = with_published(watched, publisher)
 
     @dg.sensor(
         name=name,
@@ -409,6 +408,12 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
     if missing := [one.name for one in watched if one.name not in found]:
         raise InvalidInputError(f"the publisher {publisher.node_def.name} does not publish {', '.join(missing)}")
     return found
+
+
+def with_published(watched: Sequence[WatchedTable], publisher: dg.AssetsDefinition | None) -> tuple[WatchedTable, ...]:
+    """Return some tables and the others of their publisher: with a repository, what a run wrote is one candidate."""
+    published = () if publisher is None else _published_by(publisher)
+    return tuple({one.key: one for one in (*published, *watched)}.values())
 
 
 def _published_by(publisher: dg.AssetsDefinition) -> Iterator[WatchedTable]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
-from lance_dagster.format.validation import require_sequence
+from lance_dagster.format.validation import check_class, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
 from lance_dagster.plugin.operate.branch_decisions import KeepFor, RunsOfBranches, age_text
+from lance_dagster.plugin.operate.branch_sweeper import with_published
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import run_of
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
@@ -32,6 +33,7 @@ def build_waiting_checks(
     *,
     after: timedelta = timedelta(hours=1),
     automation_condition: "dg.AutomationCondition[dg.AssetCheckKey] | None" = None,
+    publisher: dg.AssetsDefinition | None = None,
     resource_key: str = RESOURCE_KEY,
 ) -> list[dg.AssetChecksDefinition]:
     """Build a check `published_in_time` of each candidate, which warns when a run is not published.
@@ -43,26 +45,31 @@ def build_waiting_checks(
     schedule.
 
     Args:
-        tables: The candidates, as definitions or keys.
+        tables: The candidates, as definitions or keys. With a repository, give all tables of a publisher, or give
+            `publisher`: whether what a failed run wrote may be published depends on all tables that it wrote.
         after: How long a version may wait after the end of its run.
         automation_condition: When the check is executed automatically, such as
             `dg.AutomationCondition.cron_tick_passed("0 * * * *")`.
+        publisher: The result of `build_publisher`, whose other tables count too.
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: No table is given, or `after` is not a duration of zero or more.
+        InvalidInputError: No table is given, `after` is not a duration of zero or more, or `publisher` is not one.
     """
     require_sequence("tables", tables, "shop/orders")
     if not tables:
         raise InvalidInputError("build_waiting_checks needs at least one table")
     require_duration("after", after)
+    if publisher is not None:
+        check_class("publisher", publisher, dg.AssetsDefinition, "build_publisher([orders])")
     watched = [WatchedTable.of(table) for table in tables]
-    return [_check(one, watched, after, condition=automation_condition, resource_key=resource_key) for one in watched]
+    together = with_published(watched, publisher)
+    return [_check(one, together, after, condition=automation_condition, resource_key=resource_key) for one in watched]
 
 
 def _check(
     one: WatchedTable,
-    watched: Sequence[WatchedTable],
+    together: Sequence[WatchedTable],
     after: timedelta,
     *,
     condition: "dg.AutomationCondition[dg.AssetCheckKey] | None",
@@ -80,7 +87,7 @@ def _check(
         from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
 
         lance: LanceResource = getattr(context.resources, resource_key)
-        late = _waiting(one, WaitingCandidates(lance=lance, instance=context.instance, watched=watched), after)
+        late = _waiting(one, WaitingCandidates(lance=lance, instance=context.instance, watched=together), after)
         shown = [*late[:_SHOWN], *([f"and {len(late) - _SHOWN} more"] if len(late) > _SHOWN else [])]
         return dg.AssetCheckResult(
             passed=not late,
