@@ -203,6 +203,23 @@ def test_a_channel_that_is_created_again_begins_there(
     assert [("production/shop/lines", 4)] == ticks.announced()
 
 
+def test_what_was_promoted_before_a_channel_was_deleted_is_reported(root: Path, instance: dg.DagsterInstance) -> None:
+    """The log outlives the channel, also one that was created and deleted between two ticks."""
+    repository = repository_of(root)
+    ticks = watching(root, instance)
+    assert [] == ticks.announced()
+    promote(repository, 2, "shop/orders")
+    repository.channels.delete("production", reason="moved")
+    found = ticks.tick()
+    assert ["production/shop/orders"] == [event.asset_key.to_user_string() for event in found.asset_events]
+    assert [] == ticks.announced()
+    repository.channels.create("production", reason="back")
+    promote(repository, 3, "shop/lines")
+    repository.channels.delete("production", reason="moved again")
+    assert [("production/shop/lines", 3)] == ticks.announced()
+    assert [] == ticks.announced()
+
+
 def test_an_error_in_the_middle_loses_no_entry(root: Path, instance: dg.DagsterInstance) -> None:
     """What was read before a fault of the storage is reported at once, and the rest by the next tick."""
     repository = repository_of(root)

@@ -64,9 +64,7 @@ class ChannelLook:
         try:
             newest = self.repository.channels.get(self.channel).entry
         except RefNotFoundError:
-            if self.cursor.note_absent(self.channel, self._last_before()):
-                self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
-            return False
+            return self._look_at_absent()
         mark = self.cursor.channels.get(self.channel)
         if mark == _mark_of(newest):
             return True
@@ -82,8 +80,31 @@ class ChannelLook:
         if mark is not None and mark.number >= newest.number:
             self.notes.append(f"channel {self.channel} starts again: the repository was dropped and created again")
             mark = None
-        self._report_after(mark or BranchMark(0, ""), newest)
+        mark = mark or BranchMark(0, "")
+        # In the usual case `newest` is the only new entry, and the log need not be listed.
+        is_next = newest.number == mark.number + 1
+        self._report_all(
+            mark, (newest,) if is_next else self.repository.channels.entries_after(self.channel, mark.number)
+        )
         return True
+
+    def _look_at_absent(self) -> bool:
+        """Report what the channel named before it was deleted, and return whether it exists, or more is to be reported.
+
+        The log goes on after the deletion, so promotions between the last tick and the deletion are not lost.
+        """
+        mark = self.cursor.channels.get(self.channel)
+        if mark is None:
+            self.cursor.note_absent(self.channel, self._last_before())
+            return False
+        entries = self.repository.channels.entries_after(self.channel, mark.number)
+        # Somebody may have created the channel again just now.
+        if not self._report_all(mark, entries) or (entries and not entries[-1].deleted):
+            return True
+        self.cursor.note_absent(self.channel, entries[-1].number if entries else mark.number)
+        if entries or mark.transaction:
+            self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
+        return False
 
     def _last_before(self) -> int:
         """Return the number of the entry that deleted the channel: the log goes on when it is created again."""
@@ -100,20 +121,16 @@ class ChannelLook:
         # A table without marks was watched for refs that did not exist.
         return any(self.channel in marks or not marks for marks in self.tag_marks.values())
 
-    def _report_after(self, mark: BranchMark, newest: "RefEntry") -> None:
+    def _report_all(self, mark: BranchMark, entries: "Sequence[RefEntry]") -> bool:
+        """Report entries after a mark, and return whether the time was enough for all of them."""
         # The mark of a channel has the commit of its entry. When that was collected, every table counts as changed.
         before = self._view(mark.transaction) if mark.transaction else None
-        # In the usual case `newest` is the only new entry, and the log need not be listed.
-        entries: Sequence[RefEntry] = (
-            (newest,)
-            if newest.number == mark.number + 1
-            else self.repository.channels.entries_after(self.channel, mark.number)
-        )
         for entry in entries:
             # At least one entry in each tick; otherwise a short budget would stop all progress.
             if self.moves and time.monotonic() >= self.until:
-                return
+                return False
             before = self._report(entry, before) or before
+        return True
 
     def _report(self, entry: "RefEntry", before: "RepositoryView | None") -> "RepositoryView | None":
         view = None if entry.deleted else self._view(entry.commit)

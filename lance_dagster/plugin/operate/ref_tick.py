@@ -224,6 +224,11 @@ class RefTick:
             is_channel = True
         # Also after an error: the cursor has passed the entries that were read before it.
         self.moves += look.moves
+        # Without marks a table counts as one that did not exist. Its tags, which follow the channel, would be news once
+        # more when the channel is deleted.
+        for name in {tables[name].name for move in look.moves for name in move.tables if name in tables}:
+            if self.cursor.seen.get(name) == {}:
+                del self.cursor.seen[name]
         self.notes += look.notes
         found = [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.found]
         self.news += found
