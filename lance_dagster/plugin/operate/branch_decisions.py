@@ -35,8 +35,7 @@ class BranchDecision:
     """The action of the sweeper on a branch, and its reason.
 
     For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
-    `ended` is the end of the run that completed the rows, for a branch that waits. `repeated_by` is the full
-    re-execution by which a branch that is deleted became superfluous.
+    `ended` is the end of the run that completed rows that wait; `repeated_by` is a full re-execution in its place.
     """
 
     action: Action
@@ -109,8 +108,7 @@ def decide(
     """
     # A reader comes before every other rule: a run that continues this one reads its branch even after the merge.
     record = runs.records.get(run_of(branch) or "")
-    reader = runs.reader_of(branch, record.dagster_run if record else None)
-    if reader is not None:
+    if (reader := runs.reader_of(branch, record.dagster_run if record else None)) is not None:
         status = reader.status.value.lower().replace("_", " ")
         return BranchDecision(Action.KEEP, f"run {short(reader.run_id)} is {status}")
     if record is None:

@@ -24,7 +24,7 @@ from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.publish.repeated_appends import PublishedAppend, published_append, redone_on_main
+from lance_dagster.plugin.repeated_appends import PublishedAppend, published_append, redone_on_main
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,
     RunChain,
