@@ -204,6 +204,7 @@ class RefTick:
                 self.cursor.note_absent(ref)
                 return False
             tables = {str(self.lance.address_of(one.key, one.metadata)): one for one in watched}
+            known = [one.name for one in tables.values() if self.cursor.seen.get(one.name)]
             marks = {name: self.cursor.seen[one.name] for name, one in tables.items() if one.name in self.cursor.seen}
             look = ChannelLook(
                 repository=repository,
@@ -224,10 +225,10 @@ class RefTick:
             is_channel = True
         # Also after an error: the cursor has passed the entries that were read before it.
         self.moves += look.moves
-        # Without marks a table counts as one that did not exist. Its tags, which follow the channel, would be news once
-        # more when the channel is deleted.
-        for name in {tables[name].name for move in look.moves for name in move.tables if name in tables}:
-            if self.cursor.seen.get(name) == {}:
+        # The look takes the marks of tags away. Without marks a table counts as one that did not exist, so its tags,
+        # which follow the channel, would be news once more when the channel is deleted.
+        for name in known:
+            if not self.cursor.seen[name]:
                 del self.cursor.seen[name]
         self.notes += look.notes
         found = [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.found]
