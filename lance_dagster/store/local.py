@@ -478,12 +478,12 @@ def taken_turn(
     with ExitStack() as held:
         with ExitStack() as waiting:
             ahead, _ = _locked(next_one, until, patience, waiting)
-            behind, descriptor = _locked(lock, until, patience, held, meanwhile)
+            behind, descriptor = _locked(lock, until, patience, held, meanwhile=meanwhile)
         yield Turn(waited=ahead or behind), descriptor
 
 
 def _locked(
-    path: str, until: float, patience: Patience, held: ExitStack, meanwhile: Callable[[], object] | None = None
+    path: str, until: float, patience: Patience, held: ExitStack, *, meanwhile: Callable[[], object] | None = None
 ) -> tuple[bool, int | None]:
     """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
 
