@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from lance_dagster.errors import (
     Call,
+    CommitConflictError,
     CorruptFileError,
     InvalidInputError,
     NotEnoughMemoryError,
@@ -63,6 +64,8 @@ _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_
 _REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)", "lacked the necessary privileges", "lacked valid auth")
 """Parts of messages for EPERM, EACCES, EROFS, and the statuses 403 and 401: nothing was read or written."""
 _IF_DAMAGED = Remedy("if a file is damaged, {} names it", Call("maintenance.verify", named={"deep": True}))
+_CONFLICT = re.compile(r"(?P<retryable>Retryable c|C)ommit conflict for version (?P<number>[0-9]+): (?P<cause>[^,.]*)")
+"""The message for a commit of pylance that conflicts with another one, whose number it has."""
 _CRASHED = ("reader producer terminated", "panicked with message")
 """Parts of messages that remain of a panic in one of pylance's threads."""
 
@@ -95,6 +98,19 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
             remedy = Remedy("a file is damaged: {} names it", deep) if _BEYOND_THE_END in str(error) else None
             raise StoreError(f"cannot read rows of {where}: {_first_line(error)}", remedy=remedy) from error
         raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
+
+
+@contextmanager
+def commit_conflicts(what: str) -> Iterator[None]:
+    """Translate the error of pylance for a commit that conflicts with another one; other errors are left alone."""
+    try:
+        yield
+    except _EXPECTED as error:
+        found = _CONFLICT.search(str(error))
+        if found is None:
+            raise
+        retryable = found["retryable"] != "C"
+        raise CommitConflictError(f"cannot {what}: {found['cause']}", found["number"], retryable) from error
 
 
 @contextmanager

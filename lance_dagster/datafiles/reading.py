@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from lance_dagster.datafiles.dictionaries import late_materialization
-from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
+from lance_dagster.datafiles.pylance_errors import commit_conflicts, query_errors, reading_errors, storage_errors
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_string, string_list
 
@@ -164,10 +164,13 @@ def compact_with_pylance(
     """Compact a table with pylance, which commits versions of its own.
 
     Indices are stored anew, or with `defer_indices` left to readers, which follow the rows to their new fragments.
+
+    Raises:
+        CommitConflictError: Another commit since the version changed the same fragments.
     """
     # None leaves the choice to the configuration of the table.
     deferred = True if defer_indices else None
-    with query_errors(None, dataset.uri):
+    with reading_errors("compact the table", dataset.uri), commit_conflicts(f"compact {dataset.uri}"):
         dataset.optimize.compact_files(
             target_rows_per_fragment=target_rows,
             materialize_deletions_threshold=deleted_share,

@@ -89,18 +89,18 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
     # Few attempts, unlike the other edits: each one rewrites all data of its groups.
     for attempt in range(_ATTEMPTS):
         head = context.head(info.branch)
-        if not _can_move_rows(head):
-            return _by_pylance(context, head, goal)
-        groups = _planned(context, head, goal)
-        if not groups:
-            return head
-        written = []
-        for group in groups:
-            batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
-            written.append(write_files(group.target, batches))
-            if progress is not None:
-                progress(len(written), len(groups))
         try:
+            if not _can_move_rows(head):
+                return _by_pylance(context, head, goal)
+            groups = _planned(context, head, goal)
+            if not groups:
+                return head
+            written = []
+            for group in groups:
+                batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
+                written.append(write_files(group.target, batches))
+                if progress is not None:
+                    progress(len(written), len(groups))
             return _commit_groups(context, head, groups, written, info=info)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:

@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster import CommitConflictError, InvalidInputError, LanceTable
 from lance_dagster.datafiles import FILE_VERSION
 from lance_dagster.edit.compaction_plan import plan_compaction
 from lance_dagster.format.model import DataFile, Fragment, Fragments
 from lance_dagster.format.schema import fields_from_arrow
+from lance_dagster.store import LocalStore
 from lance_dagster.transactions.apply import empty_manifest
+from tests.store.scripted import Request, ScriptedStore
+from tests.table_factory import context_on
 
 LINEAGE = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 
@@ -187,3 +191,29 @@ def test_a_goal_that_cannot_be_is_refused(table: LanceTable, goal: dict[str, flo
     """The error names valid values."""
     with pytest.raises(InvalidInputError, match=r"1 or more|between 0 and 1"):
         table.maintenance.compact(**goal)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rivals", [1, 15])
+def test_a_compaction_by_pylance_is_tried_again_like_any_other(rivals: int, tmp_path: Path) -> None:
+    """Another writer deletes a row after each of the first reads of the head, before pylance commits."""
+    other = LanceTable.create(tmp_path / "table", rows().schema)
+    for start in (0, 10):
+        other.append(rows(*range(start, start + 10)))
+    lance.dataset(other.uri).create_scalar_index("key", "BTREE")
+    keys = list(range(rivals))
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        answer = request.send()
+        if request.verb == "get" and answer is not None and keys:
+            other.delete(f"key = {keys.pop()}")
+        return answer
+
+    table = LanceTable(context_on(ScriptedStore(LocalStore(other.uri), script)))
+    if rivals == 1:
+        table.maintenance.compact(target_rows=100)
+        assert 1 == len(other.to_lance().get_fragments())
+    else:
+        with pytest.raises(CommitConflictError, match="This Rewrite transaction was preempted") as raised:
+            table.maintenance.compact(target_rows=100)
+        assert raised.value.retryable
+    assert 20 - rivals + len(keys) == other.count_rows()
