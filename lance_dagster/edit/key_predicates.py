@@ -17,7 +17,7 @@ _LOOKED_UP = 1000
 
 
 def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
-    """Return a key column as one array of plain values.
+    """Return a key column as one array of plain values, of which Arrow finds those equal that are equal as keys.
 
     Raises:
         InvalidInputError: The column is nested, of half-precision floats or of JSON.
@@ -36,8 +36,13 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
         raise InvalidInputError(
             f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"
         )
-    comparable: pa.Array[Any] = whole
+    comparable: pa.Array[Any] = _with_one_nan(whole) if pa.types.is_floating(whole.type) else whole
     return comparable
+
+
+def _with_one_nan(numbers: Any) -> Any:  # noqa: ANN401  # pyarrow has no type for an array of one kind of values
+    """Replace each NaN by the same one: Arrow compares bits, and 0/0 has another sign than `float("nan")`."""
+    return pc.if_else(pc.is_nan(numbers), pa.scalar(float("nan"), numbers.type), numbers)
 
 
 def has_literals(kind: pa.DataType) -> bool:

@@ -1,7 +1,7 @@
 """Upsert rows by key: update the rows of a table whose key occurs in the source rows, and insert the other source rows.
 
 A key is the value of one column or of several columns together. A key that contains a null equals no other key, as in
-SQL and in pylance. NaN equals NaN; 0.0 and -0.0 differ (values are compared bitwise).
+SQL and in pylance. NaN equals NaN, whatever its sign and payload; 0.0 and -0.0 differ (values are compared bitwise).
 
 The source rows are held in memory. Of the table, the key columns are scanned, and other columns are read only for
 updated rows: those that the source lacks, and those that a condition compares. The upsert is one commit.

@@ -61,6 +61,24 @@ def test_nought_is_not_minus_nought() -> None:
     assert [-1] == Keys(pa.table({"k": [0.0]}), ["k"]).places(pa.table({"k": [-0.0]})).tolist()
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_each_nan_is_the_same_key(tmp_path: Path, kind: type[np.floating[Any]]) -> None:
+    """The sign and the payload of a NaN make no other key: 0/0 has the sign bit, which `float("nan")` lacks."""
+    bits = {np.float64: (0xFFF8000000000000, 0x7FF8000000000001), np.float32: (0xFFC00000, 0x7FC00001)}[kind]
+    whole = np.uint64 if kind is np.float64 else np.uint32
+    negative, other = (pa.array(np.array([one, 0], whole).view(kind)) for one in bits)
+    rows = pa.table({"k": pa.array([NAN, 1.0], negative.type), "v": [1, 2]})
+    table = LanceTable.create(f"{tmp_path}/t", rows.schema)
+    table.append(rows)
+    assert 1 == table.upsert(pa.table({"k": negative.slice(0, 1), "v": [3]}), on=["k"]).rows_updated
+    table.columns.add(pa.table({"k": other, "w": [5, 6]}), on=["k"])
+    assert [(2, None), (3, 5)] == sorted((row["v"], row["w"]) for row in table.read().to_pylist())
+    with pytest.raises(InvalidInputError, match="two of the rows have the key k"):
+        table.upsert(pa.table({"k": pa.concat_arrays([negative, other]), "v": [1, 2, 3, 4]}).take([0, 2]), on=["k"])
+    with pytest.raises(InvalidInputError, match="more than once"):
+        table.columns.add(pa.table({"k": pa.concat_arrays([negative, other]).take([0, 2]), "x": [1, 2]}), on=["k"])
+
+
 COLUMNS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.none() | st.booleans()), max_size=40)
 
 
