@@ -119,13 +119,14 @@ def submit(
     properties: Mapping[str, str],
     *,
     check: Callable[[], object] = object,
+    by_name: bool = False,
 ) -> State:
-    """Commit an operation against the version it was computed from, on the branch of that version, after a check."""
+    """Commit an operation against the version it was computed from; `commit_transaction` has the other arguments."""
     # The uuid identifies one attempt: `commit_transaction` recognises by it a commit whose response was lost.
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction, read=head, check=check)
+    return commit_transaction(context.versions, head.branch, transaction, read=head, check=check, by_name=by_name)
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
@@ -395,26 +396,26 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
 def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State) -> Written:
     """Append rows that are written for a version which was read earlier, without asking for the head first.
 
-    A writer whose rows take long to write does the same: the commit finds the versions that landed meanwhile. This
-    saves a listing, and on object storage the time of a request.
+    As for a writer whose rows take long, the commit finds what landed meanwhile. That saves object storage a request.
+    Rows mean the names of the head, since columns may have changed before the call; files were staged before it.
 
     Raises:
         SchemaMismatchError: The rows do not fit that version; they may fit the head.
         CommitConflictError: A version that landed since conflicts with the change, or the version is gone.
     """
+    by_name = not isinstance(rows, StagedFiles)
     staged = _staged_for_append(context, rows, known)
     added = fragments_of(context, staged, known.manifest.fields, known)
-    if isinstance(rows, StagedFiles):
+    if not by_name:
         refuse_repeated(known, added)
 
     def check() -> None:
         if not context.versions.is_stored(known):
             # Cleaned up, or the table was deleted and made again at the same place.
-            raise CommitConflictError(
-                f"cannot append to {known} of {context.uri}: it is gone", str(known), retryable=True
-            )
+            raise CommitConflictError(f"{known} of {context.uri} is gone", str(known), retryable=True)
 
-    state = submit(context, known, Append(fragments=added), info.as_properties(APPEND), check=check)
+    operation, properties = Append(fragments=added), info.as_properties(APPEND)
+    state = submit(context, known, operation, properties, check=check, by_name=by_name)
     return Written(state=state, added=_rows_in(added), deleted=0)
 
 

@@ -164,6 +164,7 @@ def commit_transaction(
     read: State | None = None,
     *,
     check: Callable[[], object] = object,
+    by_name: bool = False,
 ) -> State:
     """Commit a transaction on top of the compatible versions that landed since it read the table.
 
@@ -176,6 +177,7 @@ def commit_transaction(
         read: The version that the transaction read, for a transaction that is committed for the first time: it is not
             looked for among the versions that landed.
         check: Called before the commit, unless the transaction landed before: its files may be collected since.
+        by_name: Whether columns that changed since `read` conflict, as with rows that were given for the head's names.
 
     Raises:
         CommitConflictError: A version that landed meanwhile conflicts with the transaction.
@@ -183,7 +185,7 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     transaction = _with_committer(transaction)
-    landed = Landed(versions, branch, transaction, read)
+    landed = Landed(versions, branch, transaction, read, by_name=by_name)
     # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
     late = read is not None and landed.looks_in_turn
     look = list[int] if late else partial(versions.newest_few, branch)
@@ -484,15 +486,13 @@ def _sync(versions: Versions, folder: str, put: State, transaction: Transaction)
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
         try:
-            versions.store.sync_folder(folder)
+            return versions.store.sync_folder(folder)
         except NotDurableError as error:
             # That it can be read back proves nothing here, and neither does a second sync that succeeds.
             problem = error
             break
         except StoreError as error:
             problem = error
-        else:
-            return
     text = f"cannot tell whether the commit of {put} survives a power cut: {problem}"
     raise CommitStateUnknownError(text, transaction.uuid, transaction) from problem
 
@@ -595,6 +595,5 @@ def _unsynced_files(transaction: Transaction) -> list[str]:
     match transaction.operation:
         case Append(fragments=added) | Update(new_fragments=added):
             files = (file for fragment in added for file in fragment.files)
-        case _:
-            return []
-    return [f"{layout.DATA}/{file.path}" for file in files if file.size <= SMALL_FILE_BYTES]
+            return [f"{layout.DATA}/{file.path}" for file in files if file.size <= SMALL_FILE_BYTES]
+    return []

@@ -44,6 +44,7 @@ from lance_dagster.transactions.conflicts import (
     classify,
     is_plain_append,
     removed_fragments,
+    same_columns,
     touched_fragments,
 )
 
@@ -203,12 +204,14 @@ class Landed:
         branch: The name of the branch.
         transaction: The transaction.
         read: The version that it read, or that was found compatible since; None where the caller does not have it.
+        by_name: Whether a change of columns after `read` conflicts, since the rows were given when it had landed.
     """
 
     versions: Versions
     branch: str
     transaction: Transaction
     read: State | None = None
+    by_name: bool = field(default=False, kw_only=True)
     looks_in_turn: bool = field(init=False)
     """Whether the newest version is looked for when the turn of the writer has come, and not before.
 
@@ -265,6 +268,8 @@ class Landed:
             found = self._classify_until(head)
             if found is not None:
                 return found
+            if self.by_name and self.read is not None and not same_columns(self.read.manifest, head.manifest):
+                raise CommitConflictError(f"the columns changed before {head}", str(head), retryable=True)
         self._classified, self.read = head.number, head
         return None
 

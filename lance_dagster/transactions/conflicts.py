@@ -105,6 +105,18 @@ def appended_since(pending: Transaction, before: Manifest, after: Manifest) -> b
     return not _add_same_files(pending.operation, ops.Append(fragments=added))
 
 
+def same_columns(before: Manifest, after: Manifest) -> bool:
+    """Return whether rows that fit one version by the names of its columns mean the same in the other one."""
+    return before.fields == after.fields or _described(before) == _described(after)
+
+
+def _described(manifest: Manifest) -> set[tuple[object, ...]]:
+    return {
+        (field.id, field.parent_id, field.name, field.logical_type, field.extension_name, field.nullable)
+        for field in manifest.fields
+    }
+
+
 def _merges_branches(transaction: Transaction) -> bool:
     """Return whether a transaction is a merge, pick or revert, and not an edit of columns."""
     # A squash merge records claims alone, which no edit of columns does.

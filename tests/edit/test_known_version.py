@@ -1,8 +1,12 @@
 """Appends by a table object that has not looked for the newest version since other writers committed."""
 
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -33,6 +37,59 @@ def test_rows_fit_the_head(tmp_path: Path) -> None:
     with pytest.raises(SchemaMismatchError):
         known.append(pa.Table.from_pandas(rows, preserve_index=False))
     assert table.maintenance.verify(deep=True).ok
+
+
+def swap(table: LanceTable) -> None:
+    """Swap the names of two columns."""
+    for old, new in (("a", "other"), ("b", "a"), ("other", "b")):
+        table.columns.rename(old, new)
+
+
+def swap_with_pylance(table: LanceTable) -> None:
+    """Swap the names of two columns by another program."""
+    for old, new in (("a", "other"), ("b", "a"), ("other", "b")):
+        change: Any = {"path": old, "name": new}
+        lance.dataset(table.uri).alter_columns(change)
+
+
+def rename(table: LanceTable) -> None:
+    """Rename a column."""
+    table.columns.rename("b", "c")
+
+
+def add(table: LanceTable) -> None:
+    """Add a column that may be null."""
+    table.columns.add(pa.field("c", pa.int64()))
+
+
+@pytest.mark.parametrize(
+    "change, refused",
+    [
+        (swap, None),
+        (swap_with_pylance, None),
+        (rename, "column 'c' is missing; column 'b' is not in the table"),
+        (add, "column 'c' is missing"),
+    ],
+)
+def test_rows_mean_the_columns_of_the_head(
+    change: Callable[[LanceTable], None], refused: str | None, tmp_path: Path
+) -> None:
+    """After a change of columns, an object that knows an older version gives no value to another column."""
+    known = LanceTable.create(f"{tmp_path}/t", pa.schema({"a": pa.int64(), "b": pa.int64()}))
+    known.append(pa.table({"a": [10], "b": [20]}))
+    change(LanceTable.open(known.uri))
+    with pytest.raises(SchemaMismatchError, match=refused) if refused else nullcontext():
+        known.append(pa.table({"a": [1], "b": [2]}))
+    assert ([] if refused else [{"a": 1, "b": 2}]) == known.read(filter="a = 1").to_pylist()
+
+
+def test_staged_files_keep_the_columns_they_were_staged_for(tmp_path: Path) -> None:
+    """Files that were staged before a column got another name have the values of that column."""
+    table = LanceTable.create(f"{tmp_path}/t", pa.schema({"a": pa.int64(), "b": pa.int64()}))
+    staged = table.stage(pa.table({"a": [1], "b": [2]}))
+    swap(LanceTable.open(table.uri))
+    table.append(staged)
+    assert [{"a": 2, "b": 1}] == table.read().to_pylist()
 
 
 def test_what_others_did_stays(tmp_path: Path) -> None:
