@@ -10,6 +10,7 @@ cleaned up, by their values.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import get_args
 
 import pyarrow as pa
@@ -24,10 +25,12 @@ from lance_dagster.diff.versioned_rows import NO_ADDRESSES, VersionedRows
 from lance_dagster.edit.upsert import key_columns
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError, VersionNotFoundError, counted
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.transaction import Overwrite, Restore
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.history.lineage import Lineage, lineage_of, row_space
+from lance_dagster.history.lineage import Lineage, changes_since, lineage_of, row_space
 from lance_dagster.history.versions import State
+from lance_dagster.transactions.claims import OVERWRITE
 
 _KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)
 
@@ -215,7 +218,9 @@ class DifferingRows:
         self._after = VersionedRows(context, after, after=True)
         # Manifests decide which fields and fragments correspond; only then can a key be looked up in both.
         shared, ids = _relation(context, before, after)
-        self.comparison = compare(before.manifest, after.manifest, shared)
+        self.comparison = compare(
+            before.manifest, after.manifest, shared, partial(_ids_restarted, context, before, after)
+        )
         self._identity: Identity = ids
         if key is not None:
             # A key that the caller names wins over row ids: an overwrite gives equal rows new ids.
@@ -284,7 +289,8 @@ def count_moved_rows(context: TableContext, before: State, after: State) -> RowC
     A row counts as changed where both versions have it, in other data files: a compaction may have moved it as it was.
     Without stable row ids a row that moved counts as one removed and one added.
     """
-    comparison = compare(before.manifest, after.manifest, _relation(context, before, after)[0])
+    shared, restarted = _relation(context, before, after)[0], partial(_ids_restarted, context, before, after)
+    comparison = compare(before.manifest, after.manifest, shared, restarted)
     old, new = VersionedRows(context, before, after=False), VersionedRows(context, after, after=True)
     olds = {fragment.id: old.live(fragment) for fragment in comparison.match.removed}
     news = {fragment.id: new.live(fragment) for fragment in comparison.match.added}
@@ -315,6 +321,19 @@ def _relation(context: TableContext, before: State, after: State) -> tuple[Manif
         # The fork point was cleaned up, so ids of the two branches cannot be translated; values still can be compared.
         return None, ByValues()
     return shared.manifest, ByIds(spaces[0].translation(spaces[1])) if stable else ByValues()
+
+
+def _ids_restarted(context: TableContext, before: State, after: State) -> bool:
+    """Return whether a change since the last common version may have given its field ids to other fields."""
+    one, other = lineage_of(before, context.refs), lineage_of(after, context.refs)
+    changes = (*changes_since(one, other, context.versions), *changes_since(other, one, context.versions))
+    # A merge can bring the overwrite of another branch. Of a version that was cleaned up, nothing is known.
+    return any(
+        change.transaction is None
+        or isinstance(change.operation, Overwrite | Restore)
+        or any(claim.mode == OVERWRITE for claim in change.claims)
+        for change in changes
+    )
 
 
 def _last_common_version(context: TableContext, one: Lineage, other: Lineage) -> State:

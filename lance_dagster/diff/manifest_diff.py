@@ -16,7 +16,7 @@ that follows from the changes of rows, and `indices` reports it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -442,7 +442,9 @@ class Comparison:
         return tuple(dict.fromkeys(names[name] for name in wanted))
 
 
-def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Comparison:
+def compare(
+    before: Manifest, after: Manifest, shared: Manifest | None, ids_restarted: Callable[[], bool] = bool
+) -> Comparison:
     """Compare two versions.
 
     Args:
@@ -450,6 +452,8 @@ def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Compa
         after: The newer one.
         shared: The last common version. Field ids that it had handed out mean the same in both. None when it was
             cleaned up.
+        ids_restarted: Tells whether they may mean other fields, since an overwrite or a restore came after it. Asked
+            only where nothing but its id says that a field was renamed.
     """
     olds, news = Fields.of(before.fields), Fields.of(after.fields)
     match = match_fragments(before, after)
@@ -457,8 +461,11 @@ def compare(before: Manifest, after: Manifest, shared: Manifest | None) -> Compa
     if _outline(olds) == _outline(news):
         matched = {number: number for number in olds.by_id}
     else:
-        shared_below = 0 if shared is None else _next_field_id(shared)
-        matched = match_fields(olds, news, proven_fields(match, olds.by_id), shared_below)
+        proven = proven_fields(match, olds.by_id)
+        matched = match_fields(olds, news, proven, 0)
+        by_ids = matched if shared is None else match_fields(olds, news, proven, _next_field_id(shared))
+        if by_ids != matched and not ids_restarted():
+            matched = by_ids
     if any(old != new for old, new in matched.items()):
         match = match.opened()
     columns, not_compared = compared_columns(olds, news, matched)

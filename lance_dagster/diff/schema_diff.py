@@ -3,7 +3,8 @@
 Two fields are the same when a data file of both versions says so: the file names the column that holds the field, and
 a file never changes. Equal ids alone prove little, since each branch hands out ids of its own and an overwrite starts
 again. Where no file tells, fields of equal names are the same. Of the fields that are left, those of equal id and type
-were renamed. A cast gives a column a new id under its old name.
+were renamed, unless an overwrite or a restore lies between the versions. A cast gives a column a new id under its old
+name.
 """
 
 from bisect import bisect_left

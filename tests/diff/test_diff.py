@@ -23,6 +23,10 @@ TEXT_COLUMNS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.string()}
 TEXTS = pa.schema(TEXT_COLUMNS)
 
 
+CUSTOMERS = pa.table({"customer": [1, 2, 3], "age": [30, 40, 50]})
+PRICES = pa.table({"price": [1, 2], "stock": [7, 8]})
+
+
 def made(folder: Path, *, stable: bool = True, rows: int = 10) -> LanceTable:
     """A table made by pylance with fragments of five rows."""
     table = pa.table({"id": range(rows), "name": [f"n{number}" for number in range(rows)], "price": [1.5] * rows})
@@ -237,6 +241,42 @@ def test_an_overwritten_table_has_other_rows(tmp_path: Path, *, stable: bool) ->
     diff = table.diff("main@1", "main", on=["id"])
     assert (1, 8, 1) == counts(diff)
     assert [1, 1] == diff.changed().read_all().column("id").to_pylist()
+
+
+@pytest.mark.parametrize("by", ["overwrite", "pylance", "restore", "merge"])
+def test_other_columns_are_not_renamed_ones(by: str, tmp_path: Path) -> None:
+    """An overwrite counts the ids of its columns from 0 again, and a restore goes back to an earlier count."""
+    table = LanceTable.create(tmp_path / "table", PRICES.schema if by == "restore" else CUSTOMERS.schema)
+    if by == "restore":
+        table.overwrite(CUSTOMERS)
+    before = table.append(CUSTOMERS)
+    if by == "overwrite":
+        table.overwrite(PRICES)
+    elif by == "pylance":
+        lance.write_dataset(PRICES, table.uri, mode="overwrite")
+    elif by == "restore":
+        table.restore("main@1")
+    else:
+        table.branches.create("work")
+        table.overwrite(PRICES, branch="work")
+        table.append(CUSTOMERS)
+        table.merge("work", strategy={"the whole table": "source-wins"})
+    found = table.diff(before, "main")
+    assert ["- customer: int64", "- age: int64", "+ price: int64", "+ stock: int64"] == [*map(str, found.schema)]
+    with pytest.raises(InvalidInputError, match=r"'price' cannot be a key: .* have in common none"):
+        table.diff(before, "main", on=["price"])
+
+
+def test_a_renamed_column_is_one_after_a_compaction(tmp_path: Path) -> None:
+    """No data file is left that proves it, and no overwrite lies in between."""
+    table = LanceTable.create(tmp_path / "table", CUSTOMERS.schema)
+    table.append(CUSTOMERS)
+    before = table.append(CUSTOMERS)
+    table.columns.rename("age", "years")
+    table.maintenance.compact()
+    found = table.diff(before, "main")
+    assert ["~ years: renamed from age"] == [*map(str, found.schema)]
+    assert (0, 0, 0) == counts(found)
 
 
 def test_a_restored_version_has_no_difference(tmp_path: Path) -> None:
