@@ -149,12 +149,25 @@ def _read_late(root: str, _case: str) -> list[Any]:
     return [orders, reads_late]
 
 
+def _cancelled_late(_root: str, _case: str) -> list[Any]:
+    """A table whose run is cancelled after it was written, when no process of the publisher can be interrupted yet."""
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        if context.run.parent_run_id is None:
+            context.instance.report_run_canceling(context.run)
+        return pa.table({"id": [1]})
+
+    return [orders]
+
+
 CASES: dict[str, Any] = {
     **dict.fromkeys(KINDS, _partitioned),
     **dict.fromkeys(("append", "overwrite", "upsert"), _retried),
     "skipped": _skipped,
     "slow": _slow,
     "read late": _read_late,
+    "cancelled late": _cancelled_late,
 }
 
 
@@ -243,6 +256,18 @@ def test_a_step_that_reads_while_its_run_is_published(lake: LanceResource, store
     (found,) = result.get_asset_check_evaluations()
     assert found.passed
     assert [f"run/{result.run_id}"] == list(LanceTable.open(f"{lake.root}/orders.lance").branches.list("run/*"))
+
+
+def test_a_run_that_is_cancelled_before_its_publisher(
+    lake: LanceResource, stored_instance: dg.DagsterInstance, executor: str
+) -> None:
+    """A publisher whose run was cancelled before its step began refuses; resumed, the run is published."""
+    stopped = run(lake.root, stored_instance, executor, "cancelled late")
+    assert "the run was cancelled, so nothing is published" in failure(stopped)
+    assert {} == LanceTable.open(f"{lake.root}/orders.lance").tags.list()
+    options = dg.ReexecutionOptions.from_failure(stopped.run_id, stored_instance)
+    assert run(lake.root, stored_instance, executor, "cancelled late", options).success
+    assert 1 == LanceTable.open(f"{lake.root}/orders.lance").count_rows("production")
 
 
 def test_a_cancelled_run(lake: LanceResource, tmp_path: Path, executor: str) -> None:

@@ -132,6 +132,28 @@ def test_a_check_that_an_asset_reports_before_its_rows(lake: LanceResource, inst
     assert "main@2" == lake.table("orders").tags.get("production").ref
 
 
+def test_a_run_that_is_cancelled_before_its_publisher(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A publisher whose run was cancelled neither publishes nor holds; the next one publishes what the run wrote."""
+
+    @dg.asset
+    def orders(context: dg.AssetExecutionContext) -> pa.Table:
+        context.instance.report_run_canceling(context.run)
+        return pa.table({"id": [1]})
+
+    publisher = build_publisher([orders], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    first = dg.materialize([orders, publisher], raise_on_error=False, **options)
+    assert "the run was cancelled, so nothing is published" in reasons(first)
+    table = lake.table("orders")
+    assert ({}, "main@1") == (table.tags.list(), str(table.head()))
+    assert dg.materialize([orders, publisher], selection=[*publisher.keys], **options).success
+    assert [1] == table.read("production")["id"].to_pylist()
+    hold = {"ops": {"publish_production": {"config": {"hold": True, "reason": "wrong"}}}}
+    second = dg.materialize([orders, publisher], raise_on_error=False, run_config=hold, **options)
+    assert "the run was cancelled" in reasons(second)
+    assert table.tags.get("production").hold is None
+
+
 def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
     """Foreign commits and the empty first version are refused, unless a person ignores this with a reason."""
     shop.run(instance)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import dagster as dg
 
+from lance_dagster.errors import PublishRefusedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -35,6 +36,7 @@ _SEARCHED = 200
 # How often a publisher looks for a check of its own run, and after how many seconds: about 40 minutes in all.
 _LOOKS = 60
 _LONGEST_WAIT = 60.0
+_CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +318,24 @@ def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.Asset
         context.log.info("this run has yet to evaluate %s; looking again later", names)
         seconds = min(context.retry_number + 1.0, _LONGEST_WAIT)
         raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
+
+
+def refuse_cancelled(context: dg.AssetExecutionContext) -> None:
+    """Refuse to go on when somebody has cancelled the run of the publisher.
+
+    The multiprocess executor interrupts only the processes that it has at that moment, and not one that it is about to
+    start.
+
+    Raises:
+        PublishRefusedError: The run is being cancelled, or was.
+    """
+    # The context has the run as it was when the step began.
+    run = context.instance.get_run_by_id(context.run.run_id)
+    if run is not None and run.status in _CANCELLED:
+        raise PublishRefusedError(
+            "the run was cancelled, so nothing is published",
+            ["what it was to publish waits: materialize the promoted nodes to publish it after all, or discard it"],
+        )
 
 
 def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:

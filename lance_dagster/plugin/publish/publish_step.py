@@ -40,7 +40,7 @@ from lance_dagster.plugin.publish.publication import (
     runs_of,
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
 from lance_dagster.plugin.publish.rollback import (
@@ -121,7 +121,8 @@ class PublishStep:
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
 
         Raises:
-            PublishRefusedError: There is nothing to publish, an audit failed, or the tags are held.
+            PublishRefusedError: There is nothing to publish, an audit failed, the tags are held, or the run was
+                cancelled.
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
         check_config(self.config)
@@ -130,6 +131,7 @@ class PublishStep:
         for done in (done for done, wanted in asked.items() if wanted):
             # A candidate is discarded as a whole: a table that is left could be published without the others.
             whole = done == "discarded" and self.lance.repository
+            refuse_cancelled(self.context)
             # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
             self.hold = self._changes.make(done, self.nodes if whole else nodes)
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
@@ -427,6 +429,7 @@ class PublishStep:
 
         In a repository the channel moves too, and the publications have the version that it names.
         """
+        refuse_cancelled(self.context)
         # The withdrawn versions are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
         if withdrawn:
@@ -479,6 +482,8 @@ class PublishStep:
         planned, reasons = self.reaudit.audit(self.reaudit.preview(one))
         try:
             self._refuse([one], reasons)
+            # The audit may have taken long.
+            refuse_cancelled(self.context)
         except PublishRefusedError:
             # `_publish` drops the previews that it knows of; this one was made later.
             self.reaudit.drop([planned])
