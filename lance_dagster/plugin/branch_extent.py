@@ -1,18 +1,22 @@
-"""The extent of a branch: its partitions, whether it replaced their rows, and the newest run of each partition."""
+"""The extent of a branch: its partitions, whether it replaced their rows, and the newest run of each partition.
+
+From these follows which candidate of a table waits (`waiting_version`).
+"""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from lance_dagster.errors import RefNotFoundError
+from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.run_branch import is_written
+from lance_dagster.plugin.run_branch import is_written, repeated_by, run_of, started_at
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
@@ -195,3 +199,47 @@ def in_order(heads: "Sequence[Version]", asset: dg.AssetKey, instance: dg.Dagste
             newest_first.append(head)
     known = iter(reversed(newest_first))
     return [head if (head.branch, head.number) in wanted else next(known) for head in heads]
+
+
+def waiting_version(table: "LanceTable", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "Version | None":
+    """Return the newest version of an asset that waits to be published, or None when none waits.
+
+    This is the newest materialized version, unless `main` has it. Otherwise it is the head of the newest run branch
+    that `main` lacks, such as that of a day that failed its checks before a later day was published. A branch whose
+    rows a later materialization replaced, or whose append a later run repeated, does not wait.
+
+    Args:
+        table: The table of the asset.
+        asset: The candidate.
+        instance: The Dagster instance, whose event log names the versions.
+    """
+    event = instance.get_latest_materialization_event(asset)
+    made = event.asset_materialization if event else None
+    found = md.audited_version(made.metadata) if made else None
+    if made is None or found is None:
+        return None
+    # A branch may have been deleted and created again under its name, with other versions of the same numbers.
+    with suppress(RefNotFoundError, VersionNotFoundError):
+        version = table.at(f"branch:{found[0]}@{found[1]}")
+        is_same = version.transaction == md.text(made.metadata, md.TRANSACTION)
+        if is_same and version.branch != MAIN and not table.branches.is_merged(version):
+            return version
+    # The publisher deletes the branches that it published, so few are left.
+    heads = [head for head in written_heads(table, table.branches.list("run/*")) if not table.branches.is_merged(head)]
+    newest_first = reversed(in_order(heads, asset, instance))
+    return next((head for head in newest_first if _waits(BranchExtent.of(table, head), asset, instance)), None)
+
+
+def _waits(one: BranchExtent, asset: dg.AssetKey, instance: dg.DagsterInstance) -> bool:
+    """Return whether a branch has rows of an asset of which no later run made others."""
+    run_id = run_of(one.head.branch) or ""
+    newest = newest_materialized(
+        asset,
+        instance,
+        keys=sorted(one.partitions),
+        since=started_at(dg.RunsFilter(run_ids=[run_id]), instance),
+        # What a later run appended does not take the place of these rows.
+        by=lambda by: one.replaces or by == run_id,
+    )
+    is_newest = any(made.branch == one.head.branch for made in newest.values())
+    return is_newest and (one.replaces or repeated_by(run_id, instance) is None)

@@ -28,7 +28,6 @@ from lance_dagster.errors import (
     InvalidInputError,
     LanceDagsterError,
     RefNotFoundError,
-    VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.format.transaction import RESTORED, WITHOUT_ROWS, Restore
@@ -350,27 +349,6 @@ def is_never_written(table: "LanceTable", version: "Version") -> bool:
     if version.rows:
         return False
     return all(one.number == 1 or one.operation in WITHOUT_ROWS for one in table.log(version))
-
-
-def waiting_version(table: "LanceTable", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "Version | None":
-    """Return the newest materialized version of an asset, or None when `main` has it or its branch is gone.
-
-    Args:
-        table: The table of the asset.
-        asset: The candidate.
-        instance: The Dagster instance, whose event log names the version.
-    """
-    event = instance.get_latest_materialization_event(asset)
-    made = event.asset_materialization if event else None
-    found = md.audited_version(made.metadata) if made else None
-    if made is None or found is None or found[0] == MAIN:
-        return None
-    with suppress(RefNotFoundError, VersionNotFoundError):
-        version = table.at(f"branch:{found[0]}@{found[1]}")
-        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
-        if version.transaction == md.text(made.metadata, md.TRANSACTION) and not table.branches.is_merged(version):
-            return version
-    return None
 
 
 def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:

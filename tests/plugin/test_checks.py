@@ -475,6 +475,71 @@ def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.Dag
     assert [(f"run/{newer.run_id}", 3), (f"run/{older.run_id}", 2)] == seen
 
 
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+def test_check_that_is_executed_alone_after_a_later_day_was_published(
+    lake: LanceResource, stored_instance: dg.DagsterInstance
+) -> None:
+    """The day that failed is read, until it is written again; then the older of two days that wait is read."""
+    days = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-05")
+    amounts = {"2024-01-01": -1, "2024-01-02": -2, "2024-01-03": 3}
+
+    @dg.asset(partitions_def=days, metadata={"lance/partition_expr": "day"})
+    def sales(context: dg.AssetExecutionContext) -> list[dict[str, Any]]:
+        return [{"day": dt.date.fromisoformat(context.partition_key), "amount": amounts[context.partition_key]}]
+
+    checks = build_table_checks(sales, [InRange("amount", minimum=0)])
+    publisher = build_publisher([sales], partitions_def=days)
+    options: Any = {
+        "resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+        "instance": stored_instance,
+        "raise_on_error": False,
+    }
+
+    def run(day: str) -> str:
+        return dg.materialize([sales, *checks, publisher], partition_key=day, **options).run_id
+
+    def read_alone() -> Any:
+        assets = [sales, *checks, publisher]
+        result = dg.materialize(assets, selection=dg.AssetSelection.checks(*checks), **options)
+        (evaluation,) = result.get_asset_check_evaluations()
+        return evaluation.metadata["lance/branch"].value
+
+    first, second = (f"run/{run(day)}" for day in ("2024-01-01", "2024-01-02"))
+    run("2024-01-03")
+    assert second == read_alone()
+    amounts |= {"2024-01-02": 2}
+    run("2024-01-02")
+    assert {first, second} == set(lake.table("sales").branches.list("run/*"))
+    assert first == read_alone()
+    amounts |= {"2024-01-01": 1}
+    run("2024-01-01")
+    assert "main" == read_alone()
+
+
+def test_check_that_is_executed_alone_after_a_later_append_was_published(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """What a run appended and failed its check is read, until a re-execution of all of the run was published."""
+    (check,) = build_table_checks(ORDERS, [NotNull("id")])
+    all_of_it = replace(shop, assets=[*shop.assets, check])
+
+    def read_alone() -> Any:
+        alone = all_of_it.run(stored_instance, selection=dg.AssetSelection.checks(check))
+        (evaluation,) = alone.get_asset_check_evaluations()
+        return evaluation.metadata["lance/branch"].value
+
+    shop.play(orders=[1], mode="append")
+    assert shop.execute(stored_instance).success
+    shop.play(orders=[-2], mode="append")
+    failed = shop.execute(stored_instance)
+    shop.play(orders=[3], mode="append")
+    assert shop.execute(stored_instance).success
+    assert f"run/{failed.run_id}" == read_alone()
+    shop.play(orders=[2], mode="append")
+    assert shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id)).success
+    assert "main" == read_alone()
+
+
 def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A check that has its asset as an input gets the rows of the candidate, and other readers do not."""
 

@@ -14,6 +14,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.branch_extent import waiting_version
 from lance_dagster.plugin.checks.table_check import (
     LANCE_CHECK,
     Audit,
@@ -23,7 +24,7 @@ from lance_dagster.plugin.checks.table_check import (
     describe_asset,
 )
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, waiting_version
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 
     1. the head of the run branch, in a run that wrote the table or that continues such a run; or of the branch that the
        run's tag `lance/branch` names: so a person who executes a check alone chooses another candidate than the newest
-    2. the newest version that any run materialized, while its branch has commits that `main` lacks: a check that is
-       run alone, from its *Execute* button, reads the candidate that waits and not `main`
+    2. the newest version that any run materialized and that waits to be published: a check that is run alone, from its
+       *Execute* button, reads the candidate that waits and not `main`, also when a later one was published
     3. the version that `read_ref` of the resource names
 
     A check that a user writes with Dagster's `asset_check` should return the property `metadata` of the table as

@@ -18,11 +18,12 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_of_backfill
+from lance_dagster.plugin.branch_extent import waiting_version
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource
 from lance_dagster.plugin.io.input_types import InputType
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written, waiting_version
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written
 from lance_dagster.plugin.settings import refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableKey
 from lance_dagster.table import LanceTable
