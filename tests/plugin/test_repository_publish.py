@@ -170,9 +170,18 @@ def test_rows_that_cannot_be_merged_get_a_next_step(shop: Shop) -> None:
     said = str([event for event in done.all_events if event.is_failure])
     assert "cannot merge, so no table was merged and no tag moved:" in said
     assert (
-        "run the job again, which starts from what is published, or give its rows up: materialize the publisher with "
-        f"discard: {waiting} and a reason"
+        "run the job again, which starts from what is published, or publish what it wrote to the other tables alone: "
+        f"materialize only production/shop/lines with ref: {waiting} and a reason, or give its rows up: materialize "
+        f"the publisher with discard: {waiting} and a reason"
     ) in said
+    pressed = shop.act()
+    said = "".join(entry.user_message for entry in shop.instance.all_logs(pressed.run_id))
+    assert f"to publish only that, select only its nodes, with ref: {waiting}" in said
+    alone = f"materialize only production/shop/lines with ref: {waiting} and a reason"
+    assert f"run the job again, or publish what it wrote to the other tables alone: {alone}" in said
+    assert ([1], [1]) == shop.production()
+    assert shop.act(PROMOTED[1:], ref=waiting, reason="the orders are wrong").success
+    assert ([1], [1, 2]) == shop.production()
     assert shop.act(discard=waiting, reason="repeated").success
     assert waiting not in LanceTable.open(shop.root / "shop" / "orders.lance").branches.list()
 

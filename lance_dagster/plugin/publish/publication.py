@@ -274,9 +274,13 @@ def named_conflicts(publication: Publication, source: Version, conflicts: Iterab
     ]
 
 
-def next_steps(publications: Iterable[Publication]) -> Remedy:
-    """Return what a person can do about runs whose rows conflict with what is published."""
-    publications = list(publications)
+def next_steps(publications: Sequence[Publication], beside: Iterable[Publication] = ()) -> Remedy:
+    """Return what a person can do about runs whose rows conflict with what is published.
+
+    Args:
+        publications: The tables whose merges have conflicts.
+        beside: All tables that were to be published; those without a conflict may be published alone.
+    """
     sources = [source for one in publications for source in one.sources]
     names = dict.fromkeys(f"discard: {source.branch}" for source in sources if run_of(source.branch))
     given_up = (
@@ -286,7 +290,19 @@ def next_steps(publications: Iterable[Publication]) -> Remedy:
     several = [one.sources[0].branch for one in publications if len(one.sources) > 1]
     if several:
         return Remedy(f"publish one by ref: {several[0]}, then run the others again{given_up}")
-    return Remedy(f"run the job again, which starts from what is published{given_up}")
+    branches = {source.branch for source in sources}
+    kept = [one for one in beside if one not in publications and branches & {source.branch for source in one.sources}]
+    # `discard` deletes the rows of all tables of the run, so what can be published comes first.
+    alone = f", {publish_alone(kept, sources[0].branch)}" if kept and len(branches) == 1 else ""
+    return Remedy(f"run the job again, which starts from what is published{alone}{given_up}")
+
+
+def publish_alone(publications: Iterable[Publication], branch: str) -> str:
+    """Return how to publish what a run wrote to some tables, without its other tables."""
+    nodes = ", ".join(one.promoted.to_user_string() for one in publications)
+    return (
+        f"or publish what it wrote to the other tables alone: materialize only {nodes} with ref: {branch} and a reason"
+    )
 
 
 def merge_all(

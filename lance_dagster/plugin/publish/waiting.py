@@ -398,7 +398,7 @@ def _choose(
         elif (left_out := _left_out(one, done, within)) is not None:
             waits.append(left_out)
         else:
-            reasons, is_merged = _judged(table, head, audit)
+            reasons, is_merged = _judged(table, head, audit, beside)
             # Only a branch that cannot be published is looked for on `main`, which also contains it when a re-execution
             # continued and published it.
             landed = (
@@ -507,7 +507,12 @@ def _is_waiting(table: LanceTable, branch: str) -> bool:
     return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
 
-def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequence[str]]) -> tuple[Sequence[str], bool]:
+def _judged(
+    table: LanceTable,
+    head: Version,
+    audit: Callable[[Version], Sequence[str]],
+    beside: Callable[[], Iterable[tuple[str, LanceTable]]],
+) -> tuple[Sequence[str], bool]:
     """Return the reasons against publishing a branch, and whether `main` contains the branch already."""
     if reasons := audit(head):
         return reasons, False
@@ -518,6 +523,9 @@ def _judged(table: LanceTable, head: Version, audit: Callable[[Version], Sequenc
     against = [
         f"{head} conflicts with what was published since: {conflict}; {advice}" for conflict in merge.conflicts[:1]
     ]
+    if against and (others := [name for name, other in beside() if _is_waiting(other, head.branch)]):
+        named = f"its run also wrote {', '.join(others)}, which discard would delete too"
+        against = [f"{against[0]}; {named}: to publish only that, select only its nodes, with ref: {head.branch}"]
     return against, merge.already_merged
 
 

@@ -15,7 +15,7 @@ from lance_dagster.errors import TableNotFoundError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication
+from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.waiting import Candidate, being_published
 from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
@@ -77,6 +77,8 @@ class WholeCandidates:
     is_layered: Callable[[PromotedNode], bool]
     # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
+    # Those of the reasons that no repetition of the publication changes: the rows of a table cannot be merged.
+    _conflicts: set[str] = field(init=False, default_factory=set)
 
     def look_anew(self) -> None:
         """Forget what was seen: another publisher may have merged a table since."""
@@ -102,7 +104,11 @@ class WholeCandidates:
             )
         against = self._against[run_id]
         others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
-        return [f"{head} waits with {name}, which the same run was to write: {reasons[0]}" for name, reasons in others]
+        return [
+            f"{head} waits with {name}, which the same run was to write: {reasons[0]}"
+            + (f"; run the job again, {publish_alone([one], head.branch)}" if reasons[0] in self._conflicts else "")
+            for name, reasons in others
+        ]
 
     def without_overtaken(self, looked: Sequence[Publication], beside: Sequence[Publication]) -> list[Publication]:
         """Leave out the branches of runs whose rows in another table a newer run replaces in the same publication.
@@ -146,4 +152,6 @@ class WholeCandidates:
         if merge.already_merged:
             return being_published(table, head, but=self.chain.run_ids, instance=self.log.instance)
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
-        return [*held, *self.audit(one, head), *map(str, merge.conflicts)]
+        conflicts = list(map(str, merge.conflicts))
+        self._conflicts.update(conflicts)
+        return [*held, *self.audit(one, head), *conflicts]
