@@ -54,6 +54,22 @@ def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInsta
     assert [1, 2, 3, 5] == rolled.ids("production")
 
 
+def test_a_rollback_of_one_table_names_the_others(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """`production~1` on one node warns that the other table of the publication stays; on both nodes, or held, not."""
+    customers = rolled.tag(CUSTOMERS)
+    alone = rolled.publish(instance, ref="production~1", reason="4 is wrong", dry_run=True)
+    both = rolled.publish(
+        instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref="production~1", reason="4 is wrong", dry_run=True
+    )
+    held = rolled.publish(instance, ref="production~1", reason="4 is wrong", rollback="hold", dry_run=True)
+    said = [
+        [one.user_message for one in instance.all_logs(result.run_id) if "the selected tables" in one.user_message]
+        for result in (alone, both, held)
+    ]
+    assert ([1, 0, 0], True) == (list(map(len, said)), held.success)
+    assert f"that were published later stay: shop/customers at {customers}. Select their nodes too" in said[0][0]
+
+
 def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
     """Of a branch that was forked from a withdrawn version, only its own rows are published."""
     rolled.play(mode="append", orders=[6])

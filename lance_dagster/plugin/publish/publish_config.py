@@ -23,8 +23,9 @@ class PublishConfig(dg.Config):
     ref: str = Field(
         default="",
         description="Empty: what this run wrote, or what waits when it wrote nothing. production~1, or the id of a "
-        "commit of the repository: promote the tables as they were then, or roll back. main@3: the same for one table. "
-        "run/<id>: publish a branch that was left behind; the first characters of the id are enough.",
+        "commit of the repository: promote the selected tables as they were then, or roll them back. main@3: the same, "
+        "by the version of each table. run/<id>: publish a branch that was left behind; the first characters of the id "
+        "are enough.",
     )
     reason: str = Field(default="", description="Why. It is kept with the tag and on the promoted node's page.")
     rollback: Rollback = Field(

@@ -217,6 +217,7 @@ class PublishStep:
             # A superseded branch loses no rows, so this is not a warning.
             for superseded in one.superseded:
                 self.context.log.info("%s: %s", one.name, superseded)
+        self._warn_of_others(search.found)
         return search.found
 
     def _look_whole(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
@@ -375,6 +376,11 @@ class PublishStep:
     def _partition_keys(self) -> tuple[str, ...]:
         has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
         return tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
+
+    def _warn_of_others(self, found: Sequence[Publication]) -> None:
+        to = None if self._rolls_back_all else self.chosen
+        if self.together is not None and (stays := self.together.left_behind(to, found)):
+            self.context.log.warning(stays)
 
     @property
     def _rolls_back_all(self) -> bool:

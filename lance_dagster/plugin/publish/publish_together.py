@@ -340,6 +340,27 @@ class Together:
                 )
         return None
 
+    def left_behind(self, to: RepositoryView | None, found: Sequence[Publication]) -> str | None:
+        """Return a warning that a rollback leaves out tables that were published later than the commit it goes back to.
+
+        Args:
+            to: The tables at that commit; None when each table has a version of its own.
+            found: The tables that are rolled back.
+        """
+        if to is None or self.started is None or not any(map(is_rollback, found)):
+            return None
+        present = self.repository.at(self.started.commit)
+        selected = {self.repository.name_of(one.table) for one in found}
+        places = {name: _place(present[name].at) for name in present if name not in selected and name in to}
+        stay = [f"{name} at {at}" for name, at in sorted(places.items()) if at != _place(to[name].at)]
+        if not stay:
+            return None
+        named = ", ".join([*stay[:_SHOWN], *([f"and {len(stay) - _SHOWN} more"] if len(stay) > _SHOWN else [])])
+        return (
+            f"only the selected tables go back to commit {to.commit.short_id}; others that were published later stay: "
+            f"{named}. Select their nodes too, with ref: {to.commit.short_id}, to roll them back"
+        )
+
     def catch_up(self, names: Sequence[str]) -> None:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
         # What does not follow, such as a tag that is held, is reported by the publication itself.

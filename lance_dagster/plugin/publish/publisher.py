@@ -39,8 +39,9 @@ _TAG = re.compile(r"\w[\w.-]*", re.ASCII)
 _ABOUT = """`{table}` as readers of `{tag}` see it.
 
 *Materialize* publishes the runs that wait and passed their checks, or says that there is nothing new. To roll back or
-to promote another version, choose *Open launchpad* beside it and set `ref`, for example to `{tag}~1`, or to `main@2`
-for this table alone; *Events* lists where it has been. `discard` deletes what a run that is given up wrote.
+to promote another version of the selected tables, choose *Open launchpad* beside it and set `ref`, for example to
+`{tag}~1` or `main@2`; *Events* lists where this table has been. Select the nodes of all tables that were published
+together to roll them back together. `discard` deletes what a run that is given up wrote.
 
 A rollback needs a `reason`. `rollback: revert` commits the older content to `main`, so that what was withdrawn stays
 away; `rollback: hold` takes all tables of `{tag}` back, and nothing is published until someone sets `release: true`
