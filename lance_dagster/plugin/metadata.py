@@ -87,6 +87,8 @@ WHO = "lance/who"
 SOURCES = "lance/sources"
 PUBLISHED_RUNS = "dagster/run_ids"
 AUDITED_AGAIN = "lance/audited_again"
+# On promoted nodes: what a rollback, a hold or a release is about besides the table of the node.
+SCOPE = "lance/scope"
 # On a commit of `main` that restores the content of an older version: that version.
 ROLLED_BACK_TO = "lance/rolled_back_to"
 

@@ -152,7 +152,10 @@ def test_a_run_of_a_held_table_alone_fails(rolled: Shop, instance: dg.DagsterIns
     """When the only table of a run is held, its rows stay on the branch, and the error says how to publish them."""
     assert rolled.publish(instance, hold=True, reason="audit of the year").success
     assert "main@3" == rolled.tag()
-    assert 1 == len(list(instance.fetch_observations(PRODUCTION_ORDERS, limit=5).records))
+    (observed,) = instance.fetch_observations(PRODUCTION_ORDERS, limit=5).records
+    assert observed.asset_observation is not None
+    scope = "held for all 2 tables of production, selected or not, until a release: nothing of them is published before"
+    assert scope == observed.asset_observation.metadata["lance/scope"].value
     rolled.play(mode="append", orders=[5])
     result = rolled.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS))
     assert "audit of the year; set release: true and a reason" in failure(result)

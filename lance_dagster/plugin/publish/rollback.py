@@ -63,7 +63,7 @@ def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str,
     """
     about: dict[str, object] = {"lance/rollback": kind, "lance/withdrawn": withdrawn}
     if partitioned:
-        about["lance/scope"] = "all partitions: a tag names one version of the whole table"
+        about[md.SCOPE] = "all partitions: a tag names one version of the whole table"
     return replace(publication, about=about)
 
 

@@ -63,6 +63,7 @@ class TagChanges:
         missing = []
         names = [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
         hold, named = (None, {}) if done == "discarded" else self._change_channel(names, done)
+        scope = self._scope(named, done)
         for node, name in zip(nodes, names, strict=True):
             try:
                 # A table that the channel does not name follows its own tag.
@@ -71,7 +72,7 @@ class TagChanges:
                 missing.append(f"{node.candidate.to_user_string()}: {error}")
                 continue
             self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
-            about = {f"lance/{done}": changed, **self.about}
+            about = {f"lance/{done}": changed, **scope, **self.about}
             # A materialization would start the readers, although no row changed.
             self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
         if len(missing) == len(nodes) and not named:
@@ -88,6 +89,15 @@ class TagChanges:
         moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
         hold = moved(self.tag, reason=self.config.reason, who=self._who).hold
         return hold, together.repository.at(present.commit)
+
+    def _scope(self, named: Mapping[str, TableView], done: str) -> dict[str, str]:
+        """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""
+        if not named:
+            return {}
+        what = f"{done} for all {len(named)} tables of {self.tag}, selected or not" if len(named) > 1 else done
+        until = ", until a release: nothing of them is published before" if done == "held" else ""
+        self.context.log.info("the channel %s is %s%s", self.tag, what, until)
+        return {md.SCOPE: f"{what}{until}"}
 
     def _hold(self, table: LanceTable) -> str:
         return table.tags.hold(self.tag, reason=self.config.reason, who=self._who).ref
