@@ -125,9 +125,7 @@ class RefNotFoundError(NotFoundError):
         near = difflib.get_close_matches(self.ref, self.known, n=3, cutoff=0.5)
         if near:
             return f"did you mean {' or '.join(repr(name) for name in near)}?"
-        # A repository names the branches `published/...` itself, and there may be hundreds of them.
-        first = sorted(self.known, key=lambda name: (name.startswith("published/"), name))[:10]
-        return f"known names: {', '.join(first) or 'none'}"
+        return f"known names: {', '.join(sorted(self.known)[:10]) or 'none'}"
 
     def __str__(self) -> str:
         """Name the ref, the table and the nearest names."""

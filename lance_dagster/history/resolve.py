@@ -175,8 +175,7 @@ def _version_by_commit_id(read: RefExpression, ancestry: Ancestry) -> VersionRef
     # Commit ids are searched last, since that may take reading every manifest.
     found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
     if not found:
-        branches = [branch.name for branch in refs.branches().values() if branch.state == READY]
-        names = {BRANCH: [MAIN, *branches], TAG: [*refs.tags()]}
+        names = {BRANCH: refs.known(), TAG: refs.known_tags()}
         known, kind = names.get(read.kind, [*names[BRANCH], *names[TAG]]), read.kind or "branch or tag"
         raise RefNotFoundError(read.name, known, refs.store.uri, kind, _hint_for_git_name(read.name))
     if len(found) > 1:

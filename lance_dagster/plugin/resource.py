@@ -119,11 +119,8 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors.
 
     The table of an asset is at `{root}/{whole asset key}.lance`. In the asset's metadata, `lance/table` names another
-    path below the root, and `lance/schema` a folder that replaces the prefix of the key.
-
-    Example:
-        >>> LanceResource(root="/data/lake").uri_of(dg.AssetKey(["eu", "shop", "orders"]))
-        '/data/lake/eu/shop/orders.lance'
+    path below the root, and `lance/schema` a folder that replaces the prefix of the key. With `root="/data/lake"`, the
+    table of the asset `eu/shop/orders` is `/data/lake/eu/shop/orders.lance`.
     """
 
     # Pydantic quotes a rejected value in its error, and the value may be a credential.

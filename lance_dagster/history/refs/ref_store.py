@@ -179,13 +179,17 @@ class Refs:
 
     def tag_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no tag has."""
-        return RefNotFoundError(name, list(self.tags()), self.store.uri, "tag")
+        return RefNotFoundError(name, self.known_tags(), self.store.uri, "tag")
 
     def known(self) -> list[str]:
         """Return the names of the branches that are ready, `main` included, for the hint of an error."""
         ready = [branch.name for branch in self.branches().values() if branch.state == READY]
         # Nobody names the branches of publications by hand, and there is one for each publication.
         return [layout.MAIN, *(name for name in ready if not name.startswith(layout.PUBLISHED))]
+
+    def known_tags(self) -> list[str]:
+        """Return the names of the tags that are not those of a repository for its commits, for the hint of an error."""
+        return [name for name in self.tags() if not name.startswith((layout.PIN, layout.BRANCH_PIN))]
 
     def add_branch(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
