@@ -6,7 +6,7 @@ sensors read keys back from events, commits, branches and tags of earlier releas
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from lance_dagster.history.versions import Version
 
+
+# The most partitions that an evaluation names.
+_SHOWN = 20
 
 # On definitions and events, for Dagster's pages. Dagster's own sets of these keys are private classes, so the
 # keys are spelled out; it accepts any key that starts with `dagster/`.
@@ -43,6 +46,8 @@ PREVIEW = "lance/preview"
 PUBLISHED_RUN = "lance/published_run"
 # On evaluations of checks: the version of each other table that the check read, as `version_mark` writes it.
 READ = "lance/read"
+# And the partitions that the run wrote: the pages of a check list evaluations by time and not by partition.
+PARTITIONS = "lance/partitions"
 
 # On definitions, written by the user. `lance/table` is the path of the table below the root, `lance/schema` its folder.
 TABLE = "lance/table"
@@ -176,3 +181,9 @@ def audited_version(metadata: MetadataMap) -> tuple[str, int] | None:
 def partition_property(keys: Iterable[str]) -> str:
     """Return partition keys as a commit property: a JSON list, sorted, so that equal sets compare equal."""
     return json.dumps(sorted(keys))
+
+
+def checked_partitions(keys: Sequence[str]) -> dict[str, str]:
+    """Return the entry of an evaluation that names the partitions that it is about; none without partitions."""
+    more = [f"and {len(keys) - _SHOWN} more"] if len(keys) > _SHOWN else []
+    return {PARTITIONS: ", ".join([*keys[:_SHOWN], *more])} if keys else {}

@@ -432,6 +432,7 @@ def test_partitions_are_judged_one_by_one(lake: LanceResource, instance: dg.Dags
     assert evaluation.description == "0 rows in 2024-01-02; allowed: at least 1 in each partition"
     assert evaluation.metadata["rows"].value == 2
     assert evaluation.metadata["failed_partitions"].value == 1
+    assert evaluation.metadata["lance/partitions"].value == "2024-01-01, 2024-01-02, 2024-01-03"
 
 
 def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
@@ -502,18 +503,19 @@ def test_check_that_is_executed_alone_after_a_later_day_was_published(
         assets = [sales, *checks, publisher]
         result = dg.materialize(assets, selection=dg.AssetSelection.checks(*checks), **options)
         (evaluation,) = result.get_asset_check_evaluations()
-        return evaluation.metadata["lance/branch"].value
+        metadata = {key: one.value for key, one in evaluation.metadata.items()}
+        return metadata["lance/branch"], metadata.get("lance/partitions")
 
     first, second = (f"run/{run(day)}" for day in ("2024-01-01", "2024-01-02"))
     run("2024-01-03")
-    assert second == read_alone()
+    assert (second, "2024-01-02") == read_alone()
     amounts |= {"2024-01-02": 2}
     run("2024-01-02")
     assert {first, second} == set(lake.table("sales").branches.list("run/*"))
-    assert first == read_alone()
+    assert (first, "2024-01-01") == read_alone()
     amounts |= {"2024-01-01": 1}
     run("2024-01-01")
-    assert "main" == read_alone()
+    assert ("main", None) == read_alone()
 
 
 def test_check_that_is_executed_alone_after_a_later_append_was_published(

@@ -90,6 +90,9 @@ def evaluate_check(
 ) -> CheckOutcome:
     """Evaluate a check on a version of its table.
 
+    Among the counts of the outcome are the partitions, as `lance/partitions`, and the versions of the other tables, as
+    `lance/read`.
+
     An exception of a class in `_BROKEN` counts as a failure with its message. Any other one is raised, such as an error
     of the storage or of Dagster: it says nothing about the rows, and a retry may succeed.
 
@@ -110,17 +113,17 @@ def evaluate_check(
         bound = bound.described(context)
         read = {key: (others or {}).get(key) or open_other(lance, context, key) for key in bound.check.reads}
         outcome = bound.check.evaluate(_audit(bound, version, partition_keys, read))
-        if not read:
-            return outcome
         # The publisher evaluates the check again when one of these tables is at another version by then.
         marks = {key.to_user_string(): md.version_mark(table.version) for key, table in read.items()}
-        return replace(outcome, counts={**outcome.counts, md.READ: dg.MetadataValue.json(marks)})
+        about = {md.READ: dg.MetadataValue.json(marks)} if read else {}
+        return replace(outcome, counts={**outcome.counts, **about, **md.checked_partitions(partition_keys)})
     except StoreError:
         # A StoreError is a LanceDagsterError too, and must not count as a failure of the check.
         raise
     except _broken() as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
-        return CheckOutcome(passed=False, description=f"the check broke: {type(error).__name__}: {error}")
+        said = f"the check broke: {type(error).__name__}: {error}"
+        return CheckOutcome(passed=False, description=said, counts=md.checked_partitions(partition_keys))
 
 
 def _broken() -> tuple[type[Exception], ...]:
