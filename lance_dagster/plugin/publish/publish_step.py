@@ -209,6 +209,7 @@ class PublishStep:
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         refuse_branches_named(self.tag, search.found)
+        self._refuse_unchanged(search.found)
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
@@ -219,6 +220,10 @@ class PublishStep:
                 self.context.log.info("%s: %s", one.name, superseded)
         self._warn_of_others(search.found)
         return search.found
+
+    def _refuse_unchanged(self, found: Sequence[Publication]) -> None:
+        if self.together is not None and self.chosen is not None:
+            self.together.refuse_unchanged(self.config.ref, self.chosen, found)
 
     def _look_whole(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""

@@ -24,6 +24,7 @@ from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
+    PublishRefusedError,
     RefNotFoundError,
     VersionNotFoundError,
 )
@@ -45,6 +46,7 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.rollback import (
     commit_message,
     drop_branch,
+    is_at,
     is_rollback,
     moved_meanwhile,
     restore_on_branch,
@@ -69,6 +71,8 @@ from lance_dagster.repository.publish.staging import NEVER
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20
+# The most promotions in which a refusal looks for one that changed a table.
+_STEPS_SEARCHED = 20
 # Twice the publications of two weeks at one an hour: with a maintenance job that collects, fewer are left.
 _MANY_HELD = 700
 
@@ -196,6 +200,46 @@ class Together:
         if version.branch != MAIN:
             raise VersionNotFoundError(f"{name} at {commit} is not on main: another program committed there just then")
         return version
+
+    def refuse_unchanged(self, ref: str, view: RepositoryView, found: Sequence[Publication]) -> None:
+        """Refuse an earlier promotion of the channel at which each table has the version that it has now.
+
+        The promotions of all publishers count, so the last one may be that of other tables.
+
+        Raises:
+            PublishRefusedError: The message names the expression that would change a table.
+        """
+        present = self.channel_now()
+        # A retried step is given the commit that the channel names since its first attempt.
+        if present is None or present.commit == view.commit.id or parse(ref).name != self.channel:
+            return
+        if not found or any(one.previous is None or not is_at(one, one.previous) for one in found):
+            return
+        changed = self.repository.at(present.commit).commit.changed_from(view.commit)
+        others = f", and since then only {', '.join(changed[:_SHOWN])} changed" if changed else ""
+        earlier = self._step_that_changes(found)
+        remedy = (
+            f"set ref to {earlier} to roll it back"
+            if earlier
+            else f"none of the last {_STEPS_SEARCHED} promotions changed it; set ref to a version such as main@3"
+        )
+        raise PublishRefusedError(
+            f"{ref} changes nothing",
+            [f"{one.name}: {self.channel} names {one.version}, and so did {ref}{others}; {remedy}" for one in found],
+        )
+
+    def _step_that_changes(self, found: Sequence[Publication]) -> str | None:
+        """Return the expression of the last promotion at which one of some tables had another version."""
+        for steps in range(1, _STEPS_SEARCHED + 1):
+            ref = f"{self.channel}~{steps}"
+            try:
+                view = self.repository.at(ref)
+                versions = [self.version_in(view, one, ref) for one in found]
+            except NotFoundError:
+                return None
+            if any(version.number != one.version.number for version, one in zip(versions, found, strict=True)):
+                return ref
+        return None
 
     def commit(
         self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside

@@ -139,11 +139,12 @@ def commit_message(found: Sequence[Publication], about: Mapping[str, str]) -> st
 
 def _forward(found: Sequence[Publication]) -> list[str]:
     """Return the part of the message about tables that are published beside a rollback, if any of them moves."""
-    moved = [one for one in found if not is_rollback(one) and (one.previous is None or not _is_at(one, one.previous))]
+    moved = [one for one in found if not is_rollback(one) and (one.previous is None or not is_at(one, one.previous))]
     return [f"publish {', '.join(one.name for one in moved)}"] if moved else []
 
 
-def _is_at(one: Publication, tag: Tag) -> bool:
+def is_at(one: Publication, tag: Tag) -> bool:
+    """Return whether a tag names the version of a publication already."""
     return (one.version.branch, one.version.number) == (tag.branch, tag.version)
 
 
