@@ -141,6 +141,26 @@ def test_one_run_for_an_entry(root: Path, instance: dg.DagsterInstance) -> None:
     assert ("production@2", commit) == (request.tags["lance/ref"], request.tags["lance/repository_commit"])
 
 
+def test_a_publication_requests_a_run(root: Path, instance: dg.DagsterInstance) -> None:
+    """The publisher's move starts the job once, though the publisher reports it; one of other tables does not."""
+
+    @dg.job
+    def report() -> None:
+        """Do nothing."""
+
+    both, other = Location(root, instance=instance), Location(root, "notes", instance=instance)
+    ticks, silent = watching(root, instance, job=report), watching(root, instance)
+    for one in (ticks, silent):
+        one.tick()
+    assert both.run(1).success
+    found = ticks.tick()
+    assert ([], ["production@1"]) == (found.asset_events, [one.tags["lance/ref"] for one in found.run_requests])
+    said = str(silent.tick().skip_message)
+    assert "nothing to report: the publisher reported shop/lines, shop/orders itself; production@1 promote" in said
+    assert other.run(2).success
+    assert [] == ticks.tick().run_requests
+
+
 @pytest.mark.parametrize(
     "channels",
     [

@@ -156,6 +156,23 @@ def test_a_tag_that_comes_back_requests_a_run(
     assert keys[-1] == ticks.tick().run_requests[0].run_key
 
 
+def test_the_publishers_move_of_a_tag_requests_a_run(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Also without a repository a job that follows a tag runs after a publication, which is not reported again."""
+
+    @dg.job
+    def follow_up() -> None:
+        pass
+
+    shop = shop_at(lake.root, repository=False)
+    shop.run(instance)
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"], job=follow_up), shop.lance, instance)
+    ticks.tick()
+    shop.run(instance)
+    found = ticks.tick()
+    assert ([], ["main@3"]) == (found.asset_events, [one.tags["lance/ref"] for one in found.run_requests])
+    assert [] == ticks.tick().run_requests
+
+
 def test_dropped_table_is_reported_when_it_is_created_again(
     lake: LanceResource, instance: dg.DagsterInstance, orders: LanceTable
 ) -> None:

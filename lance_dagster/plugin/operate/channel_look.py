@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class ChannelMove(NamedTuple):
-    """An entry of a channel that was not reported yet, and the tables that it changed."""
+    """An entry of a channel that was not reported yet, and the tables that it changed.
+
+    `published` are those of the watched tables whose promoted nodes the publisher materialized itself.
+    """
 
     channel: str
     number: int
@@ -30,6 +33,7 @@ class ChannelMove(NamedTuple):
     who: str
     why: str
     tables: tuple[str, ...]
+    published: tuple[str, ...] = ()
 
     @property
     def ref(self) -> str:
@@ -142,11 +146,13 @@ class ChannelLook:
         changed = view.commit.changed_from(None if before is None else before.commit)
         tables = tuple(name for name in changed if name in view)
         who, why = entry.properties.get(md.WHO) or entry.by, entry.properties.get(md.REASON) or entry.reason
-        move = ChannelMove(self.channel, entry.number, entry.commit, entry.action, who, why, tables)
-        found: list[tuple[ChannelMove, str, Version]] = []
         reported = _names_in(entry.properties.get(md.REPORTED, ""))
-        for name in tables:
-            if name not in self.watched or name in reported:
+        watched = [name for name in tables if name in self.watched]
+        published = tuple(name for name in watched if name in reported)
+        move = ChannelMove(self.channel, entry.number, entry.commit, entry.action, who, why, tables, published)
+        found: list[tuple[ChannelMove, str, Version]] = []
+        for name in watched:
+            if name in reported:
                 continue
             try:
                 version = view[name].version

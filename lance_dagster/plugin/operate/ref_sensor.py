@@ -102,10 +102,12 @@ def build_ref_sensor(
     Where the tables are in a repository and a ref is a channel of it, the log of the channel is read, once for all
     tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
 
-    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel.
-    The run key contains the version, and the time of a tag's move, so that a repeated report starts no second run, and
-    a tag that comes back to a version starts one. Dagster's list of ticks shows what was reported, and the refs that
-    some tables lack. The log of the tick names the tables that could not be read.
+    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel,
+    also where the publisher made the move. A publication changes `main` and the tag: a sensor of both requests runs
+    for both, so give the refs that the job reads. The run key contains the version, and the time of a tag's move, so
+    that a repeated report starts no second run, and a tag that comes back to a version starts one. Dagster's list of
+    ticks shows what was reported, and the refs that some tables lack. The log of the tick names the tables that could
+    not be read.
 
     A cursor that is damaged, or of another release of this package, is replaced: the sensor logs a warning and
     continues with the versions that are committed afterwards.
@@ -144,7 +146,7 @@ def build_ref_sensor(
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=from_start), until=until)
         run_logged(tick, watched, context)
         text = tick.text(watched)
-        requests = run_requests(tick.news) if with_runs else None
+        requests = run_requests([*tick.published, *tick.news], tick.moves) if with_runs else None
         if requests:
             # Dagster refuses a text beside run requests, so its list of ticks shows the runs instead.
             context.log.info(text)
@@ -220,18 +222,28 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     )
 
 
-def run_requests(news: "Iterable[News]") -> list[dg.RunRequest]:
-    """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones."""
-    # News are in the order of the versions, so the newest one of each key stays.
-    by_place = {found.ref if found.move else (found.table.name,): found for found in news}
-    return [_request(found) for found in by_place.values()]
+def run_requests(news: "Iterable[News]", moves: "Iterable[ChannelMove]" = ()) -> list[dg.RunRequest]:
+    """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones.
+
+    Args:
+        news: What is reported, and moves of tags that the publisher reported itself.
+        moves: The moves of channels. One that changed no watched table requests no run.
+    """
+    news = list(news)
+    reported = {found.move for found in news}
+    # Both are in the order of the versions, so the newest one of each key stays.
+    by_channel = {move.channel: move for move in moves if move.published or move in reported}
+    by_table = {found.table.name: found for found in news if found.move is None}
+    return [*map(_request_of_move, by_channel.values()), *map(_request, by_table.values())]
+
+
+def _request_of_move(move: "ChannelMove") -> dg.RunRequest:
+    about = {md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit}
+    return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
 
 
 def _request(found: "News") -> dg.RunRequest:
-    name, version, move = found.table.name, found.version, found.move
-    if move is not None:
-        about = {md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit}
-        return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
+    name, version = found.table.name, found.version
     # The transaction, because a table that was created again has other versions under the same numbers.
     key = f"lance:{name}@{found.ref}={version.number}:{version.transaction[:8]}"
     # A tag may come back to a version: Dagster would drop the run of a key that it knows.

@@ -59,7 +59,8 @@ class News(NamedTuple):
 class _Look:
     """One look at one table; it changes `marks` as it goes, so that it can stop after any version.
 
-    `begins` are the refs of which this look only records the present state.
+    `begins` are the refs of which this look only records the present state. `published` are moves of tags that the
+    publisher reported itself.
     """
 
     lance: LanceResource
@@ -70,6 +71,7 @@ class _Look:
     begins: Collection[str]
     until: float
     news: list[News] = field(default_factory=list)
+    published: list[News] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problem: str | None = None
@@ -149,22 +151,27 @@ class _Look:
         # The publisher materializes the promoted node itself; a second event would start its readers twice. A tag
         # that another program moved later still has the metadata, but not the target that the metadata names.
         by_publisher = md.RUN_ID in tag.metadata and tag.metadata.get(md.MOVED_TO) == tag.ref
-        if name not in self.begins and not by_publisher:
+        if name not in self.begins:
             # With `branch:`, because other programs allow a tag and a branch of the same name.
             version = table.at(f"branch:{tag.ref}")
-            self.news.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
+            found = self.published if by_publisher else self.news
+            found.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
         self.marks[name] = moved
 
 
 @dataclass(slots=True, kw_only=True)
 class RefTick:
-    """One tick: reads tables and collects their news, in the order of the tables."""
+    """One tick: reads tables and collects their news, in the order of the tables.
+
+    `published` are moves of tags that the publisher reported itself; those of a channel are in `moves`.
+    """
 
     lance: LanceResource
     refs: Sequence[str]
     cursor: RefCursor
     until: float
     news: list[News] = field(default_factory=list)
+    published: list[News] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -261,6 +268,7 @@ class RefTick:
         if look.problem is None or not look.is_first:
             self.cursor.seen[look.watched.name] = look.marks
         self.news += look.news
+        self.published += look.published
         self.notes += look.notes
         if look.problem is not None:
             self.problems.append(look.problem)
@@ -271,12 +279,20 @@ class RefTick:
         """Return what the tick found, for Dagster's list of ticks."""
         return "; ".join(self._sentences(len(watched)))
 
+    @property
+    def _published(self) -> list[str]:
+        """The tables that the publisher reported, each once."""
+        of_moves = [name for move in self.moves for name in move.published]
+        return list(dict.fromkeys([*of_moves, *(found.table.name for found in self.published)]))
+
     def _sentences(self, tables: int) -> Iterator[str]:
         if self.news:
             # By table, the newest version last; a dict keeps the last one of each table and ref.
             newest = {(found.table.name, found.ref): str(found) for found in self.news}
             changed = len({found.table.name for found in self.news})
             yield f"{_counted(len(self.news), 'version')} of {_counted(changed, 'table')}: {_listed(newest.values())}"
+        elif published := self._published:
+            yield f"nothing to report: the publisher reported {_listed(published)} itself"
         else:
             yield f"nothing new in {_counted(self.visited, 'table')}"
         if self.moves:
