@@ -66,6 +66,21 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
     assert table.count_rows("dev") == 1
 
 
+@pytest.mark.parametrize("narrow,wide", [(pa.int32(), pa.int64()), (pa.float32(), pa.float64())], ids=str)
+def test_a_narrower_number_is_to_be_cast(lake: LanceResource, narrow: pa.DataType, wide: pa.DataType) -> None:
+    """The first remedy for numbers that the table's type holds is the cast, as for an append to the table itself."""
+    table = started(lake, pa.table({"id": pa.array([1], wide)}))
+    rows = pa.table({"id": pa.array([2], narrow)})
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, rows)
+    remedy = f"'refuse'; cast 'id' in the asset to the table's {wide}, which holds every {narrow}; with 'add_columns' "
+    assert remedy in str(caught.value)
+    with pytest.raises(SchemaMismatchError, match=f"column 'id' is {narrow}, the table holds {wide}"):
+        table.append(rows, branch="dev")
+    run(lake, rows.cast(pa.schema({"id": wide})), write_mode="append")
+    assert [1, 2] == table.read("dev")["id"].to_pylist()
+
+
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_advice_keeps_older_rows(lake: LanceResource, mode: str) -> None:
     """A type that no policy accepts is to be cast; only an overwrite is told of 'replace', and that rows are lost."""

@@ -175,12 +175,23 @@ class Evolution:
     def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
         """Return the setting that would accept the output, and what else would make it fit the table."""
         setting = f"{md.SCHEMA_EVOLUTION} is {self.policy!r}"
-        found = [*self._policies(given, current), *self._edits(given, current)]
+        found = [*self._casts(given, current), *self._policies(given, current), *self._edits(given, current)]
         if self.policy != "replace" and self.mode == "overwrite":
             found.append(
                 "with 'replace' the table gets the columns of the output, and all older rows are dropped with theirs"
             )
         return "; ".join([setting, *(found or ["return the columns and types of the table"])])
+
+    def _casts(self, given: pa.Schema, current: pa.Schema) -> list[str]:
+        """Return the casts that an asset can make without loss, of numbers that the type of the table holds."""
+        return [
+            f"cast {own.name!r} in the asset to the table's {own.type}, which holds every {given.field(own.name).type}"
+            for own in current
+            if self._column(own, given).problem
+            and given.names.count(own.name) == 1
+            and _are(_is_number, given.field(own.name).type, own.type)
+            and _is_wider(own.type, given.field(own.name).type)
+        ]
 
     def _policies(self, given: pa.Schema, current: pa.Schema) -> list[str]:
         # The order makes the message name the policy that changes the table least.
