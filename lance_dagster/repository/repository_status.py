@@ -1,10 +1,10 @@
 """The status of the tables, channels and branches of a repository."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lance_dagster.errors import NotFoundError, counted
+from lance_dagster.errors import CommitConflictError, NotFoundError, counted
 from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.collect_commits import CommitRetention
@@ -80,6 +80,8 @@ class RepositoryStatus:
         channels: The channels.
         waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
             that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
+        unwritten: Those of the waiting branches to which nothing was committed, with the tables in which that is so:
+            the run is under way, or failed before its first commit.
         superseded: Those of the waiting branches that can no longer be published, since they replace rows that a later
             commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
@@ -90,9 +92,14 @@ class RepositoryStatus:
     tables: tuple[TableState, ...]
     channels: tuple[ChannelState, ...]
     waiting: Mapping[str, tuple[str, ...]]
+    unwritten: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     superseded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     collectable: int = 0
     held_versions: int = 0
+
+    def written(self, branch: str) -> tuple[str, ...]:
+        """Return the tables in which a waiting branch has commits of its own."""
+        return tuple(name for name in self.waiting[branch] if name not in self.unwritten.get(branch, ()))
 
     def __str__(self) -> str:
         """Return a line for `main`, each channel, each table with findings, and each branch that waits."""
@@ -114,8 +121,11 @@ class RepositoryStatus:
                 lines.append(f"table {table.name}: {'; '.join(said)}")
         for name, tables in self.waiting.items():
             newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
+            if not self.written(name):
+                lines.append(f"branch {name} has no commits: {', '.join(tables)}")
+                continue
             lines.append(
-                f"branch {name} waits: {', '.join(tables)}"
+                f"branch {name} waits: {', '.join(self.written(name))}"
                 + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
             )
         if self.collectable:
@@ -165,6 +175,7 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
             for name, entry in channels.items()
         ),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
+        unwritten=_unwritten(repository, waiting, branches),
         superseded={
             branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
             for branch in sorted({branch for found in newer.values() for branch in found})
@@ -183,6 +194,30 @@ def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, 
         touched = touched_tables(repository, branch, head)
         found[branch] = {*touched.names, *(f"{name} (removed)" for name in touched.removed.values())}
     return found
+
+
+def _unwritten(
+    repository: RepositoryContext, waiting: Mapping[str, set[str]], branches: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the waiting branches that are as they were forked, with the tables in which they are."""
+
+    def of(name: str) -> set[str]:
+        context = repository.table(name)
+        present = [branch for branch in branches[name] if name in waiting.get(branch, ())]
+        return {branch for branch in present if _is_as_forked(context, branch)}
+
+    found = for_each_table(of, sorted(branches))
+    by_branch = {branch: tuple(sorted(name for name in found if branch in found[name])) for branch in sorted(waiting)}
+    return {branch: names for branch, names in by_branch.items() if names}
+
+
+def _is_as_forked(context: TableContext, branch: str) -> bool:
+    try:
+        head = context.head(branch)
+    except (NotFoundError, CommitConflictError):
+        # It was deleted since it was listed, is being made or is being reset.
+        return False
+    return head.of is not None and head.number == head.of.first
 
 
 def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:

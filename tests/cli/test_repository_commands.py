@@ -144,6 +144,20 @@ def test_the_status_tells_maintenance_from_changes(repository: str) -> None:
     assert (3, 2) == (state["ahead"], state["maintenance"])
 
 
+def test_the_status_names_branches_without_commits(repository: str) -> None:
+    """A branch to which nothing was committed is not shown as one that waits with rows."""
+    for number in (2, 3):
+        lines_of("repository", "fork", repository, f"run/{number}", ORDERS)
+    lines_of("repository", "fork", repository, "run/3", LINES)
+    table(repository, ORDERS).append(rows(3), branch="run/3")
+    assert [
+        f"nothing committed: run/2 ({ORDERS}); its run is under way, or failed before",
+        f"not published: run/3 ({ORDERS}); nothing committed in {LINES}",
+    ] == lines_of("repository", "status", repository)[1:]
+    found = document_of("repository", "status", repository)
+    assert {"run/2": [ORDERS], "run/3": [LINES]} == found["unwritten"]
+
+
 def test_the_status_names_branches_that_were_superseded(repository: str) -> None:
     """A branch that replaces rows, which main has replaced since, is shown as superseded with what to do."""
     for number in (2, 3, 4):

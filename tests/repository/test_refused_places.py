@@ -104,3 +104,16 @@ def test_the_status_lists_run_branches_of_all_tables(tmp_path: Path) -> None:
         repository.table(name).branches.create("run/7")
     run(repository, 8, "b")
     assert {"run/7": ("a", "c"), "run/8": ("b",)} == repository.status().waiting
+
+
+def test_the_status_tells_branches_without_commits(tmp_path: Path) -> None:
+    """A branch that is as it was forked, as after a refused output, is told from one whose rows wait."""
+    repository = new_repository(tmp_path, "a", "b")
+    for name in ("a", "b"):
+        repository.table(name).branches.create("run/7")
+    run(repository, 8, "a")
+    repository.fork("b", "run/8")
+    status = repository.status()
+    assert {"run/7": ("a", "b"), "run/8": ("b",)} == status.unwritten
+    assert ((), ("a",)) == (status.written("run/7"), status.written("run/8"))
+    assert ["branch run/7 has no commits: a, b", "branch run/8 waits: a"] == str(status).splitlines()[1:]

@@ -1,6 +1,6 @@
 """`lance-dagster repository tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         RepositoryCommit,
         RepositoryView,
     )
-    from lance_dagster.repository.repository_status import ChannelState, TableState
+    from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 
 with_ref = click.option(
     "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, release tag or commit."
@@ -83,6 +83,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
         "channels": [_channel_state_document(each) for each in found.channels],
         "tables": [_table_state_document(each) for each in found.tables],
         "waiting": {name: list(names) for name, names in found.waiting.items()},
+        "unwritten": {name: list(names) for name, names in found.unwritten.items()},
         "superseded": {name: dict(versions) for name, versions in found.superseded.items()},
         "collectable": found.collectable,
         "held_versions": found.held_versions,
@@ -90,7 +91,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
     lines = [f"main: {commit_line(found.commit)}, {counted(len(found.commit.tables), 'table')}"]
     lines += [_channel_state_line(each) for each in found.channels]
     lines += [line for each in found.tables for line in _table_state_lines(each)]
-    lines += [_waiting_line(name, names, found.superseded.get(name, {})) for name, names in found.waiting.items()]
+    lines += [_waiting_line(name, found) for name in found.waiting]
     if found.collectable:
         old, branches = counted(found.collectable, "old commit"), counted(found.held_versions, "branch")
         command = command_line("repository collect", repository.root, "--delete")
@@ -98,10 +99,14 @@ def status(repository: "LanceRepository", output: Output) -> None:
     output.write(document, [printable(line) for line in lines])
 
 
-def _waiting_line(branch: str, tables: Sequence[str], superseded: Mapping[str, str]) -> str:
-    named = f"{branch} ({', '.join(tables) or 'no table'})"
+def _waiting_line(branch: str, found: "RepositoryStatus") -> str:
+    written, unwritten = found.written(branch), found.unwritten.get(branch, ())
+    if unwritten and not written:
+        return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
+    named = f"{branch} ({', '.join(written) or 'no table'})"
+    superseded = found.superseded.get(branch, {})
     if not superseded:
-        return f"not published: {named}"
+        return f"not published: {named}" + (f"; nothing committed in {', '.join(unwritten)}" if unwritten else "")
     # A run is published whole, so one table that cannot be merged keeps its other tables back too.
     newer = ", ".join(f"{version} of {table}" for table, version in superseded.items())
     return (
