@@ -7,7 +7,9 @@ name that a Java data source has.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -43,6 +45,8 @@ from lance_dagster.spark.streaming.stream_source import (
 from lance_dagster.spark.writer import LanceWriter, check_session
 from lance_dagster.table import LanceTable
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _STORAGE = "storage."
 _READ_OPTIONS = ("path", "ref", "columns", "filter")
 _FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
@@ -128,6 +132,23 @@ def narrow(df: DataFrame) -> DataFrame:
     return TableFrame(df) if isinstance(df, ClassicDataFrame) else df
 
 
+def _without_frames(method: Callable[P, T]) -> Callable[P, T]:
+    """Return a method of the source whose refusals have no traceback into this package.
+
+    Spark runs the method in a process of its own, and raises the text of the traceback, with the message in its last
+    line: that of a misspelt option would begin with a page of frames.
+    """
+
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except LanceDagsterError as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
+
 class LanceDataSource(DataSource):
     """Lance tables as a Spark data source named `lance_dagster`.
 
@@ -159,6 +180,7 @@ class LanceDataSource(DataSource):
         """Return the name to give to `format(...)`."""
         return "lance_dagster"
 
+    @_without_frames
     def schema(self) -> StructType:
         """Return the columns of the version that is read, and pin the frame to that version."""
         # Spark does not say whether the frame is a stream, so the options of both are taken here.
@@ -167,6 +189,7 @@ class LanceDataSource(DataSource):
         self._version = scan.version
         return feed_schema(scan.schema) if is_set(self.options, CHANGES) else readable_schema(scan.schema)
 
+    @_without_frames
     def reader(self, schema: StructType) -> LanceReader:
         """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""
         for name in (CHANGES, *STREAM_OPTIONS):
@@ -177,6 +200,7 @@ class LanceDataSource(DataSource):
         _check_types(schema, readable_schema(scan.schema))
         return LanceReader(scan, schema)
 
+    @_without_frames
     def writer(self, schema: StructType, overwrite: bool) -> LanceWriter:  # noqa: FBT001 - Spark's signature
         """Return the writer of one `save()`; creates the table if it does not exist."""
         replace_where = self.options.get("replace_where")
@@ -205,6 +229,7 @@ class LanceDataSource(DataSource):
         except LanceDagsterError as error:
             return RefusedStream(error)
 
+    @_without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> LanceStreamWriter:  # noqa: FBT001, N802
         """Return the writer of one batch of a stream; creates the table if it does not exist."""
         table, branch, target = self._target(schema, overwrite=overwrite, known=_STREAM_WRITE_OPTIONS)

@@ -123,10 +123,11 @@ def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri:
 def test_a_read_that_makes_no_sense_says_so(
     spark: SparkSession, tmp_table_uri: str, options: Mapping[str, str], said: str
 ) -> None:
-    """Spark wraps the error, and keeps its message."""
+    """Spark wraps the error, and keeps its message, with no traceback into this package before it."""
     LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
-    with pytest.raises(AnalysisException, match=re.escape(said)):
+    with pytest.raises(AnalysisException, match=re.escape(said)) as caught:
         spark.read.format(FORMAT).options(**{"path": tmp_table_uri, **options}).load()
+    assert 1 == str(caught.value).count('  File "')
 
 
 def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri: str) -> None:
