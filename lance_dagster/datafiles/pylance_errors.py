@@ -177,5 +177,7 @@ def _first_line(error: BaseException) -> str:
     name, near = unknown["name"], unknown["near"]
     # The listed fields include virtual columns, which are not columns of the table.
     fields = [field for field in (unknown["known"] or "").split(", ") if field and field not in _VIRTUAL_COLUMNS]
-    known = f"; did you mean the column {near}?" if near else f"; there are {', '.join(fields)}" if fields else ""
+    if near:
+        return f"No field named {name}; did you mean the column {near}, or the string '{name}', in quotes?"
+    known = f"; there are {', '.join(fields)}" if fields else ""
     return f"No field named {name}{known}; a string is written '{name}', in quotes"
