@@ -108,7 +108,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "branches.recover": ("branch", lambda name: (name, "--recover")),
     "branches.reset": ("reset", lambda name, at: (name, "--at", at)),
     "branches.unprotect": ("protect", partial(_unprotect, "--branch")),
-    "cherry_pick": ("cherry-pick", partial(_single_change, "--onto")),
+    "cherry_pick": ("cherry-pick", partial(_single_change, "--into")),
     "maintenance.allow_base": ("allow-base", lambda uri: (uri,)),
     "maintenance.relocate": ("relocate", _relocate),
     "maintenance.verify": ("verify", lambda *, deep: ("--deep",) if deep else ()),

@@ -204,20 +204,20 @@ def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> Non
 @click.command("cherry-pick")
 @about_table
 @click.argument("version", type=REF)
-@click.option("--onto", type=BRANCH, default="main", show_default=True, help="The branch that gets the change.")
+@click.option("--into", type=BRANCH, default="main", show_default=True, help="The branch that gets the change.")
 @_with_parent
 @with_strategy
 @with_message
 @with_properties
-def cherry_pick(table: "LanceTable", output: Output, version: str, onto: str, **options: Unpack[_PickOptions]) -> None:
+def cherry_pick(table: "LanceTable", output: Output, version: str, into: str, **options: Unpack[_PickOptions]) -> None:
     """Apply the change of one VERSION to another branch."""
     parent, strategy = options["parent"], strategy_from(options["strategies"])
     message, properties = options["message"], properties_from(options["properties"])
-    before = table.head(onto)
+    before = table.head(into)
     # The change of a version is its difference from the parent, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
         made = table.cherry_pick(
-            version, onto, parent=parent, strategy=strategy, message=message, properties=properties
+            version, into, parent=parent, strategy=strategy, message=message, properties=properties
         )
     write_version(output, before, made, f"nothing to do: {made} has the change already")
 
@@ -290,7 +290,7 @@ def write_version(output: Output, before: "Version", made: "Version", nothing: s
 def _write_preview(output: Output, found: "MergePreview", rows: PrintedRows, hint: str) -> None:
     # The remedy is printed as a hint, and private fields are not part of the document.
     facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
-    output.write({"ok": not found.conflicts, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
+    output.write({"ok": found.ok, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
     if found.conflicts:
         exit_refused(hint)
 

@@ -80,6 +80,11 @@ class MergePreview:
     _rows: "_RowsOnDemand" = field(repr=False, compare=False)
 
     @property
+    def ok(self) -> bool:
+        """Whether the merge can be made: there are no conflicts."""
+        return not self.conflicts
+
+    @property
     def hint(self) -> str | None:
         """The sentence that says how to settle all conflicts, or None."""
         return None if self.remedy is None else str(self.remedy)

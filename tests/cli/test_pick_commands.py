@@ -27,7 +27,7 @@ def test_one_change_is_taken_over(table: LanceTable) -> None:
     (line,) = lines_of("cherry-pick", table.uri, "fix")
     assert "main@2 -> main@3  3 rows (1 added)  the second" == line
     assert [("a", 1), ("a", 2), ("f", 2)] == contents(table)
-    answer = document_of("cherry-pick", table.uri, "fix@3", "--onto", "main")
+    answer = document_of("cherry-pick", table.uri, "fix@3", "--into", "main")
     assert (True, "main@3", "main@4") == (answer["made"], answer["before"], answer["version"]["version"])
 
 
@@ -65,8 +65,8 @@ def test_conflicts_are_told(table: LanceTable, command: str) -> None:
     assert (1, 1, 2) == (result.exit_code, result.stdout.count("\n"), result.stderr.count("\n"))
     shown = f"{commit}^..{commit}" if command == "cherry-pick" else f"{commit}..main"
     typed = f"lance-dagster diff {table.uri} {quoted(shown)} --rows"
-    onto = "--onto" if command == "cherry-pick" else "--branch"
-    settled = f"lance-dagster {command} {table.uri} {commit} {onto} main --strategy rows=source-wins"
+    option = "--into" if command == "cherry-pick" else "--branch"
+    settled = f"lance-dagster {command} {table.uri} {commit} {option} main --strategy rows=source-wins"
     assert result.stderr.splitlines()[1].startswith(f"hint: look with `{typed}`; ")
     assert f"`{settled}`, or choose the other winner for each" in result.stderr.splitlines()[1]
     assert 0 == run("diff", table.uri, shown, "--rows").exit_code

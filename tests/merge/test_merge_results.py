@@ -50,6 +50,7 @@ def test_a_merge_counts_the_rows_that_it_changes(
 def test_a_merge_counts_the_rows_of_its_preview(table: LanceTable) -> None:
     """The preview and the result use the same words."""
     preview = table.preview_merge("run")
+    assert preview.ok
     counts = preview.rows_added, preview.rows_deleted, preview.rows_updated
     result = table.merge("run")
     assert counts == (result.rows_added, result.rows_deleted, result.rows_updated)
