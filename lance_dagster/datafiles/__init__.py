@@ -21,7 +21,7 @@ from lance_dagster.datafiles.digests import digest_of, digested_files, record_di
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.isolated_reading import IsolatedScan, scan_isolated
-from lance_dagster.datafiles.pylance_errors import reading_errors
+from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.reading import (
     compact_with_pylance,
     count,
@@ -118,6 +118,7 @@ __all__ = [
     "plain_type",
     "planned_schema",
     "projected_schema",
+    "query_errors",
     "quote_column",
     "read",
     "read_data_file",

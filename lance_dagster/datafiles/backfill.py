@@ -17,6 +17,7 @@ from lance_dagster.datafiles.sql_evaluation import expression_types
 from lance_dagster.datafiles.writing import StagedFile, WriteTarget, write_file
 from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.model import Fragment
+from lance_dagster.format.sql_text import enclosed
 
 if TYPE_CHECKING:
     import lance
@@ -105,4 +106,6 @@ def _filled(
 
 
 def _columns(reads: Reads) -> list[str] | dict[str, str]:
-    return dict(reads) if isinstance(reads, Mapping) else list(reads)
+    if not isinstance(reads, Mapping):
+        return list(reads)
+    return {name: enclosed(f"the expression of {name!r}", expression) for name, expression in reads.items()}

@@ -21,7 +21,7 @@ from lance_dagster.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
-from lance_dagster.format.sql_text import check_closed
+from lance_dagster.format.sql_text import enclosed
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _NO_JSON = "Failed to encode JSON: "
@@ -60,6 +60,11 @@ _NO_FIELD = re.compile(
     r"No field named (?P<name>[^\s\"']+)\. (Valid fields are (?P<known>[^()]*)|Did you mean '(?P<near>[^']*)'\?)\."
 )
 """The message for an unknown column, often a string literal without quotes."""
+_UNPARSED = re.compile(r"Error parsing statement: .*\(sql parser error: (?P<problem>.*?)\)(?=, /|\Z)", re.DOTALL)
+"""The message for a text that is no SQL, with the statement around it."""
+_UNRESOLVED = re.compile(r"Error resolving filter expression .*: Invalid user input: ", re.DOTALL)
+"""The beginning of the message for a filter that does not fit the types of the columns, with its text."""
+_UNEXPECTED = re.compile(r"Expected: (?P<wanted>.*), found: (?P<found>.*)", re.DOTALL)
 _VIRTUAL_COLUMNS = {"_rowid", "_rowaddr", "_row_last_updated_at_version", "_row_created_at_version", "_rowoffset"}
 _REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)", "lacked the necessary privileges", "lacked valid auth")
 """Parts of messages for EPERM, EACCES, EROFS, and the statuses 403 and 401: nothing was read or written."""
@@ -71,16 +76,15 @@ _CRASHED = ("reader producer terminated", "panicked with message")
 
 
 @contextmanager
-def query_errors(filter: str | None, where: str = "the table") -> Iterator[None]:
-    """Translate errors of pylance during a query; the default is `InvalidInputError`.
+def query_errors(filter: str | None, where: str = "the table") -> Iterator[str | None]:
+    """Yield the filter as pylance gets it, and translate errors of pylance; the default is `InvalidInputError`.
 
     A failed storage becomes `StoreError`, a damaged file `CorruptFileError`, content that pylance does not support
     `UnsupportedFeatureError`; these messages name `where`. A filter that is not a string is refused before the query.
     """
-    if filter is not None:
-        check_closed("the filter", filter)
+    condition = None if filter is None else enclosed("the filter", filter)
     with reading_errors("read the columns" if filter is None else f"evaluate the filter {filter!r}", where):
-        yield
+        yield condition
 
 
 @contextmanager
@@ -169,8 +173,10 @@ def _is_damage(message: str) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
+    # The texts of callers are in parentheses there, which they did not write, and may have several lines.
+    message = _UNRESOLVED.sub("", _UNPARSED.sub(lambda found: _unparsed(found["problem"]), str(error)))
     # pylance appends the position in its own source code, which does not help a caller.
-    message = str(error).partition("\n")[0].partition(", /")[0]
+    message = message.partition("\n")[0].partition(", /")[0]
     unknown = _NO_FIELD.search(message)
     if unknown is None:
         return message
@@ -181,3 +187,15 @@ def _first_line(error: BaseException) -> str:
         return f"No field named {name}; did you mean the column {near}, or the string '{name}', in quotes?"
     known = f"; there are {', '.join(fields)}" if fields else ""
     return f"No field named {name}{known}; a string is written '{name}', in quotes"
+
+
+def _unparsed(problem: str) -> str:
+    """Return why a text is no SQL. Lance has it in parentheses, so its end is a closing one."""
+    unexpected = _UNEXPECTED.fullmatch(problem)
+    match unexpected and unexpected.groups():
+        case (")", found):
+            return f"{found!r} does not continue what is before it; write an operator, such as AND, or leave it out"
+        case ("an expression", ")"):
+            return "an expression is missing at the end, or before a closing parenthesis"
+        case _:
+            return problem

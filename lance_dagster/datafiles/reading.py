@@ -48,10 +48,10 @@ def scan(
 def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
     # The columns are validated first: pylance accepts a string as a list of one-letter columns.
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
-    with query_errors(filter, dataset.uri):
+    with query_errors(filter, dataset.uri) as condition:
         _check_columns(dataset, wanted or [])
         return dataset.scanner(
-            columns=wanted, filter=filter, late_materialization=late_materialization(dataset.schema)
+            columns=wanted, filter=condition, late_materialization=late_materialization(dataset.schema)
         ).to_reader()
 
 
@@ -78,8 +78,8 @@ def planned_schema(
     """
     wanted = None if columns is None else [*string_list("columns", columns, "id")]
     _check_columns(dataset, wanted or [])
-    with query_errors(filter, dataset.uri):
-        return dataset.scanner(columns=wanted, filter=filter).projected_schema
+    with query_errors(filter, dataset.uri) as condition:
+        return dataset.scanner(columns=wanted, filter=condition).projected_schema
 
 
 def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -91,8 +91,8 @@ def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, fi
 
 def count(dataset: "lance.LanceDataset", filter: str | None = None) -> int:
     """Count the rows that match a filter, or all."""
-    with query_errors(filter, dataset.uri):
-        return dataset.count_rows(filter=filter)
+    with query_errors(filter, dataset.uri) as condition:
+        return dataset.count_rows(filter=condition)
 
 
 def matching_offsets(
@@ -111,12 +111,12 @@ def matching_offsets(
     # A predicate of None would match every row.
     check_string("the predicate", predicate)
     found: dict[int, BitMap] = {}
-    with query_errors(predicate, dataset.uri):
+    with query_errors(predicate, dataset.uri) as condition:
         parts = None
         if fragment_ids is not None:
             parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
         # No columns are requested, so pylance reads only those that the predicate names.
-        scanner = dataset.scanner(columns=[], filter=predicate, with_row_address=True, fragments=parts)
+        scanner = dataset.scanner(columns=[], filter=condition, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
             # A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits.
             addresses = batch.column("_rowaddr").to_numpy()

@@ -19,7 +19,7 @@ from lance_dagster.datafiles.pylance_errors import reading_errors
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.model import LEGACY_BLOB
-from lance_dagster.format.sql_text import check_closed
+from lance_dagster.format.sql_text import enclosed
 
 if TYPE_CHECKING:
     import lance
@@ -87,15 +87,15 @@ def scan_computed(
     Raises:
         InvalidInputError: The predicate is invalid, or an expression fails for some row.
     """
-    if where is not None:
-        check_closed("the condition", where)
-    columns = {name: expressions.get(name, quote_column(name)) for name in dataset.schema.names}
+    columns = {name: quote_column(name) for name in dataset.schema.names}
+    columns |= {name: enclosed(f"the expression of {name!r}", given) for name, given in expressions.items()}
+    whole = None if where is None else enclosed("the condition", where)
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
     with reading_errors(f"compute {shown}{condition}", dataset.uri):
         scanner = dataset.scanner(
             columns=columns,
-            filter=where,
+            filter=whole,
             with_row_address=True,
             blob_handling="all_binary",
             batch_size=_BLOBS_AT_ONCE if blob_columns(dataset.schema) else None,
@@ -108,12 +108,11 @@ def scan_addressed(
     dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
-    if where is not None:
-        check_closed("the condition", where)
+    whole = None if where is None else enclosed("the condition", where)
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         scanner = dataset.scanner(
             columns=list(columns),
-            filter=where,
+            filter=whole,
             with_row_address=True,
             scan_in_order=True,
             batch_size=_KEYS_AT_ONCE,

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lance_dagster.datafiles.dictionaries import decoded
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.row_addresses import ROW_ADDRESS, row_offsets
-from lance_dagster.format.sql_text import check_closed
+from lance_dagster.format.sql_text import enclosed
 
 if TYPE_CHECKING:
     import lance
@@ -24,10 +24,10 @@ def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, st
     """
     found = {}
     for column, expression in expressions.items():
-        check_closed(f"the expression of {column!r}", expression)
+        whole = enclosed(f"the expression of {column!r}", expression)
         with reading_errors(f"compute {column!r} as {expression!r}", dataset.uri):
             # pylance refuses a scan of constants alone; the row address makes it valid.
-            scanner = dataset.scanner(columns={column: expression}, with_row_address=True)
+            scanner = dataset.scanner(columns={column: whole}, with_row_address=True)
             found[column] = scanner.projected_schema.field(column).type
     return found
 
@@ -42,10 +42,10 @@ def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndar
     Raises:
         InvalidInputError: The condition is invalid.
     """
-    check_closed("the condition", condition)
+    whole = enclosed("the condition", condition)
     together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
     with reading_errors(f"evaluate the condition {condition!r}"):
-        return _matches(condition, together)
+        return _matches(whole, together)
 
 
 def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -61,8 +61,8 @@ def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int],
     if not rows.num_columns:
         # A constant predicate needs a column all the same, because a dataset has at least one.
         rows = pa.table({"_": pa.nulls(rows.num_rows, pa.bool_())})
-    with query_errors(predicate, "rows in memory"):
-        return _matches(predicate, rows)
+    with query_errors(predicate, "rows in memory") as whole:
+        return _matches(whole, rows)
 
 
 def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
@@ -78,7 +78,7 @@ def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
     return expression_types(dataset, {"value": expression})["value"]
 
 
-def _matches(condition: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _matches(condition: str | None, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     import lance
 
     found = np.zeros(rows.num_rows, np.bool_)

@@ -27,31 +27,53 @@ def all_of(*filters: str | None) -> str | None:
 
 
 def check_closed(what: str, sql: object) -> None:
-    """Refuse a condition or an expression of which Lance would evaluate a part only, without any error.
+    """Refuse a text that is no single condition or expression, or would escape from parentheses around it.
 
-    Lance stops at a parenthesis that closes nothing and at a semicolon: of `a = 1) AND (b = 2`, it evaluates `a = 1`.
-    In parentheses, as `all_of` writes it, the same text would mean something else.
+    In parentheses, as `all_of` and `enclosed` write them, `a = 1) AND (b = 2` would mean something else. Lance finds
+    every other error when it gets the text from `enclosed`.
 
     Args:
         what: What it is, such as "the predicate".
         sql: The text.
 
     Raises:
-        InvalidInputError: It is not a string, a parenthesis or a quote has no partner, or there is a semicolon or a
-            comment to the end of the line.
+        InvalidInputError: It is not a string, a parenthesis or a quote has no partner, there are several expressions
+            with commas between them, or there is a semicolon or a comment to the end of the line.
     """
     check_string(what, sql)
-    bare, depth = _QUOTED.sub("", str(sql)), 0
-    for letter in bare:
-        depth += (letter == "(") - (letter == ")")
+    bare, depth, listed = _QUOTED.sub("", str(sql)), 0, False
+    for mark in re.findall(r"[()\[\],]", bare):
+        depth += (mark in "([") - (mark in ")]")
+        listed = listed or (mark == "," and not depth)
         if depth < 0:
             break
     if depth or re.search("['\"`]", bare):
         single = "a parenthesis" if depth else "a quote"
         raise InvalidInputError(f"{what} {sql!r} has {single} without its partner; write both")
-    mark = next((mark for mark in (";", "--", "/*") if mark in bare), None)
-    if mark is not None:
-        raise InvalidInputError(f"{what} {sql!r} has {mark!r} outside of quotes; leave out what it begins or ends")
+    found = next((mark for mark in (";", "--", "/*") if mark in bare), None)
+    if found is not None:
+        raise InvalidInputError(f"{what} {sql!r} has {found!r} outside of quotes; leave out what it begins or ends")
+    if listed:
+        raise InvalidInputError(
+            f"{what} {sql!r} has ',' outside of parentheses; give one expression, or join conditions with AND"
+        )
+
+
+def enclosed(what: str, sql: str) -> str:
+    """Return a condition or an expression in parentheses, as Lance gets every text that a caller gave.
+
+    Lance evaluates the first part of a text that goes on after it, without an error: of `a = 1 adn b = 2`, it evaluates
+    `a = 1`. In parentheses, it evaluates the whole text or refuses it, and it plans the same scan.
+
+    Args:
+        what: What it is, such as "the predicate".
+        sql: The text.
+
+    Raises:
+        InvalidInputError: The text is refused by `check_closed`.
+    """
+    check_closed(what, sql)
+    return f"({sql})"
 
 
 def literal(bound: Bound) -> str:

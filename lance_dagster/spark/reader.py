@@ -28,10 +28,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
-from lance_dagster.datafiles import reading_errors
+from lance_dagster.datafiles import query_errors, reading_errors
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.sql_text import check_closed
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.context import Ref, TableContext, open_context
 from lance_dagster.history.versions import State
@@ -215,16 +214,12 @@ def check_filter(scan: Scan) -> None:
     Raises:
         InvalidInputError: The filter is wrong; the message has Lance's reason.
     """
-    check_closed("the filter", scan.filter)
-    try:
-        scanner = scan.dataset().scanner(columns=scan.schema.names, filter=scan.filter)
+    dataset = scan.dataset()
+    with query_errors(scan.filter, scan.uri) as condition:
+        scanner = dataset.scanner(columns=scan.schema.names, filter=condition)
         # Lance parses the filter only when the schema of the scan is requested. Without this, an error would come
         # from an executor, in the middle of the job.
         _ = scanner.projected_schema
-    except (ValueError, OSError) as error:
-        # Lance appends the location in its own source code, which does not help the caller.
-        problem = str(error).partition("\n")[0].partition(", /")[0]
-        raise InvalidInputError(f"cannot evaluate the filter {scan.filter!r}: {problem}") from error
 
 
 @dataclass(frozen=True, slots=True)

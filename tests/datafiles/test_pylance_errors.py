@@ -1,6 +1,7 @@
 """Errors of pylance and Arrow, translated into errors of this package."""
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,28 @@ def test_a_filter_that_fails_on_values_is_a_wrong_argument(tmp_path: Path, filte
     """The error does not depend on what the function in the filter says about the values."""
     with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
         new_table(tmp_path, entries("letter a", 0)).read(filter=filter)
+
+
+@pytest.mark.parametrize(
+    "filter, said",
+    [
+        (
+            "value = 1 adn\nkey = 'a'",
+            "'adn' does not continue what is before it; write an operator, such as AND, or .*",
+        ),
+        ("value = 1 AND", "an expression is missing at the end, or before a closing parenthesis"),
+        ("", "an expression is missing at the end, or before a closing parenthesis"),
+        ("value = = 1", "Expected: an expression, found: ="),
+        ("value =\n1.5", r"Received literal Float64\(1.5\) and could not convert to literal of type 'Int64'"),
+    ],
+)
+def test_a_wrong_filter_is_shown_as_it_was_given(tmp_path: Path, filter: str, said: str) -> None:
+    """The error has no parenthesis and no statement around it, and a reason also where there are several lines."""
+    with pytest.raises(InvalidInputError) as caught:
+        new_table(tmp_path, entries("letter a", 0)).read(filter=filter)
+    assert re.fullmatch(
+        f"cannot evaluate the filter {re.escape(repr(filter))}: Invalid user input: {said}", str(caught.value)
+    )
 
 
 def test_a_text_that_is_no_timestamp_is_a_wrong_argument(tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ def test_every_type_but_one_is_narrowed(lake: LanceResource, kind: Any) -> None:
     assert ids(seen[0]) == [2, 3]
 
 
-@pytest.mark.parametrize("wrong,kind", pairs(["id >", "idd > 1", "id > 'x'", "id"], [*KINDS, LanceDataset, Any]))
+@pytest.mark.parametrize(
+    "wrong,kind", pairs(["id >", "id > 1 adn id < 3", "idd > 1", "id > 'x'", "id"], [*KINDS, LanceDataset, Any])
+)
 def test_wrong_filter_is_one_error(lake: LanceResource, kind: Any, wrong: str) -> None:
     """The error names the input, the asset, the filter and the columns, also for types that read later."""
     published(lake)

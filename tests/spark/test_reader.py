@@ -248,6 +248,7 @@ def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: st
         (None, "id >", "cannot evaluate the filter 'id >'"),
         (None, "nothing = 3", "cannot evaluate the filter 'nothing = 3': .*No field named nothing"),
         (None, "id", "does not return a boolean"),
+        (None, "id > 1 adn id < 3", "'adn' does not continue"),
     ],
 )
 def test_a_wrong_column_or_filter_is_refused_at_once(

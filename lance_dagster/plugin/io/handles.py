@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from lance_dagster.datafiles import planned_schema
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import enclosed
 from lance_dagster.plugin.io.frames import (
     ArrowFrames,
     FrameHandler,
@@ -73,7 +74,8 @@ class LazyFrames:
             return view
         if issubclass(kind, pds.Scanner):
             columns = None if view.columns is None else list(view.columns)
-            return view.to_lance().scanner(columns=columns, filter=view.filter)
+            condition = None if view.filter is None else enclosed("the filter", view.filter)
+            return view.to_lance().scanner(columns=columns, filter=condition)
         if not view.is_narrowed:
             return view.to_lance()
         if not issubclass(kind, LanceDataset):
