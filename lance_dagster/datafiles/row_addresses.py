@@ -105,11 +105,23 @@ def scan_computed(
 
 
 def scan_addressed(
-    dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None
+    dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None, *, named: str | None = None
 ) -> Iterator[AddressedRows]:
-    """Scan some columns of the rows that match a predicate, in storage order, in large batches."""
-    whole = None if where is None else enclosed("the condition", where)
-    with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
+    """Scan some columns of the rows that match a predicate, in storage order, in large batches.
+
+    Args:
+        dataset: The version.
+        columns: The columns to read.
+        where: The predicate; None for every row.
+        named: What the predicate of a caller is called in errors, such as "missing_where"; None for any other.
+
+    Raises:
+        InvalidInputError: The predicate is invalid.
+    """
+    whole = None if where is None else enclosed(named or "the condition", where)
+    # A predicate that no caller wrote may list a thousand keys.
+    attempted = f"read the columns {', '.join(columns)}" if named is None else f"evaluate {named} {where!r}"
+    with reading_errors(attempted, dataset.uri):
         scanner = dataset.scanner(
             columns=list(columns),
             filter=whole,

@@ -367,7 +367,7 @@ class _UpsertAttempt:
             if whole:
                 missing.append(part.addresses[~found])
         if self._rules.missing_where is not None:
-            among = scan_addressed(self._dataset, self._on, self._rules.missing_where)
+            among = scan_addressed(self._dataset, self._on, self._rules.missing_where, named="missing_where")
             missing.extend(part.addresses[keys.places(part.rows) == _NOWHERE] for part in among)
         matches = _Matches(np.concatenate(addresses), np.concatenate(given), np.concatenate(there), missing)
         if few is None:

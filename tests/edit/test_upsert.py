@@ -209,6 +209,11 @@ def test_what_cannot_be_is_said_and_nothing_is_written(tmp_path: Path, rows: Any
         ({"when_matched": "updat"}, "cannot evaluate the condition 'updat'"),
         ({"when_matched": "source.nope = 1"}, "cannot evaluate the condition 'source.nope = 1'"),
         ({"when_matched": ""}, "cannot evaluate the condition ''"),
+        (
+            {"when_missing": "delete", "missing_where": "nope"},
+            "cannot evaluate missing_where 'nope': No field named nope",
+        ),
+        ({"when_missing": "delete", "missing_where": ""}, "cannot evaluate missing_where '': .*expression is missing"),
         ({"when_not_matched": "update"}, "when_not_matched cannot be 'update'; give 'insert' or 'ignore'"),
         ({"when_missing": "drop"}, "when_missing cannot be 'drop'; give 'keep' or 'delete'"),
     ],
