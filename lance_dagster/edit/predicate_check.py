@@ -18,6 +18,7 @@ from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFiles, 
 from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy, counted
 from lance_dagster.format.shown_values import shown_rows
+from lance_dagster.format.sql_text import words
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -156,8 +157,9 @@ def _named_columns(predicate: str, schema: pa.Schema) -> list[str]:
 
 
 def _refuse_virtual(predicate: str, schema: pa.Schema) -> None:
-    virtual = next((name for name in _VIRTUAL if name in predicate), None)
-    if virtual is not None and virtual not in schema.names:
+    named = words(predicate)
+    virtual = next((name for name in _VIRTUAL if name in named and name not in schema.names), None)
+    if virtual is not None:
         raise InvalidInputError(
             f"the predicate {predicate!r} names {virtual}, which new rows do not have before the commit",
             remedy=Remedy("delete the rows and append the new ones, or name a column of the table"),

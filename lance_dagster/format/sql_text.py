@@ -76,6 +76,15 @@ def enclosed(what: str, sql: str) -> str:
     return f"({sql})"
 
 
+def words(sql: str) -> frozenset[str]:
+    """Return the words of a text that may be names, in lower case, as Lance finds columns in any case.
+
+    Lance takes a text in double quotes for a value, like one in single quotes.
+    """
+    named = _QUOTED.sub(lambda found: found[0] if found[0].startswith("`") else " ", sql)
+    return frozenset(re.findall(r"\w+", named.lower()))
+
+
 def literal(bound: Bound) -> str:
     """Return a value as a literal of Lance SQL."""
     match bound:

@@ -130,13 +130,27 @@ def test_a_value_that_python_has_no_object_for_is_shown(tmp_path: Path) -> None:
         table.replace_where("at < timestamp '2026-01-31 00:00:00'", pa.table({"at": [2**59]}).cast(schema))
 
 
-@pytest.mark.parametrize("virtual", ["_rowid", "_rowaddr"])
+@pytest.mark.parametrize("virtual", ["_rowid", "_rowaddr", "`_rowid`", "_ROWID"])
 def test_a_predicate_about_row_ids_takes_no_rows(table: LanceTable, virtual: str) -> None:
     """New rows get their ids in the commit, so the predicate cannot be evaluated before."""
-    with pytest.raises(InvalidInputError, match=f"names {virtual}, which new rows do not have"):
+    with pytest.raises(InvalidInputError, match=f"names {virtual.strip('`').lower()}, which new rows do not have"):
         table.replace_where(f"{virtual} = 0", entries("mon", 3))
     table.replace_where(f"{virtual} = 0", entries("mon"))
     assert [("tue", 2)] == contents(table)
+
+
+@pytest.mark.parametrize("predicate", ["key = 'a _rowid'", 'key = "a _rowid"', "`key` = 'a _rowid' /* _rowid */"])
+def test_a_value_can_be_the_name_of_a_virtual_column(table: LanceTable, predicate: str) -> None:
+    """Text in quotes and in comments names no column."""
+    table.replace_where(predicate, entries("a _rowid", 3))
+    assert [("a _rowid", 3), ("mon", 1), ("tue", 2)] == contents(table)
+
+
+def test_a_part_of_a_name_is_no_virtual_column(tmp_path: Path) -> None:
+    """A column is told from a virtual one by its whole name."""
+    table = LanceTable.create(tmp_path / "t", pa.schema({"my_rowid": pa.int64()}))
+    table.replace_where("my_rowid = 1", pa.table({"my_rowid": [1]}))
+    assert 1 == table.count_rows()
 
 
 def test_staged_files_under_a_base_path_are_checked(table: LanceTable, tmp_path: Path) -> None:
