@@ -8,7 +8,7 @@ branch go to `data/` of the table's root, so that a merge copies nothing.
 from typing import TYPE_CHECKING
 
 from lance_dagster.datafiles.backfill import Compute, Reads, backfill, expression_schema, read_sample
-from lance_dagster.datafiles.conforming import check_schema, conform, exact_cast, fits_type, refuse_null_parts
+from lance_dagster.datafiles.conforming import check_schema, conform, fits_type, refuse_null_parts
 from lance_dagster.datafiles.dictionaries import (
     decoded,
     encoded,
@@ -18,6 +18,7 @@ from lance_dagster.datafiles.dictionaries import (
     take_column,
 )
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
+from lance_dagster.datafiles.exact_casts import can_shorten, cast_exactly, exact_cast
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.isolated_reading import IsolatedScan, scan_isolated
@@ -94,6 +95,8 @@ __all__ = [
     "backfill",
     "batch_size",
     "blob_columns",
+    "can_shorten",
+    "cast_exactly",
     "check_schema",
     "compact_with_pylance",
     "conform",

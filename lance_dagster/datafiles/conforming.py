@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.arrow_types import BLOB, storage_type
@@ -251,37 +250,6 @@ def _as_binary(texts: Any) -> Any:  # noqa: ANN401  # an array of strings, and o
     return texts.cast(
         {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(texts.type, pa.binary_view())
     )
-
-
-def exact_cast(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
-    """Cast numbers to the type of a column, where each value stays the same number.
-
-    `conform` does not change the kind of numbers; this is for callers who were asked to accept values that fit.
-
-    Raises:
-        SchemaMismatchError: A value is not the same number in the type of the column.
-    """
-    try:
-        cast = values.cast(column.type)
-        problem = _rounded(values, cast)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        problem = str(error)
-    if problem:
-        raise SchemaMismatchError(
-            f"column {column.name!r} is {values.type}, the table holds {column.type}, and a value does not fit: "
-            f"{problem}"
-        )
-    return cast
-
-
-def _rounded(values: "pa.Array[Any]", cast: "pa.Array[Any]") -> str:
-    """Name a floating-point number that a cast rounded, which Arrow does without an error; empty when there is none."""
-    if not (pa.types.is_floating(values.type) and pa.types.is_floating(cast.type)):
-        return ""
-    back: Any = cast.cast(values.type)
-    same: Any = pc.or_(pc.equal(back, values), pc.and_(pc.is_nan(back), pc.is_nan(values)))
-    changed: Any = pc.index(same, pa.scalar(False)).as_py()  # noqa: FBT003
-    return f"{values[changed]} would be rounded to {back[changed]}" if changed >= 0 else ""
 
 
 def _as_blobs(values: Any, wanted: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage

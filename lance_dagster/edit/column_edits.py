@@ -22,6 +22,8 @@ from lance_dagster.datafiles import (
     StagedFile,
     StagedFiles,
     backfill,
+    can_shorten,
+    cast_exactly,
     count,
     expression_schema,
     quote_column,
@@ -331,10 +333,13 @@ def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:
 def _cast(rows: pa.RecordBatch, column: "pa.Field[pa.DataType]") -> pa.RecordBatch:
     values = rows.column(0)
     try:
-        # `cast` is safe by default: it raises an error where a value would be rounded, truncated or made null.
-        converted = values.cast(column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise SchemaMismatchError(f"column {column.name!r} cannot become {column.type}: {error}") from error
+        converted = cast_exactly(values, column.type)
+    except SchemaMismatchError as error:
+        hint = "; to round or shorten values, add a column by columns.add with an expression that has ROUND or CAST"
+        raise SchemaMismatchError(
+            f"column {column.name!r} cannot become {column.type}: {error}"
+            f"{hint if can_shorten(values.type, column.type) else ''}"
+        ) from error
     return pa.RecordBatch.from_arrays([converted], schema=pa.schema([column]))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import Compute, decoded, encoded
+from lance_dagster.datafiles import Compute, cast_exactly, decoded, encoded, plain_type
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
@@ -23,7 +23,7 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     Raises:
         InvalidInputError: A key occurs twice in the table, the table has only key columns, or values of a key column
             cannot be compared.
-        SchemaMismatchError: A key column is missing, or its type cannot be cast to the type in the schema.
+        SchemaMismatchError: A key column is missing, or the type in the schema does not hold one of its values.
     """
     _check_keys(table, keys, schema)
     names = [name for name in table.column_names if name not in keys]
@@ -75,8 +75,11 @@ def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None
 
 
 def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.Array[Any]":
+    # Keys that the table cannot hold are refused: a rounded one would find the row of another key.
+    chunks, plain = table.column(name).chunks, plain_type(arrow)
     try:
-        return comparable_values(table.column(name).cast(arrow), name)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        cast = [cast_exactly(chunk, plain) for chunk in chunks]
+    except SchemaMismatchError as error:
         given = table.schema.field(name).type
         raise SchemaMismatchError(f"key column {name!r} is {given}, this table holds {arrow}: {error}") from error
+    return comparable_values(pa.chunked_array(cast, plain), name)

@@ -15,6 +15,8 @@ from lance_dagster.datafiles import (
     Addresses,
     StagedFiles,
     blob_columns,
+    can_shorten,
+    cast_exactly,
     conform,
     expression_types,
     matching_offsets,
@@ -129,11 +131,15 @@ class _Changed:
             # Blobs are read as bytes, whose type may differ from that of the stored column.
             return values
         try:
-            return values.cast(column.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            # Lance calculates in double precision, so the results for a column of single precision are rounded.
+            cast: pa.Array[Any] = cast_exactly(values, column.type, rounding=True)
+        except SchemaMismatchError as error:
+            hint = "; to round or shorten the result, put it into ROUND or CAST"
             raise SchemaMismatchError(
                 f"column {name!r} is {column.type}, and {self._values[name]!r} gives {values.type}: {error}"
+                f"{hint if can_shorten(values.type, column.type) else ''}"
             ) from error
+        return cast
 
 
 def _check_values(values: Mapping[str, str], schema: pa.Schema) -> None:

@@ -55,7 +55,7 @@ class Columns:
         Raises:
             InvalidInputError: A column exists already; an expression is invalid or fails; a key occurs twice.
             SchemaMismatchError: A function returned different columns for different rows; or a key column is missing,
-                or its type cannot be cast to that of the table.
+                or the table's type does not hold one of its values exactly.
             CommitConflictError: Concurrent commits conflicted with each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
@@ -136,12 +136,14 @@ class Columns:
         """Change the type of a column; only the values of this column are rewritten.
 
         Types inside of lists, maps and structs count too, but a struct keeps its fields. No value is rounded, truncated
-        or made null: when a value does not fit the type, nothing is committed.
+        or made null: when the type does not hold a value exactly, nothing is committed. To round values, add a column
+        of an expression with ROUND or CAST.
 
         Raises:
             InvalidInputError: The column does not exist or has an index, the type has other fields in a struct, or any
                 column of the table holds blobs.
-            SchemaMismatchError: A value cannot be cast to the type.
+            SchemaMismatchError: The type does not hold a value exactly; the error has the value. Or no value of the
+                present type can be cast to it.
         """
         info = CommitInfo.of(branch, message, properties)
         # The column gets a new field id, so older versions and the data files they share stay valid.

@@ -372,8 +372,8 @@ class LanceTable:
 
         Args:
             values: An expression in Lance SQL for each column that changes, over the values before the update:
-                `{"price": "price * 2", "currency": "'EUR'"}`. Values are converted to the column's type if all of
-                them can be converted.
+                `{"price": "price * 2", "currency": "'EUR'"}`. The type of the column has to hold each result
+                exactly, rounded by ROUND or CAST if need be; only a floating-point one gets the nearest number.
             where: The predicate; None for every row.
 
         Returns:

@@ -1,6 +1,7 @@
 """Columns added, dropped, renamed, reordered and cast, and metadata of tables and columns."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -365,6 +366,34 @@ def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
     table.delete("key = 70000")
     table.columns.cast("key", pa.int16())
     assert LEFT == valid(table).to_table()["key"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "value,to,said",
+    [
+        (1.239, pa.decimal128(10, 2), "column 'new' cannot become decimal128\\(10, 2\\): 1.239 .*ROUND or CAST"),
+        (1e300, pa.float32(), "1e\\+300 would become inf; .*ROUND or CAST"),
+        ("16777217", pa.float32(), "16777217 would become 16777216.0$"),
+        ({"at": datetime(2026, 1, 31, 12, tzinfo=UTC)}, pa.struct([("at", pa.date32())]), "would become 2026-01-31$"),
+    ],
+)
+def test_a_cast_rounds_nothing(tmp_path: Path, value: object, to: pa.DataType, said: str) -> None:
+    """Neither a number nor a moment; the error has the value, and what to do."""
+    data = pa.table({"new": [None, value]})
+    table = LanceTable.create(tmp_path / "table", data.schema)
+    table.append(data)
+    with pytest.raises(SchemaMismatchError, match=said):
+        table.columns.cast("new", to)
+    assert data.equals(table.read())
+    assert 2 == table.head().number
+
+
+def test_a_key_is_not_rounded_to_another_one(table: LanceTable) -> None:
+    """The row of the other key would get its value."""
+    with pytest.raises(SchemaMismatchError, match=r"key column 'key' is double, .* int64: 1.5 does not fit"):
+        table.columns.add(pa.table({"key": [1.0, 1.5], "a": ["x", "y"]}), on=["key"])
+    table.columns.add(pa.table({"key": [1.0, 2.0], "a": ["x", "y"]}), on=["key"])
+    assert ["x", "y"] == table.read(filter="key in (1, 2)").sort_by("key")["a"].to_pylist()
 
 
 def test_an_indexed_column_is_not_cast(table: LanceTable) -> None:

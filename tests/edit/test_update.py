@@ -173,6 +173,38 @@ def test_values_are_converted_to_the_column(tmp_path: Path, kind: str) -> None:
     assert [before, after] == pair.table.read().sort_by("id")["c"].to_pylist()
 
 
+INEXACT: dict[str, tuple[pa.DataType, str, str]] = {
+    "digits of a decimal": (pa.decimal128(10, 2), "1.239", "'1.239' gives double: 1.239 does not fit.* ROUND or CAST"),
+    "beyond single precision": (pa.float32(), "1e300", "1e\\+300 would become inf"),
+    "beyond half precision": (pa.float16(), "70000.0", "70000.0 would become inf"),
+    "a number that is no truth": (pa.bool_(), "0.5", "0.5 would become True"),
+    "a date of a moment": (pa.date32(), "timestamp '2026-01-31 10:00:00'", "would become 2026-01-31"),
+}
+
+
+@pytest.mark.parametrize("kind", INEXACT)
+def test_results_that_a_column_does_not_hold_are_refused(tmp_path: Path, kind: str) -> None:
+    """The error has the value, and how to round it."""
+    arrow, expression, said = INEXACT[kind]
+    table = LanceTable.create(tmp_path / "table", pa.schema([("c", arrow)]))
+    table.append(pa.table({"c": pa.array([None], arrow)}))
+    with pytest.raises(SchemaMismatchError, match=f"column 'c' is .*{said}"):
+        table.update({"c": expression})
+    assert [None] == table.read()["c"].to_pylist()
+
+
+def test_results_are_rounded_where_it_is_said(tmp_path: Path) -> None:
+    """By the expression, or by the type of a column of floating-point numbers, since Lance has doubles only."""
+    cents = pa.decimal128(10, 2)
+    rows = pa.table({"round": pa.nulls(1, cents), "cast": pa.nulls(1, cents), "single": pa.nulls(1, pa.float32())})
+    table = LanceTable.create(tmp_path / "table", rows.schema)
+    table.append(rows)
+    table.update({"round": "ROUND(1.239, 2)", "cast": "CAST(1.239 AS DECIMAL(10, 2))", "single": "0.1"})
+    (row,) = table.read().to_pylist()
+    cent = decimal.Decimal("1.24")
+    assert {"round": cent, "cast": cent, "single": pa.scalar(0.1, pa.float32()).as_py()} == row
+
+
 def test_extension_types_survive(tmp_path: Path) -> None:
     """Rewritten columns keep their extension types."""
     ids: Any = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([uuid.uuid4().bytes] * 3, pa.binary(16)))

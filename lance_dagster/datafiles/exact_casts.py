@@ -1,0 +1,234 @@
+"""Convert values to another type, and refuse a value that the type does not hold exactly.
+
+Arrow's casts are said to be safe, and nevertheless round numbers to a decimal or to single precision, overflow to
+infinity and cut moments to a date. So every value is compared with what the new one gives when it is cast back.
+
+A floating-point number stands for the shortest decimal number that it is read from: 0.1 is exactly the decimal 0.1 and
+the text '0.1', although its bits are those of another number. Between floating-point numbers the bits count, so 0.1 is
+another number in single precision.
+"""
+
+from collections.abc import Iterator
+from decimal import Decimal, DecimalException
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_dagster.datafiles.conforming import fits_type
+from lance_dagster.datafiles.dictionaries import decoded, encoded, plain_type
+from lance_dagster.errors import SchemaMismatchError
+from lance_dagster.format.shown_values import shown_value
+
+# A type of decimals that holds the digits of usual numbers before and after the point.
+_WIDE = pa.decimal256(76, 38)
+
+
+def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) -> Any:  # noqa: ANN401  # any Arrow array
+    """Return the same values in another type.
+
+    Args:
+        values: An array. Values inside of lists, maps and structs count too.
+        wanted: The type.
+        rounding: Whether a type of floating-point numbers gets the nearest number where it does not hold a number
+            exactly. A number beyond its range is refused all the same.
+
+    Raises:
+        SchemaMismatchError: A value is another one in the type, or cannot be cast to it. The message has the value.
+    """
+    if values.type == wanted:
+        return values
+    plain, plain_wanted = _alone(decoded(values)), plain_type(wanted)
+    try:
+        # Arrow calculates with the bits where it casts between decimals and floating-point numbers; as text they are
+        # read and written correctly. No number changes when it is written, so only the second cast is compared.
+        written = plain.cast(_by_text(plain.type, plain_wanted))
+        cast = written.cast(plain_wanted)
+        changed = next(_changes(written, cast, rounding=rounding), None)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(_with_value(plain, plain_wanted, error)) from error
+    if changed is not None:
+        before, after = changed
+        raise SchemaMismatchError(f"{before} would become {after}")
+    return encoded(cast, wanted)
+
+
+def exact_cast(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
+    """Cast numbers to the type of a column, where each value stays the same number.
+
+    `conform` does not change the kind of numbers; this is for callers who were asked to accept values that fit.
+
+    Raises:
+        SchemaMismatchError: A value is not the same number in the type of the column.
+    """
+    try:
+        cast: pa.Array[Any] = cast_exactly(values, column.type)
+    except SchemaMismatchError as error:
+        raise SchemaMismatchError(
+            f"column {column.name!r} is {values.type}, the table holds {column.type}, and a value does not fit: {error}"
+        ) from error
+    return cast
+
+
+def _alone(values: Any) -> Any:  # noqa: ANN401  # an array
+    """Return an array without what is outside of a slice or below a null struct: Arrow would cast that too."""
+    if not values.type.num_fields:
+        return values
+    own = values.take(pa.array(np.arange(len(values))))
+    if not pa.types.is_struct(own.type):
+        return own
+    return pa.StructArray.from_arrays(list(map(_alone, own.flatten())), fields=list(own.type), mask=own.is_null())
+
+
+def can_shorten(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether an SQL expression can round or shorten values of a type, so that another type holds them."""
+    numbers = all(pa.types.is_decimal(one) or _is_number(one) for one in (given, wanted))
+    moments = pa.types.is_timestamp(given) and pa.types.is_temporal(wanted)
+    return numbers or moments
+
+
+def _is_number(arrow: pa.DataType) -> bool:
+    return pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+
+
+def _by_text(given: Any, wanted: Any) -> Any:  # noqa: ANN401  # any Arrow type
+    """Return the type with text where decimals become floating-point numbers, or the other way round."""
+    decimal, floating = pa.types.is_decimal, pa.types.is_floating
+    if (decimal(given) and floating(wanted)) or (floating(given) and decimal(wanted)):
+        return pa.string()
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        names = [wanted.field(index).name for index in range(wanted.num_fields)]
+        parts = [(own, wanted.field(own.name).type if own.name in names else own.type) for own in given]
+        return pa.struct([own.with_type(_by_text(own.type, to)) for own, to in parts])
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        make: Any = pa.map_
+        item = given.item_field.with_type(_by_text(given.item_type, wanted.item_type))
+        return make(given.key_field.with_type(_by_text(given.key_type, wanted.key_type)), item)
+    if _is_list(given) and _is_list(wanted):
+        item = given.field(0).with_type(_by_text(given.value_type, wanted.value_type))
+        if pa.types.is_fixed_size_list(given):
+            return pa.list_(item, given.list_size)
+        return pa.large_list(item) if pa.types.is_large_list(given) else pa.list_(item)
+    return given
+
+
+def _is_list(arrow: pa.DataType) -> bool:
+    return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
+
+
+def _changes(before: Any, after: Any, *, rounding: bool) -> Iterator[tuple[object, object]]:  # noqa: ANN401  # arrays
+    """Yield a value that a cast changed, and what it became, for each part of an array that has one."""
+    before, after = (one.storage if isinstance(one, pa.ExtensionArray) else one for one in (before, after))
+    if fits_type(before.type, after.type):
+        return
+    parts = _parts(before, after)
+    for part, cast in parts:
+        yield from _changes(part, cast, rounding=rounding)
+    if parts:
+        return
+    if rounding and pa.types.is_floating(after.type):
+        beyond = pc.is_inf(after.cast(pa.float64()))
+        before, after = before.filter(beyond), after.filter(beyond)
+    place = _first_changed(before, after)
+    if place >= 0:
+        yield shown_value(before[place]), shown_value(after[place])
+
+
+def _parts(before: Any, after: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401  # arrays
+    """Return the parts of nested values and of what they became, in pairs; what is below a null does not count."""
+    given, wanted = before.type, after.type
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        names = [wanted.field(index).name for index in range(wanted.num_fields)]
+        parts = dict(zip(names, after.flatten(), strict=True))
+        return [(part, parts[own.name]) for own, part in zip(given, before.flatten(), strict=True)]
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        # The keys of a slice are those of the whole array; a filter makes an array of its own.
+        kept = before.is_valid()
+        before, after = before.filter(kept), after.filter(kept)
+        return [(before.keys, after.keys), (before.items, after.items)]
+    return [(before.flatten(), after.flatten())] if _is_list(given) and _is_list(wanted) else []
+
+
+def _first_changed(before: Any, after: Any) -> int:  # noqa: ANN401  # arrays
+    """Return the place of the first value that is another one after a cast, or -1."""
+    given, wanted = before.type, after.type
+    if _is_text(given):
+        # Arrow parses every other text exactly or not at all.
+        return _first_misread(before, after) if pa.types.is_floating(wanted) else -1
+    if _is_text(wanted) or (pa.types.is_decimal(given) and pa.types.is_integer(wanted)):
+        return -1
+    if pa.types.is_timestamp(given) and pa.types.is_time(wanted):
+        # A time of day has no date, whatever the moment is.
+        return _first(before.is_valid(), found=True)
+    if pa.types.is_timestamp(wanted):
+        return -1
+    if pa.types.is_timestamp(given) and pa.types.is_date(wanted):
+        # A date is midnight by the clock of the time zone.
+        before = before if given.tz is None else pc.call_function("local_timestamp", [before])
+        given = before.type
+    # Where a value was changed, the cast back may be out of range, which is not the error to report.
+    back = after.cast(given, safe=False)
+    same: Any = pc.call_function("equal", [back, before])
+    if pa.types.is_floating(given):
+        same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(before)))
+    return _first(same, found=False)
+
+
+def _is_text(arrow: Any) -> bool:  # noqa: ANN401  # any Arrow type
+    """Return whether values are text, as which Arrow takes bytes too where it parses a number."""
+    return fits_type(arrow, pa.string()) or fits_type(arrow, pa.binary())
+
+
+def _first(mask: Any, *, found: bool) -> int:  # noqa: ANN401  # an array of booleans
+    place: int = pc.index(mask, pa.scalar(found)).as_py()
+    return place
+
+
+def _first_misread(texts: Any, numbers: Any) -> int:  # noqa: ANN401  # arrays
+    """Return the place of the first text that is another number than the shortest one its floating-point number has."""
+    given, shortest = texts.cast(pa.string()), numbers.cast(pa.string())
+    places = np.flatnonzero(pc.fill_null(pc.not_equal(given, shortest), False).to_numpy(zero_copy_only=False))  # noqa: FBT003
+    given, shortest = given.take(pa.array(places)), shortest.take(pa.array(places))
+    if pa.types.is_float16(numbers.type):
+        # Arrow writes half precision with the digits of single precision, which is right too, but not the shortest.
+        left = numbers.take(pa.array(places)).to_numpy(zero_copy_only=False)
+        shortest = pa.array([str(number) for number in left], pa.string())
+    try:
+        same: Any = pc.call_function("equal", [given.cast(_WIDE), shortest.cast(_WIDE)])
+    except pa.ArrowInvalid:
+        # Numbers with more digits than the type has, or infinities; Python takes them all, more slowly.
+        same = pa.array(map(_is_same, given.to_pylist(), shortest.to_pylist()), pa.bool_())
+    place = _first(same, found=False)
+    return int(places[place]) if place >= 0 else -1
+
+
+def _is_same(text: str, shortest: str) -> bool:
+    try:
+        one, other = Decimal(text), Decimal(shortest)
+    except DecimalException:
+        return False
+    return one == other or (one.is_nan() and other.is_nan())
+
+
+def _with_value(values: Any, wanted: Any, error: Exception) -> str:  # noqa: ANN401  # an array, a type
+    """Return an error of a cast, with the value that it is about where the types can be cast."""
+    if not isinstance(error, pa.ArrowInvalid) or not _fails(values, wanted):
+        return str(error)
+    first, last = 0, len(values)
+    # No row before `first` fails, and one up to `last` does.
+    while last - first > 1:
+        middle = (first + last) // 2
+        if _fails(values.slice(first, middle - first), wanted):
+            last = middle
+        else:
+            first = middle
+    return f"{shown_value(values[first])} does not fit: {error}" if last > first else str(error)
+
+
+def _fails(values: Any, wanted: Any) -> bool:  # noqa: ANN401  # an array, a type
+    try:
+        _alone(values).cast(_by_text(values.type, wanted)).cast(wanted)
+    except pa.ArrowInvalid:
+        return True
+    return False
