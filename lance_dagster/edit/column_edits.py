@@ -33,6 +33,7 @@ from lance_dagster.edit.key_lookup import look_up
 from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted
 from lance_dagster.format import casts, evolution
+from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.file_versions import check_description, check_newly_storable
 from lance_dagster.format.model import Fragment, Manifest
@@ -134,6 +135,7 @@ def add_columns(
     columns = _checked(columns, reads=reads, on=on)
     # The source is determined once: a function is called for a sample row, which may be expensive.
     source = _source(context, columns, context.head(info.branch), reads=reads, on=on)
+    _refuse_blob_values(source)
     filler = _Filler(context, source)
 
     def attempt() -> State:
@@ -321,6 +323,16 @@ def _source(
     if isinstance(columns, Mapping):
         return _Source(expression_schema(context.dataset(head), columns), dict(columns), lambda rows: rows)
     return _Source(pa.schema([columns] if isinstance(columns, pa.Field) else columns))
+
+
+def _refuse_blob_values(source: _Source) -> None:
+    # pylance writes blobs only with whole rows of the table.
+    for column in source.columns:
+        if source.compute is not None and has_blobs(pa.schema([column])):
+            raise InvalidInputError(
+                f"column {column.name!r} holds blobs, which cannot be added together with it; add the column as a "
+                "field, without values, and give the blobs to its rows by upsert"
+            )
 
 
 def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:

@@ -1,5 +1,6 @@
 """Look up the values of new columns in a table by key, as a left join that keeps the rows in their order."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from lance_dagster.datafiles import Compute, cast_exactly, decoded, encoded, pla
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 
-# Names of auxiliary columns in the key join. The prefix makes a collision with a column of the user unlikely.
+# Names of auxiliary columns in the key join, in which the keys have names of their own.
 _PLACE = "__place"
 _ROW = "__row"
 
@@ -21,21 +22,24 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     A row gets nulls when its key does not occur in the table or contains a null.
 
     Raises:
-        InvalidInputError: A key occurs twice in the table, the table has only key columns, or values of a key column
-            cannot be compared.
+        InvalidInputError: A key occurs twice in the table, the table has only key columns, values of a key column
+            cannot be compared, or a column is given twice.
         SchemaMismatchError: A key column is missing, or the type in the schema does not hold one of its values.
     """
     _check_keys(table, keys, schema)
     names = [name for name in table.column_names if name not in keys]
     if not names:
         raise InvalidInputError("the table to join has no column beside the keys, so there is nothing to add")
+    # Names that no auxiliary column has, whatever the keys are called.
+    numbered = [f"key {place}" for place in range(len(keys))]
     # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
-    found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=list(keys))
-    counts = found.group_by(list(keys)).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
+    found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=numbered)
+    counts = found.group_by(numbered).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
     # A null equals no other key, so several rows with a null key are not duplicates.
     doubled = next((row for row in _rows_counted_twice(counts) if None not in row.values()), None)
     if doubled is not None:
-        raise InvalidInputError(f"the table to join has the key {doubled} more than once; each key may occur once")
+        key = dict(zip(keys, (doubled[number] for number in numbered), strict=True))
+        raise InvalidInputError(f"the table to join has the key {key} more than once; each key may occur once")
     places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
     # Decoded and combined once: Arrow would combine the chunks of a column for each batch of rows that takes values.
@@ -47,9 +51,9 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
         given = pa.Table.from_batches([rows])
         wanted = [comparable_values(given.column(name), name) for name in keys]
-        asked = pa.Table.from_arrays([*wanted, pa.array(np.arange(rows.num_rows))], names=[*keys, _PLACE])
+        asked = pa.Table.from_arrays([*wanted, pa.array(np.arange(rows.num_rows))], names=[*numbered, _PLACE])
         # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
-        matched = asked.join(places, list(keys), join_type="left outer").sort_by(_PLACE)
+        matched = asked.join(places, numbered, join_type="left outer").sort_by(_PLACE)
         taken = plain.take(matched.column(_ROW).combine_chunks())
         pairs = zip(taken.columns, columns, strict=True)
         return pa.RecordBatch.from_arrays([encoded(one.combine_chunks(), of.type) for one, of in pairs], schema=columns)
@@ -68,6 +72,10 @@ def _rows_counted_twice(counts: pa.Table) -> Iterator[dict[str, object]]:
 def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None:
     if not keys:
         raise InvalidInputError("`on` has to name at least one column")
+    for named, where in ((list(keys), "`on` names"), (table.column_names, "the table to join has")):
+        twice = next((name for name, times in Counter(named).items() if times > 1), None)
+        if twice is not None:
+            raise InvalidInputError(f"{where} the column {twice!r} more than once; give each column once")
     for name in keys:
         for known, what in ((table.column_names, "the table to join"), (schema.names, "this table")):
             if name not in known:

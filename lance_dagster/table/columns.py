@@ -53,7 +53,8 @@ class Columns:
             properties: Stored with the transaction.
 
         Raises:
-            InvalidInputError: A column exists already; an expression is invalid or fails; a key occurs twice.
+            InvalidInputError: A column exists already, is given twice or has values that are blobs; an expression is
+                invalid or fails; a key occurs twice.
             SchemaMismatchError: A function returned different columns for different rows; or a key column is missing,
                 or the table's type does not hold one of its values exactly.
             CommitConflictError: Concurrent commits conflicted with each attempt.

@@ -9,6 +9,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
+from lance.blob import blob_array, blob_field
 
 from lance_dagster import CommitConflictError, InvalidInputError, LanceTable, SchemaMismatchError
 from tests.history.test_commit import through
@@ -47,6 +48,8 @@ def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"double": pa.array([2 * key for key in keys], pa.int64())})
 
 
+KEY = pa.array([1], pa.int64())
+BLOBS = pa.table([KEY, blob_array([b"x"])], schema=pa.schema([pa.field("key", pa.int64()), blob_field("a")]))
 LEFT = [1, 2, 5, 6, 7]
 NULL_KEY = rows(1).set_column(0, "key", pa.array([None], pa.int64()))
 
@@ -128,6 +131,17 @@ def test_keys_of_extension_types_are_looked_up(tmp_path: Path) -> None:
             change(given.slice(0, 1), on=["doc"])
 
 
+@pytest.mark.parametrize("name", ["__place", "__row", "count_all", "key 0"])
+def test_keys_have_any_name(tmp_path: Path, name: str) -> None:
+    """Also that of a column which the look-up has beside the keys."""
+    table = LanceTable.create(tmp_path / "table", pa.schema([(name, pa.int64()), ("key", pa.int64())]))
+    table.append(pa.table({name: [1, 2, 3], "key": [4, 5, 6]}))
+    table.columns.add(pa.table({name: [3, 1], "key": [6, 4], "a": ["x", "y"]}), on=["key", name])
+    assert ["y", None, "x"] == table.read()["a"].to_pylist()
+    with pytest.raises(InvalidInputError, match=f"the key \\{{'key': 6, '{name}': 3\\}} more than once"):
+        table.columns.add(pa.table({name: [3, 3], "key": [6, 6], "b": ["x", "y"]}), on=["key", name])
+
+
 def test_columns_are_added_on_a_branch(table: LanceTable) -> None:
     """Data files of the branch lie under the root, and main is not affected."""
     table.branches.create("run/1")
@@ -202,6 +216,10 @@ def test_values_of_two_fragments_with_one_data_file(tmp_path: Path) -> None:
         (pa.table({"key": [1]}), {"on": ["key"]}, "no column beside the keys"),
         (pa.table({"key": ["x"], "a": [1]}), {"on": ["key"]}, "key column 'key' is string"),
         (pa.table({"key": [1], "a": [1]}), {}, "`on` names the key columns"),
+        (pa.table({"key": [1], "a": [1]}), {"on": ["key", "key"]}, "`on` names the column 'key' more than once"),
+        (pa.table([KEY, KEY, KEY], ["key", "a", "a"]), {"on": ["key"]}, "has the column 'a' more than once"),
+        (BLOBS, {"on": ["key"]}, "column 'a' holds blobs, .* by upsert"),
+        (lambda _: BLOBS.select(["a"]).to_batches()[0], {"reads": ["key"]}, "column 'a' holds blobs"),
         (lambda rows: rows.slice(1), {"reads": ["text"]}, "column 'text' already"),
         (lambda _: pa.record_batch({"a": [1]}), {"reads": ["text"]}, "need 2 values each, 1 were given"),
         (lambda _: 7, {"reads": ["text"]}, "has to return a pyarrow.RecordBatch, not int"),
