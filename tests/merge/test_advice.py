@@ -31,6 +31,15 @@ PLACE: list[Step] = [
     lambda t: t.columns.add([pa.field("place", pa.struct([("x", pa.int64()), ("y", pa.int64())]))]),
     lambda t: t.merge("main", into="run"),
 ]
+# A column in the place of both others.
+REPLACED: list[Step] = [
+    lambda t: t.columns.add({"double": "value * 2"}),
+    lambda t: t.columns.drop(["key", "value"]),
+]
+REPLACED_ON_RUN: list[Step] = [
+    lambda t: t.columns.add({"double": "value * 2"}, branch="run"),
+    lambda t: t.columns.drop(["key", "value"], branch="run"),
+]
 CASES: dict[str, tuple[list[Step], str, list[Step]]] = {
     "cast, and rows": (
         [lambda t: cast(t, "run"), lambda t: t.append(entries("c", 9))],
@@ -95,6 +104,22 @@ CASES: dict[str, tuple[list[Step], str, list[Step]]] = {
         [*PLACE, lambda t: t.columns.drop(["key"], branch="run"), lambda t: t.columns.drop(["value"])],
         "values of 3 rows: give column place values on main where it is null (`update`), and try again",
         [lambda t: t.update({"place": "named_struct('x', 1, 'y', 2)"})],
+    ),
+    "rows, and all their columns dropped": (
+        [lambda t: t.append(entries("c", 9), branch="run"), *REPLACED],
+        (
+            "values of 1 row: restore main to before its drop of columns (`restore`), try again, and make it once more "
+            "on the result"
+        ),
+        [lambda t: t.restore("main~1")],
+    ),
+    "all columns dropped, and rows": (
+        [*REPLACED_ON_RUN, lambda t: t.append(entries("c", 9))],
+        (
+            "values of 1 row: reset run to before its drop of columns (`branches.reset`), try again, and make it once "
+            "more on the result"
+        ),
+        [lambda t: t.branches.reset("run", "run~1")],
     ),
 }
 

@@ -772,3 +772,47 @@ def test_a_preview_tells_that_no_column_would_be_left(tmp_path: Path) -> None:
         table.merge("run", strategy="source-wins")
     assert ["columns"] == [one.unit for one in preview.conflicts] == [one.unit for one in caught.value.conflicts]
     assert ["key"] == table.schema().names
+
+
+def refused(table: LanceTable, write: Callable[[LanceTable], object], unit: str) -> MergeConflictError:
+    """Expect that a change is refused with one conflict and writes nothing; return the error."""
+    before = table.head()
+    with pytest.raises(MergeConflictError) as caught:
+        write(table)
+    assert [unit] == [conflict.unit for conflict in caught.value.conflicts]
+    assert before == table.head()
+    sound(table)
+    return caught.value
+
+
+@pytest.mark.parametrize("strategy", [None, "source-wins"])
+def test_rows_of_which_no_column_is_left_are_refused(table: LanceTable, strategy: Winner | None) -> None:
+    """Main dropped every column of the appended row: no file would be left that says how many rows there are."""
+    table.append(entries("n", 5), branch="run")
+    double(table, "main")
+    table.columns.drop(["key", "value"])
+    refused(table, lambda t: t.merge("run", strategy=strategy), "values of 1 row")
+    refused(table, lambda t: t.cherry_pick("run", strategy=strategy), "values of 1 row")
+    assert ["values of 1 row"] == [one.unit for one in table.preview_merge("run", strategy=strategy).conflicts]
+
+
+def test_a_revert_that_brings_back_rows_without_a_column_is_refused(table: LanceTable) -> None:
+    """The deleted rows come back from files that have none of the columns of now."""
+    deleted = table.delete("value < 3")
+    double(table, "main")
+    table.columns.drop(["key", "value"])
+    refused(table, lambda t: t.revert(deleted), "values of 2 rows")
+
+
+@pytest.mark.parametrize("strategy", ["source-wins", {"the whole table": "source-wins"}])
+def test_rows_that_would_replace_an_overwrite_need_one_of_its_columns(table: LanceTable, strategy: Strategy) -> None:
+    """Main has other columns, so the rows that win would be null in all of them; the hint offers the other winner."""
+    table.delete("value = 1", branch="run")
+    table.overwrite(pa.table({"price": [7]}))
+    error = refused(table, lambda t: t.merge("run", strategy=strategy), "values of 3 rows")
+    assert error.remedy is not None
+    assert error.remedy.call is not None
+    offered = error.remedy.call.named["strategy"]
+    assert {"the whole table": "dest-wins"} == offered
+    table.merge("run", strategy=offered)
+    assert [7] == table.read()["price"].to_pylist()

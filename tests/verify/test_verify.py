@@ -26,7 +26,7 @@ from lance_dagster.format.codec import (
     version_run,
 )
 from lance_dagster.format.deletions import encode_offsets
-from lance_dagster.format.model import BasePath, Field, Flag, Fragment
+from lance_dagster.format.model import TOMBSTONE_FIELD, BasePath, Field, Flag, Fragment
 from lance_dagster.store import open_store
 from tests.compat.tables import OPERATIONS, prepared
 from tests.conftest import S3Storage
@@ -366,6 +366,13 @@ DAMAGES: dict[str, tuple[Damage, str, str, str]] = {
         "fragment 0, field 7",
         "no file holds 'new'",
     ),
+    "only columns that are gone": (
+        in_file(lambda own: replace(own, fields=(TOMBSTONE_FIELD,) * len(own.fields))),
+        ERROR,
+        "fragment 0",
+        "no file of it holds a column of the schema",
+    ),
+    "no file": (in_fragment(lambda own: replace(own, files=())), ERROR, "fragment 0", "no file of it holds a column"),
     "no rows": (in_fragment(lambda own: replace(own, physical_rows=0)), WARNING, "fragment 0", "has no rows"),
     "doubled field": (in_fields(doubled_field), ERROR, r"main@\d", "0 is the id of two fields"),
     "doubled name": (with_field(name="key"), ERROR, r"main@\d", "two siblings share a name"),

@@ -95,6 +95,10 @@ def refuse_with_consequences(
         again = _Trials.of(attempt, strategy, tried.found, overrule=True)
         # Conflicts that arise only under the overruled strategy are not conflicts of the merge that was asked for.
         tried = replace(again, found=tried.found) if again.trials else tried
+    if strategy.winners and not tried.settling:
+        # What was given may have settled one conflict in the way that led to another, which no strategy settles.
+        again = _Trials.of(attempt, ParsedStrategy.NONE, attempt(ParsedStrategy.NONE) or (), overrule=False)
+        tried = replace(again, found=tried.found) if again.settling else tried
     return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.merge.rules.row_origins import BaseRows
 
 Winner = Literal["source-wins", "dest-wins"]
@@ -126,7 +127,9 @@ def made_after_reset(what: str, branch: str) -> str:
 
     A revert does not help there: a column that was out of the schema once does not count as the same column again.
     """
-    return f"reset {branch} to before {what} (`branches.reset`), try again, and make it once more on the result"
+    # `main` cannot be reset; a version that is restored there brings back the columns, too.
+    verb, method = ("restore", "restore") if branch == MAIN else ("reset", "branches.reset")
+    return f"{verb} {branch} to before {what} (`{method}`), try again, and make it once more on the result"
 
 
 def column_unit(paths: Iterable[str]) -> str:

@@ -57,25 +57,64 @@ def fragments_without_values(
         removed: The fragments of the dest of which no row is left.
     """
     live = {field.id for field in schema.fields}
-    # Only a column that is gone leaves a file without a use.
-    if live.issuperset(field.id for field in dest.manifest.fields):
-        return
-    kept = (one for one in dest.manifest.fragments if one.id not in removed and one.id not in changed)
-    of_dest = sum(one.physical_rows for one in kept if one.files and live.isdisjoint(_stored(one.files)))
-    of_dest += _without_values(changed.values(), live)
+    of_dest = 0
+    # Only a column that is gone leaves a file of the dest without a use.
+    if not live.issuperset(field.id for field in dest.manifest.fields):
+        kept = (one for one in dest.manifest.fragments if one.id not in removed and one.id not in changed)
+        of_dest = sum(one.physical_rows for one in kept if one.files and _unused(one.files, live))
+        of_dest += _without_values(changed.values(), live)
+    # The rows of the source may have values only of columns that the dest dropped.
     of_source = _without_values(added, live)
     if of_dest or of_source:
-        names = " or ".join(field.name for field in schema.fields if field.parent_id < 0)
-        branches = [side.branch for side, rows in ((source, of_source), (dest, of_dest)) if rows]
         did = _dropped(source, _in_table), _dropped(dest, _in_table)
-        advice = f"give column {names} values on {' and '.join(branches)} where it is null (`update`), and try again"
+        advice = _advice(source, dest, schema, [side for side, rows in ((source, of_source), (dest, of_dest)) if rows])
         yield _finding("schema", f"values of {counted(of_dest + of_source, 'row')}", did, advice)
 
 
-def _without_values(fragments: Iterable[MergedFragment], live: Collection[int]) -> int:
+def _advice(source: MergeSide, dest: MergeSide, schema: MergedSchema, holders: Iterable[MergeSide]) -> str:
+    """Say how the rows of some sides get values of a column of the result."""
+    live = {field.id for field in schema.fields}
+    branches: dict[str, list[str]] = {}
+    for side in holders:
+        ids = schema.from_source if side.is_source else {number: number for number in live}
+        there = {number for number, new in ids.items() if new in live}
+        branches.setdefault(" or ".join(_columns_with_values(side, there)), []).append(side.branch)
+    # Where a side has no column of the result, none can be given values there: the other side dropped all it has.
+    droppers = [side.branch for side in (source, dest) if side.branch not in branches.get("", [])]
+    return "; ".join(
+        f"give column {names} values on {' and '.join(there)} where it is null (`update`), and try again"
+        if names
+        else made_after_reset("its drop of columns", (droppers or there)[0])
+        for names, there in branches.items()
+    )
+
+
+def _columns_with_values(side: MergeSide, numbers: set[int]) -> list[str]:
+    """Return the names of the columns of a side of which some fields are in the result, and hold values."""
+    fields = side.manifest.fields
+    # A struct or list has no values but those of the fields inside of it.
+    holding = numbers - {field.parent_id for field in fields}
+    return [
+        field.name
+        for field in fields
+        if _in_table(field) and not holding.isdisjoint(one.id for one in subtree(fields, field))
+    ]
+
+
+def _without_values(fragments: Iterable[MergedFragment], live: set[int]) -> int:
     """Count the rows of fragments for which no file has a column of the result."""
-    files = ((one.fragment.physical_rows, (*one.fragment.files, *one.files)) for one in fragments)
-    return sum(rows for rows, own in files if own and _stored(own).isdisjoint(live))
+    unused = (one for one in fragments if (own := (*one.fragment.files, *one.files)) and _unused(own, live))
+    return sum(_alive(one) for one in unused)
+
+
+def _alive(merged: MergedFragment) -> int:
+    deletion = merged.fragment.deletion
+    before = 0 if deletion is None else deletion.deleted_rows
+    return merged.fragment.physical_rows - (before if merged.deleted is None else len(merged.deleted))
+
+
+def _unused(files: Iterable[DataFile], live: set[int]) -> bool:
+    return all(live.isdisjoint(file.fields) for file in files)
 
 
 def _stored(files: Iterable[DataFile]) -> set[int]:
