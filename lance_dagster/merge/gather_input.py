@@ -3,8 +3,9 @@
 The rules are pure, so everything they may ask of the store is handed to them as a value or as a function in `Lookups`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles import matching_offsets
 from lance_dagster.diff.row_matching import Flags
 from lance_dagster.diff.versioned_rows import VersionedRows
+from lance_dagster.errors import CorruptFileError, StoreError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.context import TableContext
@@ -57,7 +59,8 @@ def lookups(context: TableContext) -> Lookups:
         deletion = fragment.deletion
         file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
         if file not in known:
-            known[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
+            with _still_there(context, manifest):
+                known[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
         # A bitmap is mutable: a caller that changed the cached one would change what later callers read.
         return known[file].copy()
 
@@ -68,8 +71,9 @@ def lookups(context: TableContext) -> Lookups:
 
     # Rows are located by their deletion vectors, so those files were decoded before.
     def keys(source: LocatedRows, dest: LocatedRows, columns: Sequence[tuple[str, str, str]]) -> SharedKeys:
-        of_source, of_dest = ((context.dataset(state_of(manifest), ()), rows) for manifest, rows in (source, dest))
-        return shared_keys(of_source, of_dest, columns)
+        with _still_there(context, source[0], dest[0]):
+            of_source, of_dest = ((context.dataset(state_of(manifest), ()), rows) for manifest, rows in (source, dest))
+            return shared_keys(of_source, of_dest, columns)
 
     return Lookups(
         deleted=deleted,
@@ -81,15 +85,32 @@ def lookups(context: TableContext) -> Lookups:
     )
 
 
+@contextmanager
+def _still_there(context: TableContext, *manifests: Manifest) -> Iterator[None]:
+    """Tell a version that was cleaned up after it was read from a failed store or a damaged file.
+
+    Raises:
+        VersionNotFoundError: One of the versions is gone, and with it all versions that were read are forgotten.
+    """
+    try:
+        yield
+    except (CorruptFileError, StoreError) as error:
+        for state in map(state_of, manifests):
+            if context.versions.find(state.branch, state.number, fresh=True) is None:
+                raise VersionNotFoundError(f"{state} of {context.uri} was cleaned up after it was read") from error
+        raise
+
+
 def _matching(context: TableContext) -> Matching:
     def matching(
         manifest: Manifest, fragment_ids: Iterable[int], predicate: str, names: Mapping[str, str] | None
     ) -> Mapping[int, BitMap]:
         numbers = list(fragment_ids)
-        dataset = context.dataset(state_of(manifest), numbers)
-        if names is None:
-            return matching_offsets(dataset, predicate, numbers)
-        return matching_renamed(dataset, predicate, numbers, names)
+        with _still_there(context, manifest):
+            dataset = context.dataset(state_of(manifest), numbers)
+            if names is None:
+                return matching_offsets(dataset, predicate, numbers)
+            return matching_renamed(dataset, predicate, numbers, names)
 
     return matching
 
@@ -104,7 +125,8 @@ def _comparing(context: TableContext) -> EqualRows:
         if asked not in compared:
             before = VersionedRows(context, state_of(source[0]), after=False), source[1]
             after = VersionedRows(context, state_of(dest[0]), after=True), dest[1]
-            compared[asked] = equal_rows(before, after, matched)
+            with _still_there(context, source[0], dest[0]):
+                compared[asked] = equal_rows(before, after, matched)
         return compared[asked]
 
     return equal
@@ -118,7 +140,8 @@ def _comparing_cells(context: TableContext) -> CompareCells:
         asked = tuple(addresses.tobytes() for _, addresses in versions)
         if asked not in known:
             sides = [(VersionedRows(context, state_of(one), after=True), addresses) for one, addresses in versions]
-            known[asked] = compared_cells(*sides)
+            with _still_there(context, *(manifest for manifest, _ in versions)):
+                known[asked] = compared_cells(*sides)
         return known[asked]
 
     return compare

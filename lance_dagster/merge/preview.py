@@ -36,7 +36,13 @@ from lance_dagster.merge.merge_commit import (
     immediate_conflicts,
     merge,
 )
-from lance_dagster.merge.propose_merge import call_with, check_unused_strategy, naming_damaged_manifests, remedy_for
+from lance_dagster.merge.propose_merge import (
+    call_with,
+    check_unused_strategy,
+    naming_damaged_manifests,
+    read_anew,
+    remedy_for,
+)
 from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, parsed_strategy, plan_merge
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
@@ -217,7 +223,8 @@ def preview(
 ) -> MergePreview:
     """Say what merging a version into a branch would do now."""
     check_mode(mode)
-    return _previewed(context, source, context.head(into), MergeOptions(strategy=strategy, mode=mode))
+    options = MergeOptions(strategy=strategy, mode=mode)
+    return read_anew(lambda: _previewed(context, source, context.head(into), options))
 
 
 def _previewed(context: TableContext, source: State, head: State, options: MergeOptions) -> MergePreview:

@@ -12,9 +12,11 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from lance_dagster.edit.write_result import Written
-from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy
+from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy, VersionNotFoundError
 from lance_dagster.format.transaction import (
     CASTS,
     CASTS_OF_SOURCE,
@@ -45,6 +47,8 @@ from lance_dagster.merge.rules import (
 )
 from lance_dagster.transactions.apply import next_version
 from lance_dagster.transactions.claims import decode_claims
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +88,15 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     # By the head: a plan is also made ahead of the turn to commit, for a head that may not be the last one.
     tallies: dict[int, Tally] = {}
 
-    def propose(head: State) -> Proposal | State:
+    def planned(head: State) -> tuple[ProposedMerge, MergePlan] | State:
         wanted = prepare(head)
-        if isinstance(wanted, State):
-            return wanted
-        plan = _plan(context, wanted, head)
+        return wanted if isinstance(wanted, State) else (wanted, _plan(context, wanted, head))
+
+    def propose(head: State) -> Proposal | State:
+        found = read_anew(partial(planned, head))
+        if isinstance(found, State):
+            return found
+        wanted, plan = found
         operation, result = materialize(context, plan, wanted.source, head, changes=wanted.given.source.changes)
         result = replace(result, table_metadata=wanted.table_metadata(plan, result.table_metadata))
         # A pick or revert without effect makes no version. A merge makes one even then: its record is needed.
@@ -114,6 +122,17 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         return Written(state=state)
     tally = tallies[state.number - 1]
     return Written(state=state, added=tally.rows_added, deleted=tally.rows_removed, updated=tally.rows_updated)
+
+
+def read_anew(make: Callable[[], _Result]) -> _Result:
+    """Plan a merge, and plan it once more where it built on a version that was read before it was cleaned up.
+
+    The second time the version is not answered from memory, so the plan goes by the versions that are left.
+    """
+    try:
+        return make()
+    except VersionNotFoundError:
+        return make()
 
 
 def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:

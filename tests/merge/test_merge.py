@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import lance
@@ -787,3 +788,23 @@ def test_a_preview_of_an_overwrite_counts_everything(tmp_path: Path) -> None:
     preview = table.preview_merge("run")
     assert (1, 2) == (preview.rows_added, preview.rows_deleted)
     assert SCHEMA.names == table.schema().names
+
+
+def test_a_merge_does_not_build_on_a_version_that_was_cleaned_up_meanwhile(tmp_path: Path) -> None:
+    """A handle that has read the merge base finds the same conflicts as one that never could."""
+    table = new_table(tmp_path, entries("a", 1, 2, 3))
+    for branch in ("run", "other"):
+        table.branches.create(branch)
+    table.append(entries("b", 4))
+    table.replace_where("value < 3", entries("a", 1), branch="run")
+    table.replace_where("key = 'a'", entries("a", 0), branch="other")
+    assert 3 == table.count_rows("main@2")
+    as_pylance(table).cleanup_old_versions(older_than=timedelta(0), retain_versions=1)
+    units = {}
+    for name, handle in {"old": table, "new": LanceTable.open(table.uri)}.items():
+        preview = handle.preview_merge("run", "other")
+        with pytest.raises(MergeConflictError) as caught:
+            handle.merge("run", "other")
+        assert preview.conflicts == caught.value.conflicts
+        units[name] = [conflict.unit for conflict in caught.value.conflicts]
+    assert ["rows where value < 3", "rows where key = 'a'"] == units["old"] == units["new"]
