@@ -3,7 +3,7 @@
 The rules are pure, so everything they may ask of the store is handed to them as a value or as a function in `Lookups`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +17,8 @@ from lance_dagster.diff.versioned_rows import VersionedRows
 from lance_dagster.errors import CorruptFileError, StoreError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns
+from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
@@ -27,19 +29,22 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.merge_base import is_criss_cross
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_records import claiming, picked_across
+from lance_dagster.merge.merge_records import claiming, identity, picked_across
+from lance_dagster.merge.picked_rows import picked_rows
 from lance_dagster.merge.row_values import compared_cells, equal_rows, matching_renamed, shared_keys
 from lance_dagster.merge.rules import MergeInput, Strategy
 from lance_dagster.merge.rules.merge_input import (
     AddressedRows,
     CompareCells,
     ComparedCells,
+    DeletedPicks,
     EqualRows,
     LocatedRows,
     Lookups,
     Matching,
     SharedKeys,
 )
+from lance_dagster.transactions.claims import Change
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -179,18 +184,41 @@ def gather_merge_input(
     # sides can then have rows that their merge base lacks.
     picked = picked_across(source_side.changes, dest, base) or picked_across(dest_side.changes, source, base)
     source_changes, dest_changes = source_side.changes, dest_side.changes
-    # A change that both sides have must not claim anything: it would conflict with its own copy.
-    source_side = replace(source_side, changes=claiming(source_changes, source, dest_changes, dest))
-    dest_side = replace(dest_side, changes=claiming(dest_changes, dest, source_changes, source))
+    space, reading = row_space(base, context.versions), lookups(context)
+    of_source, of_dest = (source, source_side), (dest, dest_side)
+    own = picked_rows(context, (of_source, of_dest), space, reading.deleted)
+    of_other = picked_rows(context, (of_dest, of_source), space, reading.deleted)
+    # A change that both sides have must not claim anything: it would conflict with its own copy. Where the other side
+    # has its rows no more, there is no copy.
+    source_changes, dest_changes = (
+        claiming(source_changes, source, dest_changes, dest, picked_anew=own.picked_by),
+        claiming(dest_changes, dest, source_changes, source, picked_anew=of_other.picked_by),
+    )
+    source_side = replace(source_side, changes=_without_reverted(context, source_changes, of_other.reverted))
+    dest_side = replace(dest_side, changes=_without_reverted(context, dest_changes, own.reverted))
     return MergeInput(
         base=base.state.manifest,
-        space=row_space(base, context.versions),
+        space=space,
         source=source_side,
         dest=dest_side,
-        lookups=lookups(context),
+        lookups=reading,
         strategy=strategy,
         crosswise=picked or is_criss_cross(source, dest, base),
+        # A row that the source deleted after it was picked is deleted on the dest as well.
+        inserted=(RowRuns.united([own.returning, own.deleted]), of_other.returning),
+        deleted_picks=DeletedPicks(rows=own.deleted, deleted_by=own.deleted_by),
     )
+
+
+def _without_reverted(context: TableContext, changes: Sequence[Change], reverted: Collection[str]) -> list[Change]:
+    """Mark the merges that a side took back, with rows that the other side picked, to claim nothing."""
+    # The pick claims again what was picked. Beside it, the claims of the merge would be in conflict with its own copy.
+    return [
+        replace(change, in_both=True)
+        if reverted and change.is_merge and identity(context.load_recorded(RecordedVersion(change.version))) in reverted
+        else change
+        for change in changes
+    ]
 
 
 def state_of(manifest: Manifest) -> State:

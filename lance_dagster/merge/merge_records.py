@@ -10,7 +10,7 @@ as well, no row is inserted twice; otherwise only the record tells which rows ar
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
@@ -20,12 +20,17 @@ from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge
 from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.refs.ref_files import PUBLISHED_ID, READY
 from lance_dagster.history.refs.ref_store import Refs
-from lance_dagster.history.versions import Versions
+from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation
 
 _MERGED_AT = re.compile(r"[0-9]{1,20}@([0-9]{1,20})")
 _ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
+
+
+def identity(of: State) -> str:
+    """Return the name of a version in the properties of other versions: its commit id where it has one."""
+    return of.id or str(of)
 
 
 def origins(of: Lineage, parent: Lineage) -> str:
@@ -42,7 +47,14 @@ def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> b
     return any(_is_of(change, other, base) and not change.adds_no_copy for change in changes)
 
 
-def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Change], other: Lineage) -> list[Change]:
+def claiming(
+    changes: Sequence[Change],
+    of: Lineage,
+    other_changes: Sequence[Change],
+    other: Lineage,
+    *,
+    picked_anew: Callable[[Change], bool],
+) -> list[Change]:
     """Return the changes of a side; those that the other side also has are marked to claim nothing against it.
 
     Args:
@@ -50,12 +62,15 @@ def claiming(changes: Sequence[Change], of: Lineage, other_changes: Sequence[Cha
         of: The side.
         other_changes: What the other side did.
         other: The other side.
+        picked_anew: Tells of which changes the other side has the rows no more.
     """
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
-        replace(change, in_both=True) if change.version in taken or _is_of(change, other) else change
+        replace(change, in_both=True)
+        if change.version in taken or (_is_of(change, other) and not picked_anew(change))
+        else change
         for change in changes
     ]
 

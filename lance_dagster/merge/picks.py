@@ -56,7 +56,7 @@ from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
-from lance_dagster.merge.merge_records import origins, picked_across
+from lance_dagster.merge.merge_records import identity, origins, picked_across
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.reverted_changes import last_revert
 from lance_dagster.merge.rules import (
@@ -224,11 +224,6 @@ def apply_change(
         )
 
     return commit_merge(context, branch, prepare)
-
-
-def identity(of: State) -> str:
-    """Return the name of a version in the properties of other versions: its commit id where it has one."""
-    return of.id or str(of)
 
 
 def _gather_merge_input(

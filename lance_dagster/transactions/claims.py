@@ -107,7 +107,7 @@ class Change:
 
     `transaction` is None when its file was removed, `before` and `after` (the manifests around it) when they were
     cleaned up. `undone` means that the merge input applies the reverse change, from `after` to `before`; `in_both` that
-    the other side contains the same change. Neither claims anything.
+    the other side contains the same change, or picked it after this side took it back. Neither claims anything.
     """
 
     version: str

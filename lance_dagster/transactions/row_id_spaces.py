@@ -127,6 +127,12 @@ class Translation:
 
     stretches: tuple[tuple[int, int, int], ...]
 
+    @classmethod
+    def of_runs(cls, runs: RowRuns) -> "Translation":
+        """Return the translation of each position of a map to its number."""
+        ranges = zip(runs.at.tolist(), runs.count.tolist(), runs.first.tolist(), strict=True)
+        return cls(tuple((at, at + count, first) for at, count, first in ranges))
+
     @property
     def end(self) -> int:
         """The end of the last range: no id from there on is translated."""

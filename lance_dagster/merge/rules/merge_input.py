@@ -5,7 +5,7 @@ for, since a merge of a branch that only appended must not pay for what the dest
 compared are refused (`blocking_findings`) before anything else is looked at.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,12 +14,13 @@ from pyroaring import BitMap
 
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.row_runs import U64Array
+from lance_dagster.format.row_runs import RowRuns, U64Array
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
 from lance_dagster.merge.rules.strategy import Conflict, Finding, Strategy
 from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
+_NO_ROWS = RowRuns.of(())
 _UNKNOWN = (DataOverlay, UpdateMemWalState)
 _WAIVED = "its changes may conflict with what that version claimed; a strategy for 'history' assumes no claim"
 Deleted = Callable[[Manifest, Fragment], BitMap]
@@ -101,6 +102,17 @@ class Lookups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedPicks:
+    """Rows that the source picked and that the dest deleted: ids on the source with those on the dest.
+
+    `deleted_by` are the versions of the dest that deleted them, as far as they are known.
+    """
+
+    rows: RowRuns = _NO_ROWS
+    deleted_by: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
     """The input of a merge: the merge base with its row ids, the sides and the lookups.
 
@@ -108,8 +120,11 @@ class MergeInput:
     starts from. `crosswise` says that both sides may have rows of the same versions, which the merge base does not
     have: by merges in both directions, or by picks. Rows that both had and only the source still has are then left out
     of the result, since the dest deleted them; where they are `returning`, the dest reverted the version that added
-    them, and the merge adds them again. `incompatible` are the paths of columns that source and dest have in
-    different types, because one of them changed the type since the last version that both lines share.
+    them, and the merge adds them again. `inserted` are rows of the source and of the dest that count as inserted there
+    although the other side knows them, as a map from ids of the side to ids of the other one; `deleted_picks` are those
+    of the source that the dest deleted after it had them another way. `incompatible` are the paths of columns that
+    source and dest have in different types, because one of them changed the type since the last version that both lines
+    share.
     """
 
     base: Manifest
@@ -121,6 +136,8 @@ class MergeInput:
     crosswise: bool = False
     returning: bool = False
     incompatible: tuple[str, ...] = ()
+    inserted: tuple[RowRuns, RowRuns] = (_NO_ROWS, _NO_ROWS)
+    deleted_picks: DeletedPicks = DeletedPicks()
 
 
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:

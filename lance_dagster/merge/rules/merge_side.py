@@ -369,7 +369,7 @@ def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
     @cache
     def identities() -> tuple[Identities, Identities]:
         # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
-        return Identities.of_both(given.space, given.source.space, given.dest.space)
+        return Identities.of_both(given.space, given.source.space, given.dest.space, given.inserted)
 
     source = MergeSide(
         given.source, is_source=True, base=given.base, lookups=given.lookups, identities=lambda: identities()[0]

@@ -42,6 +42,7 @@ from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_s
 from lance_dagster.merge.rules.columns.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.columns.unreadable_results import fragments_without_values, unreadable_columns
 from lance_dagster.merge.rules.merge_input import (
+    DeletedPicks,
     MergeInput,
     blocking_findings,
     incompatible_columns,
@@ -51,7 +52,7 @@ from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, si
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
-from lance_dagster.merge.rules.row_conflicts import row_findings
+from lance_dagster.merge.rules.row_conflicts import row_findings, settle_deleted_picks
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
     DecidedFragment,
@@ -168,7 +169,7 @@ def _plan_under(
             strategy=strategy,
             returning=given.returning,
         )
-        rows = _decide_rows(rules, claims)
+        rows = _decide_rows(rules, claims, given.deleted_picks)
     except UntraceableError as error:
         unknown = "what became of its rows is unknown"
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
@@ -192,7 +193,7 @@ class _DecidedRows:
     findings: Sequence[Finding]
 
 
-def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
+def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) -> _DecidedRows:
     """Decide about the rows of every fragment that may differ between the merge base and the source."""
     source, dest = rules.source, rules.dest
     builder = ResultBuilder(
@@ -222,12 +223,13 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
     for each in decided:
         builder.apply_decision(each.number, each.situation, each.decision)
-    # New rows of the source need no decision: no other side can have changed them.
+    left_out, deleted_picks = settle_deleted_picks(picks, (source, dest), rules.strategy, claims.source.dropped)
+    # Other new rows of the source need no decision: no other side can have changed them.
     for number, rows in source.rows.relocated.items():
-        builder.edits.take(number, rows.inserted - claims.source.dropped.get(number, BitMap()))
+        builder.edits.take(number, rows.inserted - left_out.get(number, BitMap()))
     for number, offsets in claims.dest.dropped.items():
         builder.edits.mask(number, offsets)
-    findings = list(row_findings(decided, builder.beside_others(), rules))
+    findings = [*row_findings(decided, builder.beside_others(), rules), *deleted_picks]
     # A row that a strategy brings back has to fit the columns of the side that gives it up.
     if _come_back(claims.source.undone, dest) or any(each.decision.source_given_up for each in decided):
         findings += unfit_returned_rows(source)

@@ -65,10 +65,13 @@ class Identities:
     gone: Translation
 
     @classmethod
-    def of_both(cls, base: RowSpace, source: RowSpace, dest: RowSpace) -> "tuple[Identities, Identities]":
+    def of_both(
+        cls, base: RowSpace, source: RowSpace, dest: RowSpace, inserted: tuple[RowRuns, RowRuns] = (NOWHERE, NOWHERE)
+    ) -> "tuple[Identities, Identities]":
         """Return the meaning of the ids of source and dest.
 
         The merge base lacks rows of branches that were merged into both, crosswise or from a third one that is gone.
+        `inserted` are rows of either side, with their ids on the other one, that do not count as shared.
         """
         # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
         # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
@@ -76,6 +79,9 @@ class Identities:
         source_ids, dest_ids, both = source.translation(base), dest.translation(base), source.translation(dest)
         shared = both.beyond(source_ids)
         gone = both.beyond(shared)
+        if any(map(len, inserted)):
+            apart = (Translation.of_runs(inserted[0]), Translation.of_runs(inserted[1]).back)
+            shared = shared.beyond(apart[0]).beyond(apart[1])
         return (
             cls(source_ids, shared, gone),
             cls(dest_ids, _itself(shared.back), _itself(gone.back)),

@@ -71,12 +71,12 @@ class PickChecks:
             # It is open whether a column that was renamed and emptied since is the column that the pick adds.
             return
         trial = self._fork(onto)
-        self.tell(f"pick {_name(commit)} onto {trial}")
+        self.tell(f"pick {name_of(commit)} onto {trial}")
         parent = self.graph.made[commit.parents[0]]
         change = ChangeRange.of(commit, parent)
 
         def take(branch: str, strategy: Winner | None = None) -> object:
-            return self.table.cherry_pick(_name(commit), branch, strategy=strategy)
+            return self.table.cherry_pick(name_of(commit), branch, strategy=strategy)
 
         result = self._taken("pick", change, trial, take, dice)
         if result is None:
@@ -95,10 +95,10 @@ class PickChecks:
         parent = self.graph.made[commit.parents[number - 1]]
         given = number if commit.merged else None
         trial = self._fork(where)
-        self.tell(f"revert {_name(commit)} on {trial}" + (f", parent {number}" if commit.merged else ""))
+        self.tell(f"revert {name_of(commit)} on {trial}" + (f", parent {number}" if commit.merged else ""))
 
         def take(branch: str, strategy: Winner | None = None) -> object:
-            return self.table.revert(_name(commit), branch, parent=given, strategy=strategy)
+            return self.table.revert(name_of(commit), branch, parent=given, strategy=strategy)
 
         if commit.node == head.node:
             if not self._done_at_once(trial, take, commit, number):
@@ -142,8 +142,8 @@ class PickChecks:
         target = self.graph.made[dice.pick(past)]
         number = opened(self.uri, trial).version
         self.told.append("")
-        self.tell(f"restore {_name(target)} on {trial}")
-        self.table.restore(_name(target), trial)
+        self.tell(f"restore {name_of(target)} on {trial}")
+        self.table.restore(name_of(target), trial)
         self._exactly(trial, target, "restore")
         far = target.node[0] != trial
         laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
@@ -169,12 +169,14 @@ class PickChecks:
         """Add to the story of this trial."""
         self.told[-1] = f"{self.told[-1]} {what}".strip()
 
-    def _fork(self, branch: str) -> str:
+    def _fork(self, branch: str, at: Made | None = None) -> str:
+        """Fork a branch from the head of another one, or from a version of that branch itself."""
         name = f"x{len(self.told)}-{len(self._forks)}"
-        self.table.branches.create(name, branch)
-        self.graph.fork(name, self.graph.heads[branch], branch)
+        ref = branch if at is None else name_of(at)
+        self.table.branches.create(name, ref)
+        self.graph.fork(name, self.graph.heads[branch] if at is None else at.node, branch)
         self._forks.append(name)
-        self.tell(f"fork {name} from {branch}.")
+        self.tell(f"fork {name} from {ref}.")
         return name
 
     def _made(self, trial: str, result: Snapshot, head: Made, of: Made) -> Made:
@@ -316,7 +318,8 @@ def _columns(made: Made) -> set[tuple[int, int]]:
     return {(column.token, column.cast) for column in made.snapshot.columns}
 
 
-def _name(made: Made) -> str:
+def name_of(made: Made) -> str:
+    """The version as a ref expression."""
     return f"{made.node[0]}@{made.node[1]}"
 
 
