@@ -75,6 +75,20 @@ def test_a_sync_leaves_what_was_picked(table: LanceTable) -> None:
     assert contents(table) == PICKED
 
 
+@pytest.mark.parametrize("undo", ["revert", "restore", "delete"])
+def test_a_branch_keeps_what_it_picked(table: LanceTable, undo: str) -> None:
+    """A revert or restore is about the version it names, and not about its pick; a deletion is about the rows."""
+    good = _append(table)
+    table.cherry_pick(str(good), "redo")
+    {
+        "revert": lambda: table.revert(str(good), "run"),
+        "restore": lambda: table.restore("main@2", "run"),
+        "delete": lambda: table.delete("value > 2", branch="run"),
+    }[undo]()
+    table.merge("run", "redo")
+    assert contents(table, "redo") == (BEFORE if undo == "delete" else PICKED)
+
+
 def test_a_pick_comes_through_a_branch_that_is_gone(table: LanceTable) -> None:
     """The branch with the pick was merged into another one, and deleted."""
     table.branches.create("develop")

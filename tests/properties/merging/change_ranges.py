@@ -95,6 +95,9 @@ def after_pick(graph: VersionGraph, source: Made, picked: Made, commit: Made) ->
     before = graph.made[commit.parents[0]].snapshot.rows
     known = {uid: row for uid, row in commit.snapshot.rows.items() if uid not in before and uid in picked.snapshot.rows}
     found = merges(graph, source, picked, known)
+    # A restore that took the version back is not about its pick.
+    if any(made.did == "restore" for made in graph.since(source.ever, commit.ever)):
+        found += merges(graph, source, picked)
     if not commit.claims:
         return found
     return [
