@@ -24,11 +24,13 @@ class WriteResult(Version):
             rows that others appended while it was running.
         rows_updated: The number of rows that got new values and kept their identity. A restore reads no row: it counts
             the rows that both versions have in different data files.
+        columns_changed: The columns that a merge, a cherry-pick or a revert added, dropped, renamed or cast.
     """
 
     rows_added: int = 0
     rows_deleted: int = 0
     rows_updated: int = 0
+    columns_changed: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compare only the versions, because a version that is read again does not have the counts."""
@@ -47,24 +49,32 @@ class WriteResult(Version):
     def summary(self) -> str:
         """One line of text, such as `main@17: 3 rows added, 1 deleted`."""
         done = [(count, verb) for verb, count in self.counts.items() if count]
+        columns = f"changed columns: {', '.join(self.columns_changed)}" if self.columns_changed else ""
         if not done:
-            return f"{self}: no rows changed"
+            return f"{self}: {columns or 'no rows changed'}"
         (first, verb), *others = done
         told = [f"{counted(first, 'row')} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
-        return f"{self}: {', '.join(told)}"
+        return f"{self}: {', '.join(told)}{f'; {columns}' if columns else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The state a write made, or the head where it changed nothing, with the number of rows it changed."""
+    """The state a write made, or the head where it changed nothing, with the rows and columns it changed."""
 
     state: State
     added: int = 0
     deleted: int = 0
     updated: int = 0
+    columns: tuple[str, ...] = ()
 
     def described(self, context: TableContext) -> WriteResult:
         """Describe the version together with the counts."""
         version = context.versions.describe(self.state)
         inherited = {part.name: getattr(version, part.name) for part in fields(Version)}
-        return WriteResult(**inherited, rows_added=self.added, rows_deleted=self.deleted, rows_updated=self.updated)
+        return WriteResult(
+            **inherited,
+            rows_added=self.added,
+            rows_deleted=self.deleted,
+            rows_updated=self.updated,
+            columns_changed=self.columns,
+        )

@@ -9,7 +9,7 @@ that an attempt whose response was lost is recognised as landed.
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from lance_dagster.edit.write_result import Written
 from lance_dagster.errors import Call, CorruptFileError, MergeConflictError, Remedy, VersionNotFoundError
+from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import (
     CASTS,
     CASTS_OF_SOURCE,
@@ -86,7 +87,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     # All attempts share one id: a commit whose response was lost is recognised by it and not made a second time.
     transaction_id = str(uuid.uuid4())
     # By the head: a plan is also made ahead of the turn to commit, for a head that may not be the last one.
-    tallies: dict[int, Tally] = {}
+    tallies: dict[int, tuple[Tally, Sequence[Field]]] = {}
 
     def planned(head: State) -> tuple[ProposedMerge, MergePlan] | State:
         wanted = prepare(head)
@@ -111,7 +112,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         # A protected branch takes merges and maintenance; a pick, a revert or a restore counts as a direct commit.
         if not wanted.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
-        tallies[head.number] = plan.tally
+        tallies[head.number] = plan.tally, head.manifest.fields
         return Proposal(
             transaction, next_version(head.manifest, result, transaction, timestamp=now_ns(), writer=WRITER)
         )
@@ -120,8 +121,21 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
     # A version that had the change already was made by another transaction, and counts no row.
     if state.transaction is None or state.transaction.uuid != transaction_id:
         return Written(state=state)
-    tally = tallies[state.number - 1]
-    return Written(state=state, added=tally.rows_added, deleted=tally.rows_removed, updated=tally.rows_updated)
+    tally, before = tallies[state.number - 1]
+    return Written(
+        state=state,
+        added=tally.rows_added,
+        deleted=tally.rows_removed,
+        updated=tally.rows_updated,
+        columns=_columns_changed(before, state.manifest.fields),
+    )
+
+
+def _columns_changed(before: Sequence[Field], after: Sequence[Field]) -> tuple[str, ...]:
+    """Return the columns that are new, renamed or of another type, and those that are gone, nested ones by name."""
+    old, new = ({each.id: (each.name, each.logical_type) for each in fields} for fields in (before, after))
+    changed = [each.name for each in after if old.get(each.id) != new[each.id]]
+    return (*changed, *(each.name for each in before if each.id not in new and each.name not in changed))
 
 
 def read_anew(make: Callable[[], _Result]) -> _Result:

@@ -57,6 +57,20 @@ def test_a_merge_counts_the_rows_of_its_preview(table: LanceTable) -> None:
     assert f"{result}: 1 row added, 2 deleted, 1 updated" == result.summary
 
 
+def test_a_merge_names_the_columns_that_it_changes(table: LanceTable) -> None:
+    """A merge that changes columns and no row is not summed up as one without a change."""
+    table.branches.create("wide")
+    table.columns.add({"twice": "value * 2"}, branch="wide")
+    table.columns.rename("value", "amount", branch="wide")
+    merged = table.merge("wide")
+    assert (("amount", "twice"), f"{merged}: changed columns: amount, twice") == (
+        merged.columns_changed,
+        merged.summary,
+    )
+    undone = table.revert(merged, parent=1)
+    assert f"{undone}: changed columns: value, twice" == undone.summary
+
+
 def test_a_merge_that_finds_nothing_to_do_counts_no_row(table: LanceTable) -> None:
     """The version that has the change already is returned, with counts of 0."""
     merged = table.merge("run")
