@@ -50,11 +50,7 @@ _EVALUATED = ("Error applying filter expression", "Error parsing timestamp from"
 """Parts of messages for an expression that fails on a value, such as a cast of a string that is not a number."""
 _BEYOND_THE_END = "Invalid range"
 """Part of the message for a request beyond the end of a file, to which a damaged page leads."""
-_UNFINISHED = (
-    "PageLayout encoding",
-    "u32 chunk grammar",
-    "mixed data-file-version capability",
-)
+_UNFINISHED = ("PageLayout encoding", "u32 chunk grammar", "mixed data-file-version capability")
 """Parts of messages for data files written by a pre-release of their format version."""
 _NO_FIELD = re.compile(
     r"No field named (?P<name>[^\s\"']+)\. (Valid fields are (?P<known>[^()]*)|Did you mean '(?P<near>[^']*)'\?)\."

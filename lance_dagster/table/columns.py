@@ -101,9 +101,8 @@ class Columns:
         info = CommitInfo.of(branch, message, properties)
         check_string("column", column)
         check_string("name", name)
-        return self._described(
-            column_edits.project(self._context, info, lambda fields: evolution.rename_field(fields, column, name))
-        )
+        renamed = partial(evolution.rename_field, path=column, name=name)
+        return self._described(column_edits.project(self._context, info, renamed))
 
     def reorder(
         self,
@@ -121,9 +120,8 @@ class Columns:
         info = CommitInfo.of(branch, message, properties)
         # Only the order of the fields in the schema changes; data files keep their own order of columns.
         given = string_list("columns", columns, "id")
-        return self._described(
-            column_edits.project(self._context, info, partial(evolution.reorder_columns, names=given))
-        )
+        reordered = partial(evolution.reorder_columns, names=given)
+        return self._described(column_edits.project(self._context, info, reordered))
 
     def cast(
         self,
@@ -143,8 +141,7 @@ class Columns:
         Raises:
             InvalidInputError: The column does not exist or has an index, the type has other fields in a struct, or any
                 column of the table holds blobs.
-            SchemaMismatchError: The type does not hold a value exactly; the error has the value. Or no value of the
-                present type can be cast to it.
+            SchemaMismatchError: The type does not hold a value exactly, which the error has, or cannot be cast to.
         """
         info = CommitInfo.of(branch, message, properties)
         # The column gets a new field id, so older versions and the data files they share stay valid.

@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from lance_dagster.errors import Call, CommitConflictError, ConflictError, InvalidInputError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import COMMIT_MESSAGE, RESET, Restore, Transaction, reset_target
-from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.inventory import copy_to_expired
 from lance_dagster.history.lineage import merge_records_of
@@ -113,8 +112,7 @@ def _resettable(target: State, refs: Refs) -> Branch:
 
 
 def _with_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
-    # A rename or a deletion marks the same file. Each attempt to swap looks for it, so that one of the two finds the
-    # other.
+    # A rename or a deletion marks the same file. Each attempt to swap looks for that, so that one of the two finds it.
     if branch.state != READY:
         raise refs.branch_not_found(branch.name)
     refuse_renaming(branch, "reset", refs)
@@ -142,7 +140,9 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         f"tag {tag.name!r} {'names' if str(recorded) == tag.ref else 'named'} {recorded}"
         for tag in refs.tags().values()
         for recorded in sorted(recorded_versions(tag), key=str)
-        if recorded.branch_id in ("", branch.id) and _is_dropped(recorded.version_ref, name, dropped)
+        if recorded.branch_id in ("", branch.id)
+        and (at := recorded.version_ref) is not None
+        and (at.branch == name and at.number in dropped)
     ]
     others = [other for other in refs.branches().values() if other.name != name]
     needs += [
@@ -163,10 +163,6 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         )
 
 
-def _is_dropped(place: VersionRef | None, name: str, dropped: Dropped) -> bool:
-    return place is not None and place.branch == name and place.number in dropped
-
-
 def _commit(target: State, dropped: Dropped, versions: Versions, properties: Mapping[str, str]) -> None:
     # All proposals share one uuid, so that a commit whose response was lost is recognised.
     transaction = Transaction(
@@ -182,11 +178,8 @@ def _commit(target: State, dropped: Dropped, versions: Versions, properties: Map
             return head
         if head.number > dropped.last:
             # No process looked for references to the new version, and its writer knows that it is committed.
-            raise CommitConflictError(
-                f"cannot reset {target.branch} of {versions.store.uri}: {head} was committed meanwhile",
-                str(head),
-                retryable=True,
-            )
+            problem = f"cannot reset {target.branch} of {versions.store.uri}: {head} was committed meanwhile"
+            raise CommitConflictError(problem, str(head), retryable=True)
         return Proposal(transaction, next_manifest(versions, head, transaction))
 
     commit(versions, target.branch, propose)

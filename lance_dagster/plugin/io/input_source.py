@@ -130,3 +130,16 @@ def _own_partitions(context: dg.InputContext) -> tuple[dg.PartitionsDefinition, 
     # Dynamic partitions are in the instance.
     with dg.partition_loading_context(dynamic_partitions_store=step.instance):
         return definition, tuple(definition.get_partition_keys_in_range(span))
+
+
+def is_checked(context: dg.InputContext) -> bool:
+    """Return whether the input is the asset that the step checks."""
+    if not context.has_asset_key:
+        return False
+    try:
+        graph = context.step_context.job_def.asset_layer.asset_graph
+    except dg.DagsterInvariantViolationError:  # called outside of a run: there is no step
+        return False
+    checks = (graph.assets_def_for_key(key) for key in graph.asset_check_keys if key.asset_key == context.asset_key)
+    # A definition without assets only checks. One with assets may read an earlier partition of itself, from `main`.
+    return any(not check.keys and check.node_def.name == context.op_def.name for check in checks)

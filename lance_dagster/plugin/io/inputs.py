@@ -20,7 +20,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.branch_extent import waiting_version
 from lance_dagster.plugin.io.handles import handler_for, handlers
-from lance_dagster.plugin.io.input_source import InputSource
+from lance_dagster.plugin.io.input_source import InputSource, is_checked
 from lance_dagster.plugin.io.input_types import InputType
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written
@@ -108,7 +108,7 @@ class InputReader:
         if tag is None:
             chain = self._read_chain(context)
             # A check that is executed alone is not part of a run that wrote the table. It reads the waiting candidate.
-            alone = RunBranch(table=table, chain=chain).head() is None and _is_checked(context)
+            alone = RunBranch(table=table, chain=chain).head() is None and is_checked(context)
             unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
             unpublished = unpublished or self._of_backfill(context, table)
             return PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
@@ -163,19 +163,6 @@ class InputReader:
         # The chain has to be consulted too: after a re-execution from asset failure Dagster names no
         # producer, although the parent run wrote the value.
         return self.chain.after(produced_in)
-
-
-def _is_checked(context: dg.InputContext) -> bool:
-    """Return whether the input is the asset that the step checks."""
-    if not context.has_asset_key:
-        return False
-    try:
-        graph = context.step_context.job_def.asset_layer.asset_graph
-    except dg.DagsterInvariantViolationError:  # called outside of a run: there is no step
-        return False
-    checks = (graph.assets_def_for_key(key) for key in graph.asset_check_keys if key.asset_key == context.asset_key)
-    # A definition without assets only checks. One with assets may read an earlier partition of itself, from `main`.
-    return any(not check.keys and check.node_def.name == context.op_def.name for check in checks)
 
 
 def _narrowed(context: dg.InputContext, source: InputSource, pinned: PinnedTable) -> PinnedTable:

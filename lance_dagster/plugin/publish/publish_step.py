@@ -209,7 +209,7 @@ class PublishStep:
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         refuse_branches_named(self.tag, search.found)
-        self._refuse_unchanged(search.found)
+        self._check_rollback(search.found)
         for reason in search.missing:
             self.context.log.warning("not published, so its readers are not run: %s", reason)
         for one in search.found:
@@ -218,12 +218,7 @@ class PublishStep:
             # A superseded branch loses no rows, so this is not a warning.
             for superseded in one.superseded:
                 self.context.log.info("%s: %s", one.name, superseded)
-        self._warn_of_others(search.found)
         return search.found
-
-    def _refuse_unchanged(self, found: Sequence[Publication]) -> None:
-        if self.together is not None and self.chosen is not None:
-            self.together.refuse_unchanged(self.config.ref, self.chosen, found)
 
     def _look_whole(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
@@ -382,10 +377,13 @@ class PublishStep:
         has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
         return tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
 
-    def _warn_of_others(self, found: Sequence[Publication]) -> None:
-        to = None if self._rolls_back_all else self.chosen
-        if self.together is not None and (stays := self.together.left_behind(to, found)):
-            self.context.log.warning(stays)
+    def _check_rollback(self, found: Sequence[Publication]) -> None:
+        """Refuse a rollback that changes none of its tables, and warn of tables that it leaves out."""
+        if self.together is None or self.chosen is None:
+            return
+        self.together.refuse_unchanged(self.config.ref, self.chosen, found)
+        if not self._rolls_back_all and (stay := self.together.left_behind(self.chosen, found)):
+            self.context.log.warning(stay)
 
     @property
     def _rolls_back_all(self) -> bool:

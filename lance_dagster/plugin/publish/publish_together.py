@@ -218,11 +218,8 @@ class Together:
         changed = self.repository.at(present.commit).commit.changed_from(view.commit)
         others = f", and since then only {', '.join(changed[:_SHOWN])} changed" if changed else ""
         earlier = self._step_that_changes(found)
-        remedy = (
-            f"set ref to {earlier} to roll it back"
-            if earlier
-            else f"none of the last {_STEPS_SEARCHED} promotions changed it; set ref to a version such as main@3"
-        )
+        remedy = f"none of the last {_STEPS_SEARCHED} promotions changed it; set ref to a version such as main@3"
+        remedy = f"set ref to {earlier} to roll it back" if earlier else remedy
         raise PublishRefusedError(
             f"{ref} changes nothing",
             [f"{one.name}: {self.channel} names {one.version}, and so did {ref}{others}; {remedy}" for one in found],
@@ -384,14 +381,9 @@ class Together:
                 )
         return None
 
-    def left_behind(self, to: RepositoryView | None, found: Sequence[Publication]) -> str | None:
-        """Return a warning that a rollback leaves out tables that were published later than the commit it goes back to.
-
-        Args:
-            to: The tables at that commit; None when each table has a version of its own.
-            found: The tables that are rolled back.
-        """
-        if to is None or self.started is None or not any(map(is_rollback, found)):
+    def left_behind(self, to: RepositoryView, found: Sequence[Publication]) -> str | None:
+        """Return a warning that a rollback leaves out tables that were published later than the commit `to`."""
+        if self.started is None or not any(map(is_rollback, found)):
             return None
         present = self.repository.at(self.started.commit)
         selected = {self.repository.name_of(one.table) for one in found}
