@@ -191,8 +191,8 @@ def gather_merge_input(
     # A change that both sides have must not claim anything: it would conflict with its own copy. Where the other side
     # has its rows no more, there is no copy.
     source_changes, dest_changes = (
-        claiming(source_changes, source, dest_changes, dest, picked_anew=own.picked_by),
-        claiming(dest_changes, dest, source_changes, source, picked_anew=of_other.picked_by),
+        claiming(source_changes, source, dest_changes, dest, inserted_anew=own.inserted_by),
+        claiming(dest_changes, dest, source_changes, source, inserted_anew=of_other.inserted_by),
     )
     source_side = replace(source_side, changes=_without_reverted(context, source_changes, of_other.reverted))
     dest_side = replace(dest_side, changes=_without_reverted(context, dest_changes, own.reverted))
@@ -211,8 +211,8 @@ def gather_merge_input(
 
 
 def _without_reverted(context: TableContext, changes: Sequence[Change], reverted: Collection[str]) -> list[Change]:
-    """Mark the merges that a side took back, with rows that the other side picked, to claim nothing."""
-    # The pick claims again what was picked. Beside it, the claims of the merge would be in conflict with its own copy.
+    """Mark the merges that a side took back, with rows that count as inserted by the other side, to claim nothing."""
+    # The other side claims it again. Beside it, the claims of the merge would be in conflict with their own copy.
     return [
         replace(change, in_both=True)
         if reverted and change.is_merge and identity(context.load_recorded(RecordedVersion(change.version))) in reverted

@@ -53,7 +53,7 @@ def claiming(
     other_changes: Sequence[Change],
     other: Lineage,
     *,
-    picked_anew: Callable[[Change], bool],
+    inserted_anew: Callable[[Change], bool],
 ) -> list[Change]:
     """Return the changes of a side; those that the other side also has are marked to claim nothing against it.
 
@@ -62,14 +62,14 @@ def claiming(
         of: The side.
         other_changes: What the other side did.
         other: The other side.
-        picked_anew: Tells of which changes the other side has the rows no more.
+        inserted_anew: Tells which changes put in rows that the other side has no more.
     """
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
     return [
         replace(change, in_both=True)
-        if change.version in taken or (_is_of(change, other) and not picked_anew(change))
+        if (change.version in taken or _is_of(change, other)) and not inserted_anew(change)
         else change
         for change in changes
     ]

@@ -1,57 +1,28 @@
-"""Find picked rows that the other side of a merge had and has no more, or never took over.
+"""Find rows that one side of a merge picked, or the other one, and that the other one had and has no more.
 
 A row that both sides know and that the merge base lacks came to them on separate ways. Where both contain the version
 that inserted it, the row is as good as one of the merge base, and the side without it deleted it. A pick is a change of
 its own: the other side cannot have meant it when it reverted a merge of the picked version, or dropped its rows by a
-strategy. Such rows then count as inserted by the side that picked them, as they would in git.
+strategy. Nor is the revert of a pick about the version that was picked: the two cancel out, and the side that contains
+the version still has its change. Such rows then count as inserted by the side that has them, as they would in git.
 
-A row that a later deletion took away is different. The deletion is about the row itself, so it holds for a row that was
-picked before, and is a conflict where the source picked the row and the dest deleted it.
+A row that a later deletion took away is different. The deletion is about the row itself. So it holds for a row that was
+picked before, for the original of a row that was deleted after it was picked, and is a conflict where the source picked
+the row and the dest deleted it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-from pyroaring import BitMap
-
-from lance_dagster.format.codec import decode_row_runs, smallest_row_id
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import RowRuns
-from lance_dagster.format.transaction import MERGE_STRATEGY, PICKED, RESTORED, REVERTED, Restore
+from lance_dagster.format.transaction import MERGE_STRATEGY
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import Lineage
+from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, live, why_missing
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import differing_fragments
-from lance_dagster.transactions.claims import Change, SideHistory
+from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import Piece, RowSpace, Translation
-
-_NO_ROWS = RowRuns.of(())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PickedRows:
-    """Rows that one side of a merge picked, that both sides know, and that the other side does not have.
-
-    All are given as ids of the side that picked them, with the ids of the other side. `returning` were taken back
-    there by a revert or a restore, or were never taken over because of a strategy; `deleted` were deleted there, by the
-    versions `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
-    """
-
-    returning: RowRuns = _NO_ROWS
-    deleted: RowRuns = _NO_ROWS
-    deleted_by: frozenset[str] = frozenset()
-    reverted: frozenset[str] = frozenset()
-
-    def picked_by(self, change: Change) -> bool:
-        """Tell whether a change of the side is the pick of some of the rows that count as inserted."""
-        if change.transaction is None or PICKED not in change.transaction.properties:
-            return False
-        if change.before is None or change.after is None:
-            return False
-        first, end = change.before.next_row_id, change.after.next_row_id
-        rows = RowRuns(self.returning.at, self.returning.count, self.returning.at)
-        return first < end and bool(len(RowRuns.one(first, end - first, first).where_in(rows)))
 
 
 def picked_rows(
@@ -59,31 +30,45 @@ def picked_rows(
     sides: tuple[tuple[Lineage, SideHistory], tuple[Lineage, SideHistory]],
     base: RowSpace,
     deleted: Deleted,
-) -> PickedRows:
-    """Return the rows that the first of two sides picked and that the second does not have, though it knows them.
+) -> MissingRows:
+    """Return the rows of the first of two sides that the second does not have, though it knows them by a pick.
 
     Args:
         context: The table.
-        sides: The side that may have picked rows, and the other one.
+        sides: The side that has the rows, and the other one.
         base: The row ids of the merge base.
         deleted: Reads deletion vectors.
     """
-    (lineage, side), (_, other) = sides
+    (lineage, side), (other_lineage, other) = sides
     both = side.space.translation(other.space)
     shared = both.beyond(side.space.translation(base))
     # In nearly every merge there are none, so that no branch is looked up.
     if not shared.stretches:
-        return PickedRows()
-    own = shared.beyond(_contained(context, lineage, _names(side.space, shared), other.space))
-    if not own.stretches:
-        return PickedRows()
-    known = own.runs
+        return MissingRows()
+    names = _names(side.space, shared)
+    # A row whose version both contain is as good as one of the merge base.
+    own = shared.beyond(_contained(context, lineage, names, other.space))
+    native = shared.beyond(own)
+    native = native.beyond(_contained(context, other_lineage, names, other.space)) if native.stretches else native
+    dropped = any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in other.since)
+    picked = why_missing(context, other, _missing(side, other, own, deleted), deleted, never_had=dropped)
+    original = why_missing(context, other, _missing(side, other, native, deleted), deleted, never_had=other.complete)
+    # A deletion of rows that the other side picked is about the rows themselves, so it holds for the original ones.
+    return replace(
+        picked,
+        returning=RowRuns.united([picked.returning, original.returning]),
+        reverted=picked.reverted | original.reverted,
+    )
+
+
+def _missing(side: SideHistory, other: SideHistory, known: Translation, deleted: Deleted) -> RowRuns:
+    """Return those of some rows that a side has and the other one does not, as ids of both."""
+    if not known.stretches:
+        return NO_ROWS
+    runs = known.runs
     # A deleted copy may have the id of the row too, so only the rows that the side has are translated.
-    there = _live(side.manifest, RowRuns(known.at, known.count, known.at), deleted).through(known)
-    missing = there.without(_live(other.manifest, RowRuns.set_of([there]), deleted))
-    if not len(missing):
-        return PickedRows()
-    return _why_missing(other, missing, deleted)
+    there = live(side.manifest, RowRuns(runs.at, runs.count, runs.at), deleted).through(runs)
+    return there.without(live(other.manifest, RowRuns.set_of([there]), deleted))
 
 
 def _names(space: RowSpace, ids: Translation) -> list[Piece]:
@@ -123,70 +108,3 @@ def _up_to(piece: Piece, end: int | None) -> Piece | None:
     if count <= 0:
         return None
     return Piece(start=piece.start, end=piece.start + count, origin=piece.origin, first=piece.first)
-
-
-def _why_missing(side: SideHistory, missing: RowRuns, deleted: Deleted) -> PickedRows:
-    """Tell which rows, given by their ids on a side, it took back or never took over, and which it deleted."""
-    left, returning, known = RowRuns.set_of([missing]), list[RowRuns](), True
-    deleted_by, reverted = set[str](), set[str]()
-    for change in reversed(side.since):
-        if change.transaction is None or change.before is None or change.after is None:
-            # Nothing tells what became of the rows before. They count as deleted, which is a conflict at worst.
-            known = False
-            break
-        gone = _gone(change.before, change.after, left, deleted)
-        if not len(gone):
-            continue
-        left = left.without(gone)
-        if _takes_back(change):
-            returning.append(gone)
-            reverted.add(change.transaction.properties.get(REVERTED, ""))
-        else:
-            deleted_by.add(change.version)
-    if known and any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in side.since):
-        returning.append(left)
-    back = RowRuns.set_of(returning)
-    return PickedRows(
-        returning=missing.where_in(back),
-        deleted=missing.without(back),
-        deleted_by=frozenset(deleted_by),
-        reverted=frozenset(reverted - {""}),
-    )
-
-
-def _takes_back(change: Change) -> bool:
-    of = change.transaction
-    return of is not None and (isinstance(of.operation, Restore) or bool({REVERTED, RESTORED} & of.properties.keys()))
-
-
-def _gone(before: Manifest, after: Manifest, among: RowRuns, deleted: Deleted) -> RowRuns:
-    """Return those of some rows that one version has and the next one does not, as a set of ids."""
-    had = _live(before, among, deleted, differing_fragments(before, after))
-    return had.without(_live(after, had, deleted, differing_fragments(after, before))) if len(had) else had
-
-
-def _live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None = None) -> RowRuns:
-    """Return those of some rows that a version has, as a set of ids.
-
-    Args:
-        manifest: The version.
-        among: The ids asked for, as a set.
-        deleted: Reads deletion vectors.
-        numbers: The fragments that are looked at; all by default.
-    """
-    return RowRuns.set_of(list(_live_parts(manifest, among, deleted, numbers))) if len(among) else among
-
-
-def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None) -> Iterator[RowRuns]:
-    last = among.largest or 0
-    for number in manifest.fragments.ids if numbers is None else sorted(numbers):
-        fragment = manifest.fragment(number)
-        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
-        if lowest is not None and lowest > last:
-            continue
-        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
-        # A deletion vector is a file, which is read only where some of the rows are.
-        if len(ids) and fragment.deletion is not None:
-            ids = ids.restricted(BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment))
-        if len(ids):
-            yield ids

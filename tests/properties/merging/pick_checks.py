@@ -83,6 +83,13 @@ class PickChecks:
             return
         if dice.below(2) == 0 and commit.node[0] in self.graph.heads:
             self._merged_too(commit, trial, result)
+        elif (
+            self.stable
+            and result.node != head.node
+            and commit.node not in head.ever
+            and _columns(commit) == _columns(parent)
+        ):
+            self._taken_back(commit, trial, head, dice)
 
     def revert(self, where: str, dice: Dice) -> None:
         """Revert some version, then revert the revert, and then revert the version again."""
@@ -302,6 +309,31 @@ class PickChecks:
             self._outcome("merge a picked one", trial, outcomes if self.stable else [*outcomes, *plain])
         laws.well_formed(self.table, trial)
         self.tally.done["merge a picked one"] += 1
+
+    def _taken_back(self, commit: Made, trial: str, head: Made, dice: Dice) -> None:
+        """Check that a pick and its revert cancel out in a merge with the branch that was picked from.
+
+        Rows that the revert brought back may count as changed, so the merge may be refused.
+        """
+        if commit.node[0] not in self.graph.heads:
+            return
+        self.tell("... then take it back")
+        self.table.revert(trial, trial)
+        self._exactly(trial, head, "revert a pick")
+        other = self._fork(commit.node[0])
+        sides = (trial, other) if dice.below(2) else (other, trial)
+        made = {trial: head, other: self.graph.head(commit.node[0])}
+        self.tell(f"and merge {sides[0]} into {sides[1]}")
+        found = merges(self.graph, made[sides[0]], made[sides[1]])
+        outcomes = [one.but(ExpectedConflict("rows", "brought back", hard=False)) for one in found]
+        try:
+            self.table.merge(sides[0], into=sides[1])
+        except MergeConflictError as error:
+            self._refused("merge a pick taken back", error, outcomes)
+            return
+        self._outcome("merge a pick taken back", sides[1], outcomes)
+        laws.well_formed(self.table, sides[1])
+        self.tally.done["merged a pick taken back"] += 1
 
     def _exactly(self, trial: str, wanted: Made, law: str) -> None:
         """Check that a branch has exactly the content of some version, including its schema."""

@@ -1,0 +1,153 @@
+"""Find out why one side of a merge does not have rows that it knows: it took them back, deleted them or never had them.
+
+A revert or a restore is about versions, a deletion about the rows themselves. What a merge removed is looked up in the
+line of versions that it merged.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from lance_dagster.errors import InvalidInputError, NotFoundError
+from lance_dagster.format.codec import decode_row_runs, smallest_row_id
+from lance_dagster.format.model import Manifest
+from lance_dagster.format.row_runs import RowRuns
+from lance_dagster.format.transaction import MERGED_BRANCH, RESTORED, REVERTED, Restore
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion
+from lance_dagster.history.context import TableContext
+from lance_dagster.history.lineage import lineage_of, side_history
+from lance_dagster.history.merge_base import merge_base
+from lance_dagster.merge.rules.merge_input import Deleted
+from lance_dagster.merge.rules.row_changes import differing_fragments
+from lance_dagster.transactions.claims import Change, SideHistory
+from lance_dagster.transactions.row_id_spaces import RowSpace
+
+NO_ROWS = RowRuns.of(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingRows:
+    """Rows that one side of a merge has, that the other one knows by a pick of either, and does not have.
+
+    All are given as ids of the side that has them, with the ids of the other side. `returning` were taken back there by
+    a revert or a restore, or were never taken over; `deleted` were picked and then deleted there, by the versions
+    `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
+    """
+
+    returning: RowRuns = NO_ROWS
+    deleted: RowRuns = NO_ROWS
+    deleted_by: frozenset[str] = frozenset()
+    reverted: frozenset[str] = frozenset()
+
+    def inserted_by(self, change: Change) -> bool:
+        """Tell whether a change of the side put in some of the rows that count as inserted."""
+        if change.before is None or change.after is None:
+            # A version beside it was cleaned up. That it counts is a conflict at worst.
+            return bool(len(self.returning))
+        first, end = change.before.next_row_id, change.after.next_row_id
+        rows = RowRuns(self.returning.at, self.returning.count, self.returning.at)
+        return first < end and bool(len(RowRuns.one(first, end - first, first).where_in(rows)))
+
+
+def why_missing(
+    context: TableContext, side: SideHistory, missing: RowRuns, deleted: Deleted, *, never_had: bool
+) -> MissingRows:
+    """Tell which rows, given by their ids on a side, it took back, and which it deleted.
+
+    Args:
+        context: The table.
+        side: The side that does not have the rows.
+        missing: Their ids on the other side, with those on this one.
+        deleted: Reads deletion vectors.
+        never_had: Whether rows that it never had count as taken back, and not as deleted.
+    """
+    if not len(missing):
+        return MissingRows()
+    left, returning, known = RowRuns.set_of([missing]), list[RowRuns](), True
+    deleted_by, reverted = set[str](), set[str]()
+    for change in reversed(side.since):
+        if change.transaction is None or change.before is None or change.after is None:
+            # Nothing tells what became of the rows before, so they count as deleted. A merge is refused for it.
+            known = False
+            break
+        gone = _gone(change.before, change.after, left, deleted)
+        if not len(gone):
+            continue
+        left = left.without(gone)
+        back = _taken_back(context, change, gone, side.space, deleted=deleted)
+        returning.append(back)
+        reverted.add(change.transaction.properties.get(REVERTED, ""))
+        if len(gone.without(back)):
+            deleted_by.add(change.version)
+    if known and never_had:
+        returning.append(left)
+    every = RowRuns.set_of(returning)
+    return MissingRows(
+        returning=missing.where_in(every),
+        deleted=missing.without(every),
+        deleted_by=frozenset(deleted_by),
+        reverted=frozenset(reverted - {""}),
+    )
+
+
+def _taken_back(context: TableContext, change: Change, gone: RowRuns, space: RowSpace, *, deleted: Deleted) -> RowRuns:
+    """Return those of the rows that a version removed that it, or the line of versions it merged, took back.
+
+    Where that line cannot be read any more, the rows count as deleted there.
+    """
+    if _takes_back(change) or not change.is_merge:
+        return gone if _takes_back(change) else NO_ROWS
+    try:
+        version = context.versions.describe(context.load_recorded(RecordedVersion(change.version)))
+        merged = Ancestry(context.refs, context.versions).merged(version)
+        if merged is None:
+            return NO_ROWS
+        origin = version.properties.get(MERGED_BRANCH, "")
+        source = lineage_of(context.versions.load(merged.branch, merged.number, origin), context.refs)
+        dest = lineage_of(context.load_recorded(RecordedVersion(version.parents[0])), context.refs)
+        base = merge_base(source, dest, context.refs, context.versions)
+        side = side_history(source, dest, base, context.versions)
+    except (InvalidInputError, NotFoundError):
+        return NO_ROWS
+    there = gone.through(space.translation(side.space).runs)
+    back = why_missing(context, side, there, deleted, never_had=False).returning
+    return RowRuns(back.at, back.count, back.at)
+
+
+def _takes_back(change: Change) -> bool:
+    of = change.transaction
+    return of is not None and (isinstance(of.operation, Restore) or bool({REVERTED, RESTORED} & of.properties.keys()))
+
+
+def _gone(before: Manifest, after: Manifest, among: RowRuns, deleted: Deleted) -> RowRuns:
+    """Return those of some rows that one version has and the next one does not, as a set of ids."""
+    had = live(before, among, deleted, differing_fragments(before, after))
+    return had.without(live(after, had, deleted, differing_fragments(after, before))) if len(had) else had
+
+
+def live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None = None) -> RowRuns:
+    """Return those of some rows that a version has, as a set of ids.
+
+    Args:
+        manifest: The version.
+        among: The ids asked for, as a set.
+        deleted: Reads deletion vectors.
+        numbers: The fragments that are looked at; all by default.
+    """
+    return RowRuns.set_of(list(_live_parts(manifest, among, deleted, numbers))) if len(among) else among
+
+
+def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None) -> Iterator[RowRuns]:
+    last = among.largest or 0
+    for number in manifest.fragments.ids if numbers is None else sorted(numbers):
+        fragment = manifest.fragment(number)
+        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
+        if lowest is not None and lowest > last:
+            continue
+        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
+        # A deletion vector is a file, which is read only where some of the rows are.
+        if len(ids) and fragment.deletion is not None:
+            ids = ids.restricted(BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment))
+        if len(ids):
+            yield ids
