@@ -171,3 +171,16 @@ def test_a_deletion_that_a_merge_brought(table: LanceTable) -> None:
     table.merge("main", "synced")
     table.merge("run")
     assert contents(table) == contents(table, "synced") == [*BEFORE, ("c", 3), ("wed", 21)]
+
+
+@pytest.mark.parametrize("merged_before", [True, False])
+def test_a_pick_of_rows_that_their_own_branch_deleted(table: LanceTable, *, merged_before: bool) -> None:
+    """A dest that never had the rows gets them; where it had them, their deletion holds."""
+    made = table.append(entries("wed", 20, 21), branch="run")
+    if merged_before:
+        table.merge("run")
+    table.delete("key = 'wed'", branch="run")
+    table.merge("run")
+    table.branches.create("fork", "main")
+    table.cherry_pick(str(made), "fork")
+    assert contents(table, "fork") == (BEFORE if merged_before else PICKED)

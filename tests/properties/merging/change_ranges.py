@@ -4,7 +4,7 @@ The change need not start at a version that the branch contains, and may lead to
 lack rows of the base that nobody deleted, and a new column may have values for rows that others have rewritten.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tests.properties.merging.merge_inputs import ExpectedConflict, MergeInputs, Outcome
@@ -76,10 +76,20 @@ def _has_the_cast_of(column: Column, base: Snapshot) -> bool:
 
 
 def known_rows(graph: VersionGraph, head: Made, inputs: MergeInputs) -> dict[int, Row]:
-    """The rows that the source inserts and that a branch once had in the same form."""
-    there = {(uid, row.stamp) for node in head.ever for uid, row in graph.made[node].snapshot.rows.items()}
+    """The rows that the source inserts and that a branch once had in the same form.
+
+    A row that a merged branch inserted and deleted before the merge was never a row of the branch itself.
+    """
+    there = {(uid, row.stamp) for made in _own_versions(graph, head) for uid, row in made.snapshot.rows.items()}
     new = inputs.source.rows.keys() - inputs.base.rows.keys()
     return {uid: inputs.source.rows[uid] for uid in new if (uid, inputs.source.rows[uid].stamp) in there}
+
+
+def _own_versions(graph: VersionGraph, made: Made) -> Iterator[Made]:
+    yield made
+    while made.parents:
+        made = graph.made[made.parents[0]]
+        yield made
 
 
 def with_rows(inputs: MergeInputs, rows: Mapping[int, Row]) -> MergeInputs:
