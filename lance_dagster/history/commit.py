@@ -117,12 +117,13 @@ class _Staged:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ready:
-    """A proposal whose transaction was staged."""
+    """A proposal whose transaction was staged, and the bytes of its manifest once that was put."""
 
     proposal: Proposal
     staged: _Staged
+    data: bytes = b""
 
 
 Propose = Callable[[State], Proposal | State]
@@ -272,7 +273,7 @@ def commit(
             if not newest:
                 _pause(attempts, queued.since)
             head = None
-        queued.close(ready.proposal.manifest.version)
+        queued.close(ready.proposal.manifest.version, ready.data)
     put = put.after(head)
     _finish(versions, put, ready.staged.transaction, fence=fence, branch_id=branch_id)
     return put
@@ -323,26 +324,28 @@ class _Queued:
             self.since = time.monotonic()
             if ready is None or self._turn.waited:
                 # Others were ahead, so there is a newer head.
-                head = self._newer(head, self._turn.newest)
+                head = self._newer(head, self._turn)
                 staged = ready.staged if ready else staged
                 return head, _made_ready(self.versions, self.branch, self.propose, head, staged=staged)
         return head, ready
 
-    def _newer(self, head: State, expected: int) -> State:
-        """Read the newest version again, which is probably the `expected` one; `head` itself where nothing landed."""
-        versions, look = self.versions, partial(self.versions.newest_few, self.branch)
-        if expected > head.number and self.branch == layout.MAIN:
-            # It is read while the newest one is looked for. Only versions of `main` are kept by their numbers.
-            ahead = partial(versions.store.get, versions.manifest_path(self.branch, expected))
+    def _newer(self, head: State, turn: Turn) -> State:
+        """Read the newest version again, with what the writer before left; `head` itself where nothing landed."""
+        versions, branch, expected = self.versions, self.branch, turn.newest
+        look, newest = partial(versions.newest_few, branch), [expected]
+        if expected <= head.number or branch != layout.MAIN:
+            newest = look()
+        elif turn.manifest is not None:
+            # Only versions of `main` are kept by their numbers. Where there is a newer one, the put finds it.
+            versions.read(branch, expected, turn.manifest)
+        else:
+            # It is read while the newest one is looked for.
+            ahead = partial(versions.store.get, versions.manifest_path(branch, expected))
             newest, found = together(versions.store, look, ahead)
             if found is not None and newest[:1] == [expected]:
-                versions.read(self.branch, expected, found)
-        else:
-            newest = look()
+                versions.read(branch, expected, found)
         # A number is never given again.
-        if newest[:1] == [head.number]:
-            return head
-        return _head(versions, self.branch, head.number, newest, each=self.each)
+        return head if newest[:1] == [head.number] else _head(versions, branch, head.number, newest, each=self.each)
 
     def _look_ahead(self) -> None:
         """Look at the versions that landed meanwhile, so that few are left to look at when the turn has come."""
@@ -351,10 +354,10 @@ class _Queued:
         else:
             self.propose(_head(self.versions, self.branch, 0))
 
-    def close(self, newest: int = 0) -> None:
-        """End the turn; `newest` is the version that was committed in it."""
+    def close(self, newest: int = 0, manifest: bytes = b"") -> None:
+        """End the turn; `newest` is the version that was committed in it, with its manifest."""
         if self._turn is not None and newest:
-            self._turn.newest = newest
+            self._turn.newest, self._turn.manifest = newest, manifest
         self._turns.close()
         self._turn = None
 
@@ -386,10 +389,6 @@ def _pause(attempts: int, since: float) -> None:
 
     A winner comes back with its next change as a newcomer, and waits longest when it loses. With pauses that grow, as
     is usual where a server is overloaded, it would win again and again, since the others sleep.
-
-    Args:
-        attempts: How many races were lost.
-        since: When the last attempt began, by the monotonic clock.
     """
     longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, _ROUNDS * (time.monotonic() - since)))
     time.sleep(random.uniform(0, longest / attempts))  # noqa: S311  # no secret depends on it
@@ -465,7 +464,7 @@ def _put(versions: Versions, branch: str, ready: _Ready, *, pause: Callable[[], 
     uri = f"{versions.store.uri}/{path}"
     # Held as they will be read: the next commits of this process do not encode all fragments again.
     manifest = replace(proposed, fragments=encoded(proposed.fragments, uri))
-    data = encode_manifest_file(manifest, ready.staged.body)
+    data = ready.data = encode_manifest_file(manifest, ready.staged.body)
     place = VersionRef(branch, proposed.version)
     winner = _put_manifest(versions, place, data, transaction, path=path, pause=pause)
     if winner is not None:

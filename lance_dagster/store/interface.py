@@ -35,10 +35,13 @@ class Turn:
         waited: Whether other writers were ahead, so that what was read before the turn may be out of date.
         newest: The newest version that the writer before made, 0 where it is not known; whoever has the turn replaces
             it. It is a hint: the version may be gone, and there may be a newer one.
+        manifest: The bytes of its manifest, where that writer made it just now; whoever has the turn replaces these
+            too, for the writer that waits.
     """
 
     waited: bool = False
     newest: int = 0
+    manifest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

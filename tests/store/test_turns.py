@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
+from lance_dagster.store import open_store
 from lance_dagster.store.turns import turn_of_machine
 from tests.conftest import S3Storage
 
@@ -28,6 +30,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     tempfile.tempdir = before
 
 
+def noted(folder: Path) -> Path:
+    """Return the file of the one lock in which a writer left a number."""
+    (lock,) = (path for path in folder.iterdir() if not path.suffix and path.read_bytes())
+    return lock
+
+
 def test_a_turn_tells_the_next_writer_which_version_is_the_newest(folder: Path) -> None:
     """A number is left for writers to the same branch, and for no others that share their queue."""
     with turn_of_machine("a") as turn:
@@ -39,21 +47,29 @@ def test_a_turn_tells_the_next_writer_which_version_is_the_newest(folder: Path) 
         turn.newest = 3
     with turn_of_machine("a") as turn:
         assert turn.newest == 3
-    (lock,) = (path for path in folder.iterdir() if path.suffix != ".next" and path.read_bytes())
+    lock = noted(folder)
     lock.write_bytes(b"something else")
     with turn_of_machine("a") as turn:
         assert turn.newest == 0
     assert 0o700 == folder.stat().st_mode & 0o777
 
 
-def test_a_writer_waits_for_the_one_before(folder: Path) -> None:
-    """A second writer of a branch waits and learns what the first one made; one of another branch does not wait."""
+@pytest.mark.parametrize(
+    "left, taken",
+    [(b"manifest", b"manifest"), (None, None), (bytes((1 << 22) + 1), None)],
+    ids=["small", "none", "large"],
+)
+def test_a_writer_waits_for_the_one_before(folder: Path, left: bytes | None, taken: bytes | None) -> None:
+    """A second writer of a branch waits and is given what the first one made; one of another branch does not wait.
+
+    A manifest that is large is read from the table, as one that a writer finds without waiting.
+    """
     assert not folder.exists()
     seen: list[tuple[str, object]] = []
 
     def wait() -> None:
         with turn_of_machine("a", lambda: seen.append(("meanwhile", True))) as turn:
-            seen.append(("second", (turn.waited, turn.newest)))
+            seen.append(("second", (turn.waited, turn.newest, turn.manifest)))
 
     with turn_of_machine("a") as first:
         thread = threading.Thread(target=wait)
@@ -61,10 +77,13 @@ def test_a_writer_waits_for_the_one_before(folder: Path) -> None:
         with turn_of_machine("b") as other:
             assert not other.waited
         time.sleep(0.1)
-        first.newest = 2
+        first.newest, first.manifest = 2, left
         seen.append(("first", True))
     thread.join()
-    assert [("meanwhile", True), ("first", True), ("second", (True, 2))] == seen
+    assert [("meanwhile", True), ("first", True), ("second", (True, 2, taken))] == seen
+    # Nobody has waited.
+    with turn_of_machine("a") as turn:
+        assert (False, 2, None) == (turn.waited, turn.newest, turn.manifest)
 
 
 @pytest.mark.parametrize("problem", ["a file", "a link", "open to others", "no folder for temporary files"])
@@ -103,11 +122,31 @@ def test_writers_of_a_table_on_object_storage_take_turns(folder: Path, s3_storag
         list(pool.map(write, tables))
     table = LanceTable.open(uri, options)
     assert [WRITERS * APPENDS, 1 + WRITERS * APPENDS] == [table.count_rows(), next(iter(table.log())).number]
-    (lock,) = (path for path in folder.iterdir() if path.suffix != ".next" and path.read_bytes())
-    digest, number = lock.read_text().split()
+    lock = noted(folder)
+    digest, number, when = lock.read_text().split()[:3]
     assert int(number) == 1 + WRITERS * APPENDS
     # A number that is not there yet, with a writer that has waited.
-    lock.write_text(f"{digest} 99")
+    lock.write_text(f"{digest} 99 {when} ")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, tables[:2]))
     assert (WRITERS + 2) * APPENDS == table.count_rows()
+
+
+def test_a_manifest_that_is_not_the_newest_any_more_does_no_harm(folder: Path, s3_storage: S3Storage) -> None:
+    """A writer that is handed a version, on which another machine has put the next one, commits on top of that one."""
+    uri, options = f"{s3_storage.uri}/t.lance", s3_storage.storage_options
+    LanceTable.create(uri, ROWS.schema, storage_options=options)
+    table, store = LanceTable.open(uri, options), open_store(uri, options)
+    table.append(ROWS)
+    assert folder.exists()
+    with ThreadPoolExecutor(1) as pool:
+        with store.turn("main") as turn:
+            waiting = pool.submit(table.append, ROWS)
+            time.sleep(0.3)
+            # pylance does not take turns, as a writer on another machine does not wait for this one.
+            lance.write_dataset(ROWS, uri, mode="append", storage_options=dict(options))
+            (name,) = store.list("_versions", limit=1)
+            turn.newest, turn.manifest = 3, store.get(f"_versions/{name}")
+            lance.write_dataset(ROWS, uri, mode="append", storage_options=dict(options))
+        assert "main@5" == str(waiting.result())
+    assert [4, 4] == [table.count_rows(), lance.dataset(uri, storage_options=dict(options)).count_rows()]
