@@ -32,7 +32,7 @@ _QUEUE_DIGITS = 3
 # A note is the hash of what the queue is for, a number, the time, and the hash of the manifest that was left.
 _NOTE_BYTES = 256
 # A manifest is handed over up to this size, and for so many nanoseconds: meanwhile another machine could commit several
-# versions and clean up all but the last, so that the next number would be free. Between a listing and a put it could too.
+# versions and clean up all but the last, so that the next number is free. It could between a listing and a put, too.
 _HANDED_BYTES, _HANDED_NS = 1 << 22, 250_000_000
 # A commit to an object store takes at least one request in its turn.
 _PATIENCE = Patience(turn=10.0, head=0.002, shortest=0.006, longest=0.06)
