@@ -70,9 +70,8 @@ def _write(competition: Competition, barrier: Barrier) -> tuple[bool, list[Attem
     """Append until the time is over; return whether the first append was acknowledged, and all later appends."""
     row = pa.table({"value": pa.array([1], pa.int64())})
     options = dict(competition.storage_options) | ({"durability": "process"} if competition.library == QUICKLY else {})
-    own = competition.library in (PACKAGE, QUICKLY, APART)
-    table = LanceTable.open(competition.uri, options) if own else None
-    tempfile.tempdir = tempfile.mkdtemp() if competition.library == APART else None
+    by_package = competition.library in (PACKAGE, QUICKLY, APART)
+    table = LanceTable.open(competition.uri, options) if by_package else None
 
     def append() -> bool:
         if table is not None:
@@ -122,7 +121,9 @@ def _meet(barrier: Barrier) -> None:
 
 
 def _job(competition: Competition) -> tuple[bool, list[Attempt]]:
-    return _write(competition, _barrier[0])
+    with tempfile.TemporaryDirectory() as own:
+        tempfile.tempdir = own if competition.library == APART else None
+        return _write(competition, _barrier[0])
 
 
 def contended(

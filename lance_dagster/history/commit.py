@@ -46,7 +46,8 @@ On object storage each request takes tens of milliseconds, so requests that do n
 same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
 protection is read. The fence is not part of that, since it has to be read after the head. Of the versions that landed
 meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, while the
-winner is read: a merge may skip numbers, and a version below the newest one would never be seen.
+winner is read: others may have landed on top of it. A writer that waited for its turn on `main` does not list: it is
+handed the manifest that was just put.
 """
 
 import getpass
