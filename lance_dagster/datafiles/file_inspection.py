@@ -87,19 +87,24 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         return DataFileShape(**found)
 
     def _send(self, request: str, seconds: int) -> bytes:
+        if self._process is not None:
+            answer = self._process.ask(request, seconds)
+            # One that ended by itself, as after a pause of this process, says nothing about the file.
+            if answer or self._process.process.poll() != 0:
+                return answer
+            self._process.end()
         # The subprocess is started again after a crash: one damaged file must not end the inspection of the others.
-        if self._process is None:
-            # pylance takes credentials from the environment, so a process with an older one is not used again.
-            environment = program_environment()
-            while _idle:
-                self._process = _idle.pop()
-                fits = self._process.environment == environment
-                answer = self._process.ask(request, seconds) if fits else b""
-                # A subprocess may have ended before it got the request, so the file is tried with a new one too.
-                if answer or (fits and self._process.process.poll() is None):
-                    return answer
-                self._process.end()
-            self._process = _Subprocess(environment)
+        # pylance takes credentials from the environment, so a process with an older one is not used again.
+        environment = program_environment()
+        while _idle:
+            self._process = _idle.pop()
+            fits = self._process.environment == environment
+            answer = self._process.ask(request, seconds) if fits else b""
+            # A subprocess may have ended before it got the request, so the file is tried with a new one too.
+            if answer or (fits and self._process.process.poll() is None):
+                return answer
+            self._process.end()
+        self._process = _Subprocess(environment)
         return self._process.ask(request, seconds)
 
 

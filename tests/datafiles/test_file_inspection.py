@@ -55,6 +55,20 @@ def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.
         assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
 
 
+def test_a_process_that_ended_by_itself_is_no_damage(file: Path) -> None:
+    """It waits half a minute for the next file, and a machine that sleeps in between lets that pass."""
+    with DataFileInspector() as inspector:
+        inspector.inspect(str(file), {}, size=1, read=True)
+        assert inspector._process is not None  # noqa: SLF001 - a process that waits too long ends as this one does
+        held = inspector._process.process  # noqa: SLF001
+        held.communicate()
+        assert 0 == held.returncode
+        unread, requests = os.pipe()
+        os.close(unread)
+        held.stdin = os.fdopen(requests, "wb")
+        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+
+
 def test_a_process_without_damage_serves_the_next_inspection(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It serves only the same environment, from which pylance takes credentials; a process that died is replaced."""
     (file.parent / "cut").write_bytes(b"text")

@@ -99,7 +99,9 @@ class _Decision:
                 self.conflict("rows", "updated, and written in place", hard=False)
             return self.both_updated(base, source, dest)
         if written:
-            self.conflict("rows", "updated, and written in place")
+            # It is open whether a program finds the place of the updated row, unless both wrote the same cell.
+            hard = any(_value(updated, token) not in (_value(base, token), one.value) for token, one in written.items())
+            self.conflict("rows", "updated, and written in place", hard=hard)
         new = {
             token: cell for token, cell in other.cells.items() if token not in base.cells and token not in updated.cells
         }
