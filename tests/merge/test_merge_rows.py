@@ -498,3 +498,20 @@ def test_a_row_that_was_brought_back_is_not_lost_with_the_claim_to_it(tmp_path: 
     table.update({"key": "'late'"}, where="value = 1", branch="late")
     with pytest.raises(MergeConflictError, match="value = 1"):
         table.merge("late", strategy="dest-wins")
+
+
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+def test_a_dropped_column_does_not_put_equal_updates_in_conflict(tmp_path: Path, source: str, dest: str) -> None:
+    """The file of an updated row still has values of a column that its side dropped later."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    table.columns.add({"note": "'n'"})
+    table.branches.create("run")
+    for branch in ("run", "main"):
+        table.update({"value": "5"}, where="value = 1", branch=branch)
+    table.columns.drop(["note"], branch="run")
+    table.columns.add({"twice": "value * 2"})
+    assert () == table.preview_merge(source, into=dest).conflicts
+    table.merge(source, into=dest)
+    assert [{"key": "a", "value": 2, "twice": 4}, {"key": "a", "value": 5, "twice": 10}] == sorted(
+        table.read(dest).to_pylist(), key=lambda row: row["value"]
+    )

@@ -203,7 +203,8 @@ class RowRules:
     def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
         """Return the ids that fields of a side have in the result, for those that the result has."""
         if not side.is_source:
-            return fields
+            # A row that was written before its column was dropped still has values of it.
+            return fields & self.schema.paths.keys()
         ids = self.schema.from_source
         return {ids[own] for own in fields if own in ids}
 
