@@ -38,9 +38,17 @@ def check_closed(what: str, sql: object) -> None:
 
     Raises:
         InvalidInputError: It is not a string, a parenthesis or a quote has no partner, there are several expressions
-            with commas between them, or there is a semicolon or a comment to the end of the line.
+            with commas between them, there is a semicolon or a comment to the end of the line, or a text in double
+            quotes, which Lance takes for a value and standard SQL for a column.
     """
     check_string(what, sql)
+    doubtful = next((one for one in _QUOTED.findall(str(sql)) if one.startswith('"')), None)
+    if doubtful is not None:
+        named = doubtful.strip('"')
+        raise InvalidInputError(
+            f"{what} {sql!r} has {doubtful}; write `{named}` for a column, or '{named}' for a text: Lance takes double "
+            "quotes for a text, and standard SQL for a column"
+        )
     bare, depth, listed = _QUOTED.sub("", str(sql)), 0, False
     for mark in re.findall(r"[()\[\],]", bare):
         depth += (mark in "([") - (mark in ")]")
@@ -77,10 +85,7 @@ def enclosed(what: str, sql: str) -> str:
 
 
 def words(sql: str) -> frozenset[str]:
-    """Return the words of a text that may be names, in lower case, as Lance finds columns in any case.
-
-    Lance takes a text in double quotes for a value, like one in single quotes.
-    """
+    """Return the words of a text that may be names, in lower case, as Lance finds columns in any case."""
     named = _QUOTED.sub(lambda found: found[0] if found[0].startswith("`") else " ", sql)
     return frozenset(re.findall(r"\w+", named.lower()))
 
@@ -90,8 +95,7 @@ def literal(bound: Bound) -> str:
     match bound:
         # Before date: a datetime is a date too.
         case dt.datetime():
-            zoned = bound.astimezone(dt.UTC).replace(tzinfo=None) if bound.tzinfo else bound
-            return f"timestamp '{zoned.isoformat(sep=' ')}{'+00:00' if bound.tzinfo else ''}'"
+            return instant(bound) if bound.tzinfo else f"timestamp '{bound.isoformat(sep=' ')}'"
         case dt.date():
             return f"date '{bound.isoformat()}'"
         case str():
@@ -100,6 +104,16 @@ def literal(bound: Bound) -> str:
             return str(bound).lower()
         case _:
             return repr(bound)
+
+
+def instant(moment: dt.datetime) -> str:
+    """Return a moment with a time zone as a value of Lance SQL, with which timestamps of any zone can be compared.
+
+    `timestamp '2026-06-01 00:00:00+00:00'` is a literal without a zone for Lance: beside a column in another zone than
+    UTC, its figures are taken for local times of that zone.
+    """
+    utc = moment.astimezone(dt.UTC).replace(tzinfo=None)
+    return f"""arrow_cast('{utc.isoformat()}Z', 'Timestamp(Microsecond, Some("UTC"))')"""
 
 
 def plain_literal(value: object) -> str | None:

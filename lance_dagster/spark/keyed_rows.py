@@ -139,7 +139,8 @@ def stage_upsert(
     check_frame(df, table)
     check_options(stage_upsert, rules, UpsertOptions)
     schema = table.schema(branch)
-    check_fits(df.schema, pa.schema([column for column in schema if column.name in df.columns]))
+    given = pa.schema([column for column in schema if column.name in df.columns])
+    check_fits(df.schema, given, names=schema.names)
     return stage_upsert_counted(df, KeyedWrite(table=table, branch=branch, on=on, rules=rules), RowTally())
 
 

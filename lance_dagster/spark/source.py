@@ -288,8 +288,15 @@ def _check_types(given: StructType, own: StructType) -> None:
     """Refuse a schema that the caller gave for a read and whose types are not those of the table.
 
     Raises:
-        SchemaMismatchError: A column has another type.
+        SchemaMismatchError: A column has another type, or takes no null where that of the table may have one.
     """
+    # Spark would not look for nulls there, and skip them or fail at them; its own sources make each column nullable.
+    never = [field.name for field in given if own[field.name].nullable and not field.nullable]
+    if never:
+        raise SchemaMismatchError(
+            f"the schema given for the read has NOT NULL for {', '.join(never)}, which may be null in the table; leave "
+            "NOT NULL out, as with StructField(name, type, nullable=True)"
+        )
     wrong = [field.name for field in given if field.dataType != own[field.name].dataType]
     if wrong:
         found = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)

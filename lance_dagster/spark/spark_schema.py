@@ -108,11 +108,23 @@ def replacement_schema(
     return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(kept, made, strict=True)])
 
 
-def check_fits(spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[str, int] | None = None) -> None:
+def check_fits(
+    spark_schema: StructType,
+    target: pa.Schema,
+    *,
+    vectors: Mapping[str, int] | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
     """Refuse a Spark frame whose columns do not fit a table, before the frame is computed.
 
     Columns are matched by name, in any order. Values can still be refused later: a vector of the wrong
     length, a null where the table takes none, a number its type cannot hold.
+
+    Args:
+        spark_schema: The columns of the frame.
+        target: The columns of the table that the frame has to have.
+        vectors: The lengths of columns with vectors.
+        names: All columns of the table, for the error; those of `target` if they are all.
 
     Raises:
         SchemaMismatchError: A column is missing or unknown, its type is another one, or a column in `vectors`
@@ -126,7 +138,7 @@ def check_fits(spark_schema: StructType, target: pa.Schema, *, vectors: Mapping[
         wrong += [f"the table has no {', '.join(map(repr, unknown))}"] if unknown else []
         raise SchemaMismatchError(
             f"the columns of the Spark frame are not those of the table: {' and '.join(wrong)}; "
-            f"the table's columns are {', '.join(target.names)}"
+            f"the table's columns are {', '.join(names or target.names)}"
         )
     for column in target:
         found = spark_schema[column.name].dataType

@@ -18,6 +18,7 @@ PARTS = {
     "id = 1 /* AND k = 2": "'/[*]' outside of quotes",
     "id = 1, k = 2": "',' outside of parentheses",
     "id = 1] OR [k = 2": "a parenthesis without its partner",
+    "\"k\" <> 'a'": "write `k` for a column, or 'k' for a text",
 }
 
 
@@ -32,7 +33,7 @@ def test_a_part_of_a_condition_is_refused(sql: str, said: str) -> None:
     "sql",
     [
         "k = 'a) -- it''s; (b'",
-        '`a;b` = 1 AND "c(" = 2',
+        "`a;b` = 1 AND `c(` = 2",
         "((id) = (1)) /* ; ( */",
         "1 - -1 > 0",
         "id IN (1, 2)",

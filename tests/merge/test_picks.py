@@ -7,7 +7,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
 from tests.table_factory import as_pylance, contents, entries, new_table
 
@@ -317,3 +317,16 @@ def test_a_version_of_another_line_with_the_same_number_is_another_version(tmp_p
     table.cherry_pick(str(fix))
     # The change of the picked cell is applied, and the earlier change of another cell is not.
     assert [("u", 30)] == [row for row in contents(table) if row[1] in (3, 30)]
+
+
+@pytest.mark.parametrize("strategy", [None, "source-wins", "dest-wins"])
+def test_a_strategy_takes_no_values_from_rows_that_only_moved(table: LanceTable, strategy: Winner | None) -> None:
+    """Both sides added a column, the dest beside rows that it had compacted, and updated one of them."""
+    picked = table.columns.add({"more": "value * 2"}, branch="run")
+    as_pylance(table).optimize.compact_files()
+    table.update({"key": "'new'"}, where="value = 1")
+    table.columns.add({"less": "value - 1"})
+    before = table.read().to_pylist()
+    with pytest.raises(MergeConflictError, match="wrote its values beside rows that moved"):
+        table.cherry_pick(str(picked), strategy=strategy)
+    assert before == table.read().to_pylist()

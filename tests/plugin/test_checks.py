@@ -54,6 +54,24 @@ ROWS = pa.table(
 )
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "+02:00", "America/New_York"])
+def test_bounds_are_instants_in_any_zone(lake: LanceResource, zone: str) -> None:
+    """A bound with a time zone is compared with the instant of a value, not with the figures that its zone shows."""
+    noon = dt.datetime(2024, 6, 1, 12, tzinfo=dt.UTC)
+    rows = pa.table({"at": pa.array([noon], pa.timestamp("us", zone))})
+    LanceTable.create(lake.uri_of(ORDERS), rows.schema).append(rows)
+    audit = Audit(candidate=lake.open(None, ORDERS))
+    before, after = noon - dt.timedelta(minutes=1), noon + dt.timedelta(minutes=1)
+    checks: dict[Any, bool] = {
+        InRange("at", minimum=noon, maximum=noon): True,
+        InRange("at", maximum=before): False,
+        InRange("at", minimum=after): False,
+        IsIn("at", (before, noon)): True,
+        IsIn("at", (before, after)): False,
+    }
+    assert list(checks.values()) == [check.evaluate(audit).passed for check in checks]
+
+
 @pytest.fixture
 def audit(lake: LanceResource) -> Audit:
     """A table with a mistake in every column, and the table of customers that it refers to."""

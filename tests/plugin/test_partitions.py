@@ -8,7 +8,15 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, build_publisher
+from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    LanceTable,
+    RowCount,
+    build_publisher,
+    build_table_checks,
+)
 from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter
@@ -40,6 +48,11 @@ def selected(keys: Sequence[str], definition: Any = None, expr: object = None) -
 def predicate(keys: Sequence[str], definition: Any = None, expr: object = None) -> str:
     """The predicate over the columns above."""
     return selected(keys, definition, expr).predicate
+
+
+def moment(utc: str) -> str:
+    """A moment as a predicate has it."""
+    return f"""arrow_cast('{utc}', 'Timestamp(Microsecond, Some("UTC"))')"""
 
 
 def both(day: str, region: str) -> dg.MultiPartitionKey:
@@ -76,7 +89,7 @@ def both(day: str, region: str) -> dg.MultiPartitionKey:
             ["2024-01-03", "2024-01-01", "2024-01-02"],
             DAYS,
             "at",
-            "`at` >= timestamp '2024-01-01 00:00:00+00:00' AND `at` < timestamp '2024-01-04 00:00:00+00:00'",
+            f"`at` >= {moment('2024-01-01T00:00:00Z')} AND `at` < {moment('2024-01-04T00:00:00Z')}",
         ),
         (
             ["2024-01-01", "2024-01-05"],
@@ -97,7 +110,7 @@ def test_keys_become_a_predicate(keys: list[str], definition: Any, expr: str, ex
 @pytest.mark.parametrize(
     "column,expected",
     [
-        ("at", "`at` >= timestamp '2024-03-30 23:00:00+00:00' AND `at` < timestamp '2024-03-31 22:00:00+00:00'"),
+        ("at", f"`at` >= {moment('2024-03-30T23:00:00Z')} AND `at` < {moment('2024-03-31T22:00:00Z')}"),
         ("local", "`local` >= timestamp '2024-03-31 00:00:00' AND `local` < timestamp '2024-04-01 00:00:00'"),
     ],
 )
@@ -290,7 +303,7 @@ def rows_for(context: dg.AssetExecutionContext) -> pa.Table:
 
 def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
     """Materialize some assets."""
-    resources = {"io_manager": LanceIOManager(lance=lake)}
+    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
     """Materialize some assets."""
     # There is one branch for all runs, so that each test can see the rows of several runs.
     tags = {"lance/branch": "dev", **options.pop("tags", {})}
@@ -392,6 +405,32 @@ def test_hour_that_clocks_repeat(lake: LanceResource) -> None:
     with pytest.raises(InvalidInputError, match="a timestamp with a time zone tells them apart"):
         run(lake, events, partition_key="2024-10-27-02:00+0100")
     assert [1, 2, 3] == sorted(row["at"].hour for row in lake.table(EVENTS).read("dev").to_pylist())
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "+02:00", "America/New_York"])
+def test_a_window_selects_instants_of_a_column_in_any_zone(lake: LanceResource, zone: str) -> None:
+    """A run replaces the rows of its day, an input reads them, and a check looks at them, whatever zone shows them."""
+    days = dg.DailyPartitionsDefinition("2024-10-26", end_date="2024-10-29", timezone="Europe/Berlin")
+    seen: list[int] = []
+
+    @dg.asset(key=EVENTS, partitions_def=days, metadata={"lance/partition_expr": "at"})
+    def events(context: dg.AssetExecutionContext) -> pa.Table:
+        window = context.partition_time_window
+        first, last = int(window.start.timestamp()), int(window.end.timestamp())
+        at = pa.array(range(first * 1_000_000, last * 1_000_000, 3_600_000_000), pa.timestamp("us", zone))
+        return pa.table({"at": at})
+
+    @dg.asset(partitions_def=days, ins={"events": dg.AssetIn(EVENTS)})
+    def read(events: pa.Table) -> None:
+        seen.append(events.num_rows)
+
+    checks = build_table_checks(events, [RowCount(minimum=23, maximum=25)])
+    for key in ("2024-10-26", "2024-10-27", "2024-10-28", "2024-10-27"):
+        assert run(lake, events, read, *checks, partition_key=key).success
+    # The clocks go back on the second day, which has 25 hours.
+    assert [24, 25, 24, 25] == seen
+    hours = lake.table(EVENTS).read("dev").column("at").cast(pa.int64()).to_pylist()
+    assert 24 + 25 + 24 == len(hours) == len(set(hours))
 
 
 def test_two_dimensions(lake: LanceResource) -> None:

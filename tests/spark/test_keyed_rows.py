@@ -71,6 +71,14 @@ def test_an_upsert_by_spark_is_the_one_of_the_table(
     assert table.maintenance.verify().ok
 
 
+def test_an_unknown_column_is_told_beside_all_of_the_table(spark: SparkSession, table: LanceTable) -> None:
+    """Columns that the frame leaves out are among them."""
+    with pytest.raises(
+        SchemaMismatchError, match="the table has no 'more'; the table's columns are id, region, x, note"
+    ):
+        upsert_frame(spark.sql("SELECT 1L AS id, 2L AS x, 3L AS more"), table, ["id"])
+
+
 def test_an_upsert_keeps_row_ids_and_takes_any_order_of_columns(spark: SparkSession, table: LanceTable) -> None:
     """An updated row keeps its id, so a diff shows it as changed and not as replaced."""
     before = table.head()

@@ -97,6 +97,8 @@ def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_ta
     ]
     with pytest.raises(AnalysisException, match="is not the table's, where it is twice bigint"):
         read.schema("twice string").load(tmp_table_uri).collect()
+    with pytest.raises(AnalysisException, match="has NOT NULL for id, which may be null in the table; leave NOT NULL"):
+        read.schema(spark.range(1).schema).load(tmp_table_uri).collect()
 
 
 def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri: str) -> None:

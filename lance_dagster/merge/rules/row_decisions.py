@@ -424,8 +424,10 @@ def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) 
         updated = side.rows.moved_from(key)[1]
         if updated:
             changes = other.of(key)
-            # Rows that the other side did not touch cannot be in conflict, so their values need not be read.
-            add_rows(candidates, key, updated - changes.stays - changes.moved)
+            # Rows that the other side did not touch cannot be in conflict, so their values need not be read. Where it
+            # wrote columns beside them, a row that was updated lacks these, and one that only moved may get them.
+            written = None if isinstance(key, AbsentRows) else other.columns.written_beside(key)
+            add_rows(candidates, key, updated if written else updated - changes.stays - changes.moved)
     return side.same_as_base(candidates)
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles import evaluate_predicate, expression_type
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.sql_text import literal, quote_name
+from lance_dagster.format.sql_text import instant, literal, quote_name
 from lance_dagster.plugin import metadata as md
 
 # The time window of a partition key.
@@ -175,7 +175,7 @@ class PartitionValues:
                 )
             return f"date '{moment:%Y-%m-%d}'", pa.scalar(moment.date(), kind)
         if kind.tz is not None:
-            return f"timestamp '{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}+00:00'", pa.scalar(moment, kind)
+            return instant(moment), pa.scalar(moment, kind)
         local = _local_time(moment)
         return f"timestamp '{local:%Y-%m-%d %H:%M:%S}'", pa.scalar(local, kind)
 
