@@ -105,10 +105,13 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
     """Yield the conflicts where one side changed a column and the other wrote rows or values that do not fit it."""
     for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
         moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()
+        # A row of which only values of dropped columns changed need not come from the side that changed them.
+        unchanged = {uid for uid in moved if not _has_new_values(inputs.base.rows[uid], other.rows[uid], side)}
         for column in side.columns:
             base, opposite = inputs.base.column(column.token), other.column(column.token)
             if base is None and opposite is None:
-                yield from _added(inputs, column, side, (moved, new))
+                found = _added(inputs, column, side, (moved, new))
+                yield from (replace(one, hard=one.hard and bool(moved - unchanged)) for one in found)
                 yield from _added_beside_cells(inputs, column, other)
             if base is None or column == opposite:
                 continue
@@ -120,6 +123,12 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
                 yield from (replace(one, hard=one.hard and not same) for one in found)
             elif base.nullable and not column.nullable:
                 yield from _without_nulls(inputs, column, other, rows, moved | new)
+
+
+def _has_new_values(was: Row, now: Row, kept: Snapshot) -> bool:
+    """Whether a row has other values than before in columns that the other side still has."""
+    tokens = {token for token in (*was.cells, *now.cells) if kept.column(token) is not None}
+    return any(now.cells.get(token) != was.cells.get(token) for token in tokens)
 
 
 def _added_beside_cells(inputs: MergeInputs, column: Column, other: Snapshot) -> Iterable[ExpectedConflict]:
