@@ -23,6 +23,7 @@ from lance_dagster.format.shown_values import shown_value
 
 # A type of decimals that holds the digits of usual numbers before and after the point.
 _WIDE = pa.decimal256(76, 38)
+_OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) -> Any:  # noqa: ANN401  # any Arrow array
@@ -152,27 +153,45 @@ def _parts(before: Any, after: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401  #
 
 def _first_changed(before: Any, after: Any) -> int:  # noqa: ANN401  # arrays
     """Return the place of the first value that is another one after a cast, or -1."""
-    given, wanted = before.type, after.type
-    if _is_text(given):
-        # Arrow parses every other text exactly or not at all.
-        return _first_misread(before, after) if pa.types.is_floating(wanted) else -1
-    if _is_text(wanted) or (pa.types.is_decimal(given) and pa.types.is_integer(wanted)):
-        return -1
-    if pa.types.is_timestamp(given) and pa.types.is_time(wanted):
-        # A time of day has no date, whatever the moment is.
-        return _first(before.is_valid(), found=True)
-    if pa.types.is_timestamp(wanted):
-        return -1
-    if pa.types.is_timestamp(given) and pa.types.is_date(wanted):
+    place = _first_by_rule(before, after)
+    if place is not None:
+        return place
+    given = before.type
+    if pa.types.is_timestamp(given) and pa.types.is_date(after.type):
         # A date is midnight by the clock of the time zone.
         before = before if given.tz is None else pc.call_function("local_timestamp", [before])
         given = before.type
     # Where a value was changed, the cast back may be out of range, which is not the error to report.
     back = after.cast(given, safe=False)
+    if pa.types.is_float16(given):
+        # Arrow does not compare half precision.
+        back, before = back.cast(pa.float32()), before.cast(pa.float32())
     same: Any = pc.call_function("equal", [back, before])
     if pa.types.is_floating(given):
         same = pc.or_(same, pc.and_(pc.is_nan(back), pc.is_nan(before)))
     return _first(same, found=False)
+
+
+def _first_by_rule(before: Any, after: Any) -> int | None:  # noqa: ANN401  # arrays
+    """Return the same for types of which a cast back shows nothing, and None for other types."""
+    given, wanted = before.type, after.type
+    if _is_text(given):
+        return _first_misread(before, after) if _is_number(wanted) else -1
+    # Of a date with milliseconds, only the day is written as text.
+    if _is_text(wanted) and not pa.types.is_date64(given):
+        return -1
+    if pa.types.is_decimal(given) and pa.types.is_integer(wanted):
+        return -1
+    if pa.types.is_integer(given) and pa.types.is_time(wanted):
+        # Arrow takes any number, and shows one beyond the day as a time of another day.
+        day = 86_400 * _OF_A_SECOND[wanted.unit]
+        counts = before.cast(pa.decimal128(20, 0))
+        negative, beyond = pc.call_function("less", [counts, 0]), pc.call_function("greater_equal", [counts, day])
+        return _first(pc.or_(negative, beyond), found=True)
+    if pa.types.is_timestamp(given) and pa.types.is_time(wanted):
+        # A time of day has no date, whatever the moment is.
+        return _first(before.is_valid(), found=True)
+    return -1 if pa.types.is_timestamp(wanted) else None
 
 
 def _is_text(arrow: Any) -> bool:  # noqa: ANN401  # any Arrow type
@@ -186,8 +205,14 @@ def _first(mask: Any, *, found: bool) -> int:  # noqa: ANN401  # an array of boo
 
 
 def _first_misread(texts: Any, numbers: Any) -> int:  # noqa: ANN401  # arrays
-    """Return the place of the first text that is another number than the shortest one its floating-point number has."""
+    """Return the place of the first text that is another number than the one that it was read as, or -1.
+
+    A floating-point number counts as the shortest number that it is read from.
+    """
     given, shortest = texts.cast(pa.string()), numbers.cast(pa.string())
+    if pa.types.is_integer(numbers.type):
+        # Arrow reads hexadecimal digits too, as the bits of a number: '0xFF' is -1 in eight bits.
+        return _first(pc.match_substring(given, "x", ignore_case=True), found=True)
     places = np.flatnonzero(pc.fill_null(pc.not_equal(given, shortest), False).to_numpy(zero_copy_only=False))  # noqa: FBT003
     given, shortest = given.take(pa.array(places)), shortest.take(pa.array(places))
     if pa.types.is_float16(numbers.type):

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_dagster.datafiles import cast_exactly
 from lance_dagster.diff.comparison_shapes import ComparisonShape
+from lance_dagster.errors import SchemaMismatchError
 
 Cells = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 Digests = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
@@ -183,16 +185,16 @@ def _parts(shape: ComparisonShape | None, count: int) -> Sequence[tuple[int, int
 def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:  # noqa: ANN401
     """Cast values; also return which of them cannot be cast without loss."""
     try:
-        return values.cast(wanted), None
-    except pa.ArrowInvalid:
+        return cast_exactly(values, wanted), None
+    except SchemaMismatchError:
         failed = np.zeros(len(values), np.bool_)
     found: list[Any] = []
-    # Values are cast one by one, since Arrow does not say which value failed. This is needed only where one does not
-    # fit.
+    # Values are cast one by one, since the error does not say in which row one failed. This is needed only where one
+    # does not fit.
     for row in range(len(values)):
         try:
-            found.append(values.slice(row, 1).cast(wanted))
-        except pa.ArrowInvalid:
+            found.append(cast_exactly(values.slice(row, 1), wanted))
+        except SchemaMismatchError:
             failed[row] = True
             found.append(pa.array([None], wanted))
     return pa.concat_arrays(found), failed

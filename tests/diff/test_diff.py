@@ -1,7 +1,9 @@
 """Diffs of tables that the package and pylance changed: their content, and which rows are read for them."""
 
+import datetime as dt
 import math
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,6 +194,26 @@ def test_a_cast_that_changes_a_value_changes_the_row(tmp_path: Path) -> None:
     table.update({"value": "'no number'"}, where="key = 1", branch="x")
     assert (0, 0, 2) == counts(table.diff("x", "main"))
     assert (0, 0, 2) == counts(table.diff("main", "x"))
+
+
+OTHER_VALUES: dict[str, tuple[Any, Any, int]] = {
+    "a moment and its day": ([dt.datetime(2026, 1, 1, 15)], [dt.date(2026, 1, 1)], 1),  # noqa: DTZ001
+    "a number and a truth": ([5], [True], 1),
+    "a large number and infinity": ([1e300], pa.array([float("inf")], pa.float32()), 1),
+    "a number and a shorter decimal": ([0.1234], pa.array([Decimal("0.1")], pa.decimal128(10, 1)), 1),
+    "a number and the same decimal": ([0.1], pa.array([Decimal("0.1")], pa.decimal128(38, 20)), 0),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_VALUES)
+def test_values_of_two_types_are_compared_exactly(tmp_path: Path, case: str) -> None:
+    """A value counts as changed where the other type does not hold it, and not where it is the same number."""
+    old, new, changed = OTHER_VALUES[case]
+    before = pa.table({"id": [1], "x": old})
+    table = LanceTable.create(tmp_path / "t", before.schema)
+    first = table.append(before)
+    second = table.overwrite(pa.table({"id": [1], "x": new}))
+    assert (0, 0, changed) == counts(table.diff(first, second, on=["id"]))
 
 
 def test_columns_renamed_dropped_and_reordered(tmp_path: Path) -> None:

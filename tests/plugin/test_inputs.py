@@ -365,6 +365,19 @@ def test_rows_that_the_library_cannot_hold(lake: LanceResource, kind: Any, libra
     assert [1] == ids(seen[0])
 
 
+def test_large_integers_beside_a_null_stay_exact_in_pandas(lake: LanceResource) -> None:
+    """They would become doubles, which round them; small ones do so as usual."""
+    large, small = pa.array([2**53 + 1, None], pa.int64()), pa.array([5, None], pa.int64())
+    unsigned = pa.array([2**64 - 1, None], pa.uint64())
+    rows = pa.table({"large": large, "small": small, "unsigned": unsigned})
+    LanceTable.create(lake.uri_of(NUMBERS), rows.schema).append(rows)
+    seen: list[Any] = []
+    assert run(lake, dg.AssetSpec(NUMBERS), reader(seen, pd.DataFrame)).success
+    frame = seen[0]
+    assert {"large": "Int64", "small": "float64", "unsigned": "UInt64"} == frame.dtypes.astype(str).to_dict()
+    assert [2**53 + 1, 2**64 - 1] == [frame["large"][0], frame["unsigned"][0]]
+
+
 def test_dictionaries_with_different_keys(lake: LanceResource) -> None:
     """Each key is a column, also one that the first dictionary lacks."""
     result = run(lake, returned([{"id": 1}, {"id": 2, "name": "b"}]))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lance_dagster.datafiles import RowTally, StagedFiles, WriteTarget
 from lance_dagster.edit.staged_upsert import StagedUpsert
@@ -84,6 +85,7 @@ Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows
 
 # For a date beyond the year 9999, a long duration, or a time zone that is not known.
 _NO_OBJECT = (OverflowError, ValueError, LookupError)
+_EXACT_IN_DOUBLES = 2**53
 
 
 class FrameHandler(Protocol):
@@ -178,7 +180,15 @@ class PandasFrames:
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a pandas frame in memory."""
-        return in_python(view.read(), "pandas", pa.Table.to_pandas)
+        return in_python(view.read(), "pandas", self._frame)
+
+    def _frame(self, rows: pa.Table) -> Any:  # noqa: ANN401
+        frame: Any = rows.to_pandas()
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            # pandas holds integers with a null as doubles, which round large ones.
+            if column.null_count and pa.types.is_integer(column.type) and _are_rounded(column):
+                frame[name] = column.to_pandas(types_mapper=_nullable_integers)
+        return frame
 
     def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
         named = any(name is not None for name in value.index.names)
@@ -193,6 +203,19 @@ class PandasFrames:
                 f"the pandas frame cannot be stored: {said}; give each column one type that Arrow knows, and a name of "
                 "its own"
             ) from error
+
+
+def _are_rounded(integers: "pa.ChunkedArray[Any]") -> bool:
+    """Return whether a double does not hold one of some integers."""
+    bounds: Any = pc.call_function("min_max", [integers])
+    return any(abs(bounds[end].as_py() or 0) > _EXACT_IN_DOUBLES for end in ("min", "max"))
+
+
+def _nullable_integers(kind: pa.DataType) -> Any:  # noqa: ANN401 - a type of pandas
+    """Return the type of pandas that holds integers and nulls."""
+    import pandas as pd
+
+    return pd.UInt64Dtype() if pa.types.is_unsigned_integer(kind) else pd.Int64Dtype()
 
 
 class PolarsFrames:
