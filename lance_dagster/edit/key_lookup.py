@@ -1,15 +1,17 @@
 """Look up the values of new columns in a table by key, as a left join that keeps the rows in their order."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lance_dagster.datafiles import Compute, cast_exactly, decoded, encoded, plain_type
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.shown_values import shown_rows
 
 # Names of auxiliary columns in the key join, in which the keys have names of their own.
 _PLACE = "__place"
@@ -34,9 +36,11 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     numbered = [f"key {place}" for place in range(len(keys))]
     # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
     found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=numbered)
-    counts = found.group_by(numbered).aggregate([([], "count_all")]).sort_by([("count_all", "descending")])
+    counts = found.group_by(numbered).aggregate([([], "count_all")])
+    several: Any = pc.call_function("greater", [counts.column("count_all"), 1])
     # A null equals no other key, so several rows with a null key are not duplicates.
-    doubled = next((row for row in _rows_counted_twice(counts) if None not in row.values()), None)
+    rows = shown_rows(counts.filter(several).select(numbered))
+    doubled = next((row for row in rows if None not in row.values()), None)
     if doubled is not None:
         key = dict(zip(keys, (doubled[number] for number in numbered), strict=True))
         raise InvalidInputError(f"the table to join has the key {key} more than once; each key may occur once")
@@ -59,14 +63,6 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
         return pa.RecordBatch.from_arrays([encoded(one.combine_chunks(), of.type) for one, of in pairs], schema=columns)
 
     return columns, compute
-
-
-def _rows_counted_twice(counts: pa.Table) -> Iterator[dict[str, object]]:
-    """Yield the keys that occur more than once; `counts` is sorted by falling count."""
-    for row in counts.to_pylist():
-        if row.pop("count_all") < 2:  # noqa: PLR2004
-            return
-        yield row
 
 
 def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None:

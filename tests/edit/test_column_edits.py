@@ -118,6 +118,15 @@ def test_keys_that_are_not_found_are_null(table: LanceTable) -> None:
     assert [("one", [1]), *[(None, None)] * 4] == [(row["name"], row["n"]) for row in table.read().to_pylist()]
 
 
+def test_keys_that_python_has_no_object_for(tmp_path: Path) -> None:
+    """Arrow has dates beyond the year 9999."""
+    days = pa.array([10**7, 1, None], pa.date32())
+    made = LanceTable.create(tmp_path / "days", pa.schema({"day": pa.date32()}))
+    made.append(pa.table({"day": days}))
+    made.columns.add(pa.table({"day": days, "x": [7, 8, 9]}), on=["day"])
+    assert [7, 8, None] == made.read().column("x").to_pylist()
+
+
 def test_keys_of_extension_types_are_looked_up(tmp_path: Path) -> None:
     """Arrow joins their stored values; JSON has no one text."""
     ids = pa.array([b"0" * 16, b"1" * 16, None], pa.binary(16)).cast(pa.uuid())
