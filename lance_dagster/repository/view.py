@@ -100,7 +100,7 @@ class TableView:
     def _open(self) -> tuple[TableContext, State]:
         if self._found:
             return self._found[0]
-        context, state = find_version(self._registry, self.name, self.at)
+        context, state = find_version(self._registry, self.name, self.at, fresh=True)
         if state.branch == MAIN:
             # Only a version of `main` is remembered. A version of another branch may land on `main` later, and then its
             # branch can be collected.

@@ -562,8 +562,12 @@ def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.table("a").append(rows(2))
     repository.commit("by hand")
+    held = LanceRepository.open(tmp_path)
+    assert [1] == held.at("production")["a"].read()["id"].to_pylist()
     shutil.rmtree(tmp_path / "a.lance")
     LanceTable.create(tmp_path / "a.lance", SCHEMA).append(rows(9))
+    with pytest.raises(VersionNotFoundError, match="`status` says"):
+        held.at("production")["a"].read()
     again = LanceRepository.open(tmp_path)
     for ref in ("main", "production", "main~1"):
         with pytest.raises(VersionNotFoundError, match="`status` says"):

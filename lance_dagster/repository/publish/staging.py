@@ -206,11 +206,17 @@ def _own_properties(staged: State) -> dict[str, str]:
     return {key: value for key, value in found.items() if key == COMMITTER or not key.startswith(RESERVED_PREFIX)}
 
 
-def landed_at(context: TableContext, at: TableVersion) -> State | None:
-    """Return the version of `main` that has exactly the content of a version; None where there is none."""
+def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State | None:
+    """Return the version of `main` that has exactly the content of a version; None where there is none.
+
+    Args:
+        context: The table.
+        at: The version.
+        fresh: Ask the store even for a version that this process has read: another table may have its place since.
+    """
     if at.lands == NEVER:
         return None
-    found = context.versions.find(MAIN, at.lands, MAIN)
+    found = context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
     if found is None or at.branch == MAIN:
         return found
     # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
@@ -219,29 +225,35 @@ def landed_at(context: TableContext, at: TableVersion) -> State | None:
     return found if named == str(at) else None
 
 
-def load(context: TableContext, at: TableVersion) -> State:
+def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State:
     """Read the version that a commit names, or the one on `main` that has its content.
+
+    The arguments are those of `landed_at`.
 
     Raises:
         VersionNotFoundError: It is gone, or was replaced by another one.
     """
     # `main` is tried first: its manifests name files by paths relative to the table, so they can be read after the
     # table was moved. Manifests of a branch hold the former URI of the table.
-    landed = landed_at(context, at)
+    landed = landed_at(context, at, fresh=fresh)
     if landed is not None and (at.branch != MAIN or landed.id == at.commit_id):
         return landed
     return _on_its_branch(context, at)
 
 
-def find_version(registry: Registry, name: str, at: TableVersion) -> tuple[TableContext, State]:
+def find_version(
+    registry: Registry, name: str, at: TableVersion, *, fresh: bool = False
+) -> tuple[TableContext, State]:
     """Read the version that a commit names, also of a table that was renamed since.
+
+    `fresh` is that of `landed_at`.
 
     Raises:
         VersionNotFoundError: It is gone, or another one has its place.
     """
     context = registry.context(name)
     try:
-        return context, load(context, at)
+        return context, load(context, at, fresh=fresh)
     except VersionNotFoundError:
         # Looked up only now, so that a table that was not moved costs no request. Another table at the former place
         # cannot answer by mistake, because commit ids and digests are compared.
