@@ -1,5 +1,6 @@
 """A candidate, which is what one run wrote to the tables of one publisher, is published whole or not at all."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,84 @@ def test_a_run_that_died_before_a_table_keeps_the_others(strict: Strict) -> None
     assert not strict.run(2).success
     assert strict.act().success
     assert ([1], [1]) == production(strict)
+
+
+def lose(location: Location, *, table: bool) -> None:
+    """Delete the branch of `orders`, or the table."""
+    orders = location.lance.table(KEYS[0])
+    if table:
+        shutil.rmtree(orders.uri)
+        return
+    (branch,) = orders.branches.list("run/*")
+    orders.branches.delete(branch)
+
+
+@pytest.mark.parametrize(
+    "before,table",
+    [
+        pytest.param(True, False, id="branch"),
+        pytest.param(False, False, id="branch of the first run"),
+        pytest.param(False, True, id="table"),
+    ],
+)
+def test_a_table_that_lost_its_branch_keeps_the_others(
+    tmp_path: Path, instance: dg.DagsterInstance, *, before: bool, table: bool
+) -> None:
+    """A table whose branch somebody deleted keeps the others of its run, unless a person asks for these."""
+    location = Strict(tmp_path / "lake", instance)
+    assert not before or location.run(1).success
+    waiting = location.run(2, publish=False)
+    lose(location, table=table)
+    for selection in ([], [dg.AssetKey(["production", "shop", "lines"])]):
+        done = location.act(*selection)
+        assert done.success
+        said = "\n".join(entry.user_message for entry in location.instance.all_logs(done.run_id))
+        assert f"run {waiting.run_id} materialized it, but left no branch, and main lacks its rows" in said
+        assert "re-execute all steps of the run, or discard what is left of it, or publish what it wrote" in said
+    lines = location.lance.table(KEYS[1])
+    assert ([1] if before else []) == (location.seen("lines") if lines.tags.list() else [])
+    assert location.act(dg.AssetKey(["production", "shop", "lines"]), ref=f"run/{waiting.run_id}").success
+    assert ([1, 2] if before else [2]) == location.seen("lines")
+
+
+@pytest.mark.parametrize(
+    "nodes,table",
+    [
+        pytest.param(["lines"], False, id="branch and one node"),
+        pytest.param(["orders", "lines"], True, id="table and all nodes"),
+    ],
+)
+def test_a_run_that_lost_a_branch_publishes_nothing(
+    tmp_path: Path, instance: dg.DagsterInstance, nodes: list[str], *, table: bool
+) -> None:
+    """The publisher of the run itself refuses, too: the run wrote a table that is gone before the publisher looks."""
+    location = Strict(tmp_path / "lake", instance)
+
+    @dg.asset_check(asset=KEYS[1], additional_deps=[KEYS[0]], blocking=True)
+    def meddling() -> dg.AssetCheckResult:
+        lose(location, table=table)
+        return dg.AssetCheckResult(passed=True)
+
+    location.checks.append(meddling)
+    location.number = 2
+    promoted = [dg.AssetKey(["production", "shop", name]) for name in nodes]
+    assert not location.act(*KEYS, *promoted).success
+    assert {} == location.lance.table(KEYS[1]).tags.list()
+
+
+@pytest.mark.parametrize("by_hand", [pytest.param(False, id="by a publication"), pytest.param(True, id="by hand")])
+def test_a_table_whose_rows_are_on_main_keeps_nothing_back(strict: Strict, *, by_hand: bool) -> None:
+    """A branch that is gone because its rows are on `main` is not missed."""
+    waiting = strict.run(2, publish=False)
+    branch, orders = f"run/{waiting.run_id}", strict.lance.table(KEYS[0])
+    if by_hand:
+        orders.merge(branch)
+        orders.branches.delete(branch)
+    else:
+        assert strict.act(dg.AssetKey(["production", "shop", "orders"]), ref=branch).success
+    assert {} == orders.branches.list("run/*")
+    assert strict.act().success
+    assert [1, 2] == strict.seen("lines")
 
 
 def test_a_step_that_is_executed_again_does_not_make_a_run_whole(

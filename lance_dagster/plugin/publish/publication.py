@@ -16,7 +16,7 @@ the properties of the merge commits on `main` still tell which run was published
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -540,13 +540,29 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
     """
     wanted = {key: frozenset(values) for key, values in made_by.items()}
     # Newest first: a run that was published twice is found where its later rows are.
-    for number in reversed(table.branches.version_numbers()[-SEARCHED:]):
-        version = table.at(f"{MAIN}@{number}")
+    for version in _newest_first(table, since):
         if all(not values.isdisjoint(values_of(version, key)) for key, values in wanted.items()):
             return version
-        if since is not None and version.committed_at < since:
-            return None
     return None
+
+
+def has_landed(table: LanceTable, branch: str, since: datetime | None) -> bool:
+    """Return whether `main` has what was on the branch of a run, by a publication or by a person's merge.
+
+    The branch may be deleted. `since` is the start of the run, as for `landed_as`.
+    """
+    return any(
+        run_of(branch) in runs_of(version) or any(ref.startswith(f"{branch}@") for ref in sources_of(version))
+        for version in _newest_first(table, since)
+    )
+
+
+def _newest_first(table: LanceTable, since: datetime | None) -> Iterator[Version]:
+    for number in reversed(table.branches.version_numbers()[-SEARCHED:]):
+        version = table.at(f"{MAIN}@{number}")
+        yield version
+        if since is not None and version.committed_at < since:
+            return
 
 
 def is_withdrawn(table: LanceTable, landed: Version) -> bool:

@@ -232,15 +232,17 @@ class PublishStep:
 
     def _look_all(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publication of each table that was found."""
-        looked = []
+        looked, by_run = list[Publication](), not self.config.ref or run_of(self.config.ref) is not None
         # Storage is read for several tables at a time; the event log is read by this thread only.
         for node, opened in zip(nodes, in_turns(self._try_open, nodes), strict=True):
             try:
                 looked.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
-                # must exist in every table.
-                (search.missing if self._by_run else search.wrong).append(f"{node.candidate.to_user_string()}: {error}")
+                # must exist in every table, and so must a table that this run has written.
+                lost = [] if self.config.ref else self.whole.lost(node, self.chain.run_ids[::-1])
+                noted = search.missing if by_run and not lost else search.wrong
+                noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
         if self._is_alone:
             self.whole.look_anew()
             looked = keep_whole(looked, len(self.nodes), self.whole.held_back)
@@ -285,7 +287,7 @@ class PublishStep:
             search.found.clear()
             return
         nodes = of_this_step(self.nodes, self.context, self.log)
-        if left := left_out(nodes, selected, self.chain, self.log, open_table=self._try_open):
+        if left := left_out(nodes, selected, self.chain, self.log, open_table=self._try_open, lost=self.whole.lost):
             search.refuse_part([node.candidate for node in left], [node.promoted for node in left])
 
     def _keep_dependent_back(self, search: Search) -> None:
@@ -594,7 +596,3 @@ class PublishStep:
     def _about_move(self) -> dict[str, str]:
         found = {md.RUN_ID: self.chain.run_id, md.REASON: self.config.reason, md.WHO: self.who}
         return {key: value for key, value in found.items() if value}
-
-    @property
-    def _by_run(self) -> bool:
-        return not self.config.ref or run_of(self.config.ref) is not None

@@ -107,9 +107,7 @@ class Candidate:
         )
         found = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
-            # A table that was never created has nothing to refuse; `missing` names it if it was needed.
-            with suppress(TableNotFoundError):
-                found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
+            found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
         return found
 
 
@@ -189,6 +187,7 @@ def left_out(
     log: AuditLog,
     *,
     open_table: Callable[[PromotedNode], Opened | NotFoundError],
+    lost: Callable[[PromotedNode, Sequence[str]], Sequence[str]],
 ) -> list[PromotedNode]:
     """Return the promoted nodes that a run does not select, although it or a run that it continues writes their tables.
 
@@ -201,13 +200,14 @@ def left_out(
         chain: The run that publishes, and the runs that it continues.
         log: The event log, which has the candidates that each run was to write.
         open_table: Returns the table of a node, or the error that says that it does not exist.
+        lost: Returns a reason where what some runs, oldest first, wrote to the table of a node is gone.
     """
 
     def is_unpublished(node: PromotedNode) -> bool:
         opened = open_table(node)
         # Without a branch the table was published, or the run has yet to write it, or failed before it did.
         if isinstance(opened, NotFoundError) or opened.head is None:
-            return not log.written_by(node.candidate, chain)
+            return not log.written_by(node.candidate, chain) or bool(lost(node, runs))
         return opened.table.branches.is_merged(opened.head) is None
 
     runs = chain.run_ids[::-1]

@@ -1,8 +1,8 @@
 """Decide whether what one run wrote to all tables of a publisher may be published: it is published whole or not at all.
 
 In a repository the tables of a publisher are published by one commit. A table of a candidate that failed its checks,
-cannot be merged, is held, was not written because the run failed before, or is superseded by a newer run, keeps the
-other tables back.
+cannot be merged, is held, was not written because the run failed before, has lost its branch, or is superseded by a
+newer run, keeps the other tables back.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 import dagster as dg
 
 from lance_dagster.errors import TableNotFoundError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
+from lance_dagster.plugin.publish.publication import Opened, Publication, has_landed, publish_alone
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.waiting import Candidate, being_published
-from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
+from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of, started_at
 from lance_dagster.table import LanceTable
 
 
@@ -77,8 +78,9 @@ class WholeCandidates:
     is_layered: Callable[[PromotedNode], bool]
     # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
-    # Those of the reasons that no repetition of the publication changes: the rows of a table cannot be merged.
-    _conflicts: set[str] = field(init=False, default_factory=set)
+    # What to do about those of the reasons that no repetition of the publication changes: the rows of a table cannot be
+    # merged, or are gone.
+    _advice: dict[str, str] = field(init=False, default_factory=dict)
 
     def look_anew(self) -> None:
         """Forget what was seen: another publisher may have merged a table since."""
@@ -103,11 +105,11 @@ class WholeCandidates:
                 candidate.run_ids, candidate.reasons(self._look_at, self.log, self.is_layered)
             )
         against = self._against[run_id]
-        others = [(name, reasons) for name, reasons in against.items() if name != one.name and reasons]
+        others = [(name, reasons[0]) for name, reasons in against.items() if name != one.name and reasons]
         return [
-            f"{head} waits with {name}, which the same run was to write: {reasons[0]}"
-            + (f"; run the job again, {publish_alone([one], head.branch)}" if reasons[0] in self._conflicts else "")
-            for name, reasons in others
+            f"{head} waits with {name}, which the same run was to write: {reason}"
+            + (f"; {self._advice[reason]}, {publish_alone([one], head.branch)}" if reason in self._advice else "")
+            for name, reason in others
         ]
 
     def without_overtaken(self, looked: Sequence[Publication], beside: Sequence[Publication]) -> list[Publication]:
@@ -137,15 +139,42 @@ class WholeCandidates:
             kept.append(replace(one, sources=sources, about=about))
         return kept
 
+    def lost(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
+        """Return the reason against a candidate whose rows in a table are gone: neither on a branch nor on `main`.
+
+        Somebody deleted the branch, or the table. Run ids are oldest first.
+        """
+        events = self.log.events(node.candidate, run_ids)
+        made = max((event for event in events if event.check is None), key=lambda event: event.order, default=None)
+        branch = "" if made is None else md.text(made.metadata, md.BRANCH) or ""
+        # What another IO manager stored, or an op committed elsewhere, is on no branch of a run.
+        if (run_id := run_of(branch)) is None:
+            return []
+        reason = f"run {run_id} materialized it, but left no branch, and {MAIN} lacks its rows"
+        with suppress(TableNotFoundError):
+            table = self.table(node)
+            since = started_at(dg.RunsFilter(run_ids=[run_id]), self.log.instance)
+            # A branch without commits of its own has no rows to publish. `main` is read last: a publisher that is at
+            # work deletes the branch after `main` has its rows.
+            if table.branches.newest(branch) is not None or has_landed(table, branch, since):
+                return []
+            reason += f" (in {table.uri})"
+        self._advice[reason] = "re-execute all steps of the run, or discard what is left of it"
+        return [reason]
+
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
         if self.log.is_left_out(node.candidate, run_ids):
             return []
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
-        table, previous, head = Opened.of(self.table(node), self.tag, chain)
+        try:
+            table, previous, head = Opened.of(self.table(node), self.tag, chain)
+        except TableNotFoundError:
+            # A table that was never created has nothing to refuse; `Candidate.reasons` names it if it was needed.
+            return self.lost(node, run_ids)
         if head is None:
-            return []
+            return self.lost(node, run_ids)
         one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
         # A publisher that died has merged this table already; the other tables must not wait for it.
@@ -153,5 +182,5 @@ class WholeCandidates:
             return being_published(table, head, but=self.chain.run_ids, instance=self.log.instance)
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
         conflicts = list(map(str, merge.conflicts))
-        self._conflicts.update(conflicts)
+        self._advice |= dict.fromkeys(conflicts, "run the job again")
         return [*held, *self.audit(one, head), *conflicts]
