@@ -494,6 +494,31 @@ def test_a_branch_that_conflicts_says_what_to_do(lake: LanceResource, instance: 
     assert [4] == stall.published()
 
 
+def test_the_advice_about_conflicts_names_only_the_runs_in_conflict(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Of three runs that wait, two upserted the same new key; nobody is told to give up the rows of the third one."""
+    ids: list[int] = []
+
+    @dg.asset(key=ITEMS, metadata={"lance/write_mode": "upsert", "lance/keys": ["id"]})
+    def items() -> pa.Table:
+        return pa.table({"id": ids, "at": [len(ids)]})
+
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    waiting = []
+    for found in (1, 10, 10, 30):
+        ids[:] = [found]
+        assets = [items, publisher] if found == 1 else [items]
+        waiting.append(dg.materialize(assets, **options).run_id)
+    _, older, newer, innocent = waiting
+    nodes = list(publisher.keys)
+    said = failure(dg.materialize([items, publisher], selection=nodes, raise_on_error=False, **options))
+    assert f"publish one by ref: run/{older}, then run the others again, or give its rows up" in said
+    assert f"with discard: run/{older} or discard: run/{newer} and a reason" in said
+    assert innocent not in said
+
+
 def test_a_branch_that_is_being_published_is_not_discarded(shop: Shop, instance: dg.DagsterInstance) -> None:
     """`discard` says which run may be publishing the branch; after the end of that run there is nothing to discard."""
     assert shop.run(instance).success

@@ -274,27 +274,36 @@ def named_conflicts(publication: Publication, source: Version, conflicts: Iterab
     ]
 
 
-def next_steps(publications: Sequence[Publication], beside: Iterable[Publication] = ()) -> Remedy:
-    """Return what a person can do about runs whose rows conflict with what is published.
+def next_steps(refused: Sequence[Publication], named: Sequence[Conflict], beside: Iterable[Publication] = ()) -> Remedy:
+    """Return what a person can do about runs whose rows conflict with what is published, or with each other.
 
     Args:
-        publications: The tables whose merges have conflicts.
+        refused: The tables whose merges have conflicts.
+        named: The conflicts, as `named_conflicts` returns them.
         beside: All tables that were to be published; those without a conflict may be published alone.
     """
+    publications = [_in_conflict(one, named) for one in refused]
     sources = [source for one in publications for source in one.sources]
     names = dict.fromkeys(f"discard: {source.branch}" for source in sources if run_of(source.branch))
-    given_up = (
-        f", or give its rows up: materialize the publisher with {' or '.join(names)} and a reason" if names else ""
-    )
+    given = f"materialize the publisher with {' or '.join(names)} and a reason"
+    given_up = f", or give its rows up: {given}" if names else ""
     # Runs that wait conflict with each other, also when each of them starts from what is published now.
     several = [one.sources[0].branch for one in publications if len(one.sources) > 1]
     if several:
         return Remedy(f"publish one by ref: {several[0]}, then run the others again{given_up}")
     branches = {source.branch for source in sources}
-    kept = [one for one in beside if one not in publications and branches & {source.branch for source in one.sources}]
+    kept = [one for one in beside if one not in refused and branches & {source.branch for source in one.sources}]
     # `discard` deletes the rows of all tables of the run, so what can be published comes first.
     alone = f", {publish_alone(kept, sources[0].branch)}" if kept and len(branches) == 1 else ""
     return Remedy(f"run the job again, which starts from what is published{alone}{given_up}")
+
+
+def _in_conflict(publication: Publication, conflicts: Sequence[Conflict]) -> Publication:
+    """Return a publication with those of its sources that its conflicts are about."""
+    # A conflict names the source that was merged, and the runs of those before it that it conflicts with.
+    said = "\n".join(str(one) for one in conflicts if one.unit.startswith(f"{publication.name} ("))
+    named = [one for one in publication.sources if (run_of(one.branch) or str(one)) in said]
+    return replace(publication, sources=tuple(named) or publication.sources)
 
 
 def publish_alone(publications: Iterable[Publication], branch: str) -> str:
@@ -346,7 +355,7 @@ def _merged(
             moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
             if not moved or plan_again is None:
                 found = named_conflicts(publication, source, error.conflicts)
-                raise MergeConflictError(refusal, found, remedy=next_steps([publication])) from error
+                raise MergeConflictError(refusal, found, remedy=next_steps([publication], found)) from error
         publication = plan_again(publication)
     raise ConflictError(f"{publication.name}: main moved each time its merge was audited; publish again")
 
@@ -547,10 +556,7 @@ def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: da
 
 
 def has_landed(table: LanceTable, branch: str, since: datetime | None) -> bool:
-    """Return whether `main` has what was on the branch of a run, by a publication or by a person's merge.
-
-    The branch may be deleted. `since` is the start of the run, as for `landed_as`.
-    """
+    """Return whether `main` has what a run had on its branch, by a publication or a merge; `since` is its start."""
     return any(
         run_of(branch) in runs_of(version) or any(ref.startswith(f"{branch}@") for ref in sources_of(version))
         for version in _newest_first(table, since)

@@ -105,7 +105,7 @@ class Reaudit:
         if conflicts:
             self.drop(planned)
             said = "cannot merge, so no table was merged and no tag moved:"
-            raise MergeConflictError(said, conflicts, remedy=next_steps(refused, found))
+            raise MergeConflictError(said, conflicts, remedy=next_steps(refused, conflicts, found))
         return planned
 
     def preview(self, one: Publication) -> Publication:
