@@ -35,8 +35,10 @@ if __name__ == "__main__":
                 orders.table.update({"id": "id + 10"}, where=script["where"], branch=orders.branch)
             case "writes":
                 for method, *ids in script["writes"]:
+                    # A predicate stands before the ids.
+                    predicate = [ids.pop(0)] if method == "replace_where" else []
                     given = pa.table({"id": pa.array(ids, pa.int64())})
-                    getattr(orders, method)(given, **script.get("said", {}))
+                    getattr(orders, method)(*predicate, given, **script.get("said", {}))
             case "compact":
                 orders.append(rows)
                 orders.table.maintenance.compact(branch=orders.branch)

@@ -169,6 +169,23 @@ def test_a_retry_vouches_only_for_what_it_wrote(lake: LanceResource, instance: d
         assert [1] == ids(lake)
 
 
+def test_a_retry_repeats_a_replacement(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """What a failed attempt replaced is not lost: the retry replaces the same rows, or overwrites all, or fails."""
+    failed: dict[str, Any] = {"mode": "writes", "fails": True, "retries": 1, "ids": [1]}
+    replaced: list[object] = ["replace_where", "id = 1", 1]
+    refused: list[list[list[object]]] = [[["append", 3]], [["replace_where", "id = 2"]]]
+    assert run(lake, instance, mode="writes", writes=[["append", 1, 2]], ids=[1]).success
+    for again in refused:
+        result = run(lake, instance, writes=[["replace_where", "id = 1"]], retry={"writes": again}, **failed)
+        assert not result.success
+        assert "an earlier attempt of the step replaced rows in run/" in reported_error(instance, result.run_id)
+        assert [1, 2] == ids(lake)
+    assert run(lake, instance, writes=[replaced, ["append", 3]], retry={"writes": [replaced]}, **failed).success
+    assert [1, 2] == ids(lake)
+    assert run(lake, instance, writes=[replaced], retry={"writes": [["overwrite", 4]]}, **failed).success
+    assert [4] == ids(lake)
+
+
 def job_at(root: str) -> dg.JobDefinition:
     """The pipeline as a job that appends one row, for Dagster to build again."""
     lake = LanceResource(root=root)

@@ -222,9 +222,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             raise InvalidInputError(
                 f"the run of {self._properties[md.ASSET_KEY]} has no partitions to replace; use overwrite or append"
             )
-        table, info = self._ready(rows).table, self._commit("replace", message, properties)
-        predicate = self._partitions.filter(table.schema(self.branch)).predicate
-        return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
+        table = self._ready(rows).table
+        return self._replaced(self._partitions.filter(table.schema(self.branch)).predicate, rows, message, properties)
 
     def replace_where(
         self, predicate: str, rows: "Rows", *, message: str | None = None, properties: "Properties" = None
@@ -235,8 +234,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             InvalidInputError: A row is outside of the partitions of the run, or does not satisfy the predicate;
                 nothing was committed.
         """
-        table, info = self._ready(rows).table, self._commit("replace", message, properties)
-        return self._counted(info, table.replace_where(predicate, self._held(rows), **info))
+        self._ready(rows)
+        return self._replaced(predicate, rows, message, properties)
 
     def check(
         self,
@@ -256,7 +255,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
 
         Raises:
             InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run; or an
-                earlier attempt of the step overwrote the table, and this one did not.
+                earlier attempt of the step overwrote the table or replaced rows, and this one did not.
         """
         table = self.table
         branch = RunBranch(table=table, chain=self._chain)
@@ -319,6 +318,12 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             "partitions": self.partition_keys,
         }
 
+    def _replaced(self, predicate: str, rows: "Rows", message: str | None, properties: "Properties") -> "WriteResult":
+        info = self._commit("replace", message, properties)
+        # Only a replacement of the same rows leaves nothing of that of an earlier attempt.
+        info["properties"][md.WRITE] += f" where {predicate}"
+        return self._counted(info, self.table.replace_where(predicate, self._held(rows), **info))
+
     def _counted(self, info: "_Commit", made: "WriteResult") -> "WriteResult":
         """Count a write that was committed, and return its result."""
         self._writes.append(info["properties"][md.WRITE])
@@ -331,7 +336,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             The head of the branch, which was `version`.
 
         Raises:
-            InvalidInputError: An earlier attempt overwrote the table, and this one did not.
+            InvalidInputError: An earlier attempt overwrote the table or replaced rows, and this one did not.
         """
         newest: dict[str, Version] = {}
         for one in branch.attempts(self._properties):
@@ -347,6 +352,12 @@ class PipesTable(AbstractContextManager["PipesTable"]):
                 raise InvalidInputError(
                     f"an earlier attempt of the step overwrote the table in {one}, and this one did not; start a new "
                     "run, and not a retry of this one"
+                )
+            if write.startswith("replace") and write not in self._writes:
+                # The rows that it removed would be lost.
+                raise InvalidInputError(
+                    f"an earlier attempt of the step replaced rows in {one}, and this one did not repeat that write in "
+                    "its place and with its predicate; start a new run, and not a retry of this one"
                 )
         for write, one in newest.items():
             if write.startswith("append") and write not in self._writes:
