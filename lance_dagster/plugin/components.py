@@ -106,7 +106,8 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
     """A blocking check of a table: one of the built-in ones, with its arguments."""
 
     kind: CheckKind = Field(description="The check, such as unique.")
-    settings: dict[str, str | bool | int | float | list[str | int | float]] = Field(
+    # `bool` has to be named: pydantic would make the number 1 of true.
+    settings: dict[str, str | bool | int | float | list[str | bool | int | float]] = Field(
         default_factory=dict,
         description="The arguments of the check in Python, such as {columns: [id]}; a duration in hours.",
     )

@@ -170,6 +170,7 @@ def test_every_check_has_a_kind() -> None:
         {"kind": "satisfies", "settings": {"predicate": "id > 0", "name": "ids", "nulls_pass": True}},
         {"kind": "freshness", "settings": {"column": "at", "maximum_age": 36}},
         {"kind": "no_schema_change"},
+        {"kind": "is_in", "settings": {"column": "paid", "values": [True, False]}},
     ]
     component = LanceTablesComponent.resolve_from_dict({"tables": [{"key": "shop/orders", "checks": checks}]})
     made = [model.check() for model in component.tables[0].checks]
@@ -177,6 +178,8 @@ def test_every_check_has_a_kind() -> None:
     assert Satisfies(predicate="id > 0", name="ids", nulls_pass=True) == made[4]
     assert Freshness("at", timedelta(hours=36)) == made[5]
     assert NoSchemaChange() == made[6]
+    # In Python 1 equals True, so the texts are compared.
+    assert repr(IsIn("paid", (True, False))) == repr(made[7])
 
 
 def test_partitions_and_policy_of_a_publisher() -> None:
