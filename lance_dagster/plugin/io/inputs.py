@@ -80,7 +80,7 @@ class InputReader:
         """
         asset = source.name
         try:
-            found = self._at_ref(context, source)
+            found, absent = self._at_ref(context, source)
         except TableNotFoundError as error:
             if wanted.optional:
                 return None
@@ -88,35 +88,43 @@ class InputReader:
         # A log line and not input metadata: Dagster records input metadata as an observation of the upstream
         # asset on each read, which floods its events and breaks its plots.
         context.log.debug("%s is read at %s", asset, found.ref)
-        missing = found.filter == _NO_ROW or is_never_written(found.table, found.version)
+        missing = absent is not None or is_never_written(found.table, found.version)
         if wanted.optional and (missing or none_asked):
             if not none_asked:
                 context.log.warning("input %r is None: nothing of %s was published", context.name, asset)
             return None
         if missing and not none_asked and not md.plain(context.definition_metadata.get(md.ALLOW_MISSING)):
+            at = f"{found.ref} of {found.table.uri}" if absent is None else repr(absent.ref)
+            # The name may be misspelt, so the message has those that exist.
+            why = "" if absent is None else f": {absent}"
             raise VersionNotFoundError(
-                f"input {context.name!r} reads {asset} at {found.ref} of {found.table.uri}, and nothing was published "
-                f"there; {_remedy(context, asset)}"
+                f"input {context.name!r} reads {asset} at {at}, and nothing was published there{why}; "
+                f"{_remedy(context, asset)}"
             )
         return found
 
-    def _at_ref(self, context: dg.InputContext, source: InputSource) -> PinnedTable:
-        """Return the table at the version to read; without rows when the tag of a promoted node does not exist."""
+    def _at_ref(self, context: dg.InputContext, source: InputSource) -> tuple[PinnedTable, RefNotFoundError | None]:
+        """Return the table at the version to read; without rows, and with the error, when a node's tag does not exist.
+
+        Raises:
+            RefNotFoundError: The ref that the input names does not exist.
+        """
         table, tag = self._table(source.key, source.metadata)
         if ref := md.text(context.definition_metadata, md.REF):
-            return PinnedTable(table=table, version=self.lance.version_at(table, ref, self.chain.run_id))
+            return PinnedTable(table=table, version=self.lance.version_at(table, ref, self.chain.run_id)), None
         if tag is None:
             chain = self._read_chain(context)
             # A check that is executed alone is not part of a run that wrote the table. It reads the waiting candidate.
             alone = RunBranch(table=table, chain=chain).head() is None and is_checked(context)
             unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
             unpublished = unpublished or self._of_backfill(context, table)
-            return PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
+            found = PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
+            return found, None
         try:
-            return PinnedTable(table=table, version=self.lance.version_at(table, tag, self.chain.run_id))
-        except RefNotFoundError:
+            return PinnedTable(table=table, version=self.lance.version_at(table, tag, self.chain.run_id)), None
+        except RefNotFoundError as error:
             # The rows on `main`, if any, are not promoted.
-            return PinnedTable(table=table, version=table.head(), filter=_NO_ROW)
+            return PinnedTable(table=table, version=table.head(), filter=_NO_ROW), error
 
     def _of_backfill(self, context: dg.InputContext, table: LanceTable) -> Version | None:
         """Return the version to read because other runs of the same backfill wrote it; None if none did."""
