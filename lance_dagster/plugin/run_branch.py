@@ -289,6 +289,11 @@ class RunBranch:
             until = branch.parent_version
             branch = branches.list(branch.parent_branch).get(branch.parent_branch)
 
+    def versions_between(self, before: "Version", after: "Version") -> "Iterator[Version]":
+        """Yield the versions of the branch between two of them, newest first, without the two."""
+        numbers = self.table.branches.version_numbers(after.branch, after=before.number)
+        return (self.table.at(f"{after.branch}@{number}") for number in reversed(numbers) if number < after.number)
+
     def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.
 

@@ -66,6 +66,67 @@ def test_two_outputs_of_an_op_append_to_one_table(lake: LanceResource) -> None:
     assert [1, 2, 3] == ids(lake, "shop/raw", result)
 
 
+REPLACES = "output 'result' of step second replaces the rows that output 'result' of step first wrote to"
+
+
+def test_a_second_output_may_not_replace_the_first(lake: LanceResource) -> None:
+    """Neither another output of the op nor another step overwrites a table; a retry of the same output does."""
+
+    @dg.op(out={name: dg.Out(metadata=RAW) for name in ("web", "app")}, retry_policy=dg.RetryPolicy(max_retries=1))
+    def fetch() -> Iterator[dg.Output[pa.Table]]:
+        yield dg.Output(ROWS, "web")
+        yield dg.Output(ROWS.slice(1), "app")
+
+    @dg.op(out=dg.Out(metadata=RAW), ins={"after": dg.In(dg.Nothing)}, retry_policy=dg.RetryPolicy(max_retries=1))
+    def extract(context: dg.OpExecutionContext) -> Iterator[dg.Output[pa.Table]]:
+        yield dg.Output(ROWS)
+        if not context.retry_number:
+            raise RuntimeError("after the commit")
+
+    @dg.graph
+    def two_outputs() -> None:
+        fetch()
+
+    @dg.graph
+    def two_steps() -> None:
+        extract.alias("second")(extract.alias("first")())
+
+    result = execute(lake, two_outputs)
+    assert "output 'app' of step fetch replaces the rows that output 'web' of step fetch wrote to" in error_of(result)
+    assert [1, 2, 3] == ids(lake, "shop/raw", result)
+    result = execute(lake, two_steps)
+    assert ["second"] == [event.step_key for event in result.get_step_failure_events()]
+    assert REPLACES in error_of(result)
+
+
+def test_a_second_output_at_the_same_time(lake: LanceResource) -> None:
+    """A step that replaces what another one committed since it began fails, too."""
+    LanceTable.create(lake.uri_of("shop/raw"), ROWS.schema, config={"dagster/asset": "op output shop/raw"})
+
+    @dg.op(out=dg.Out(metadata=RAW))
+    def second(context: dg.OpExecutionContext) -> pa.RecordBatchReader:
+        def rows() -> Iterator[pa.RecordBatch]:
+            of_first = {"run_id": context.run_id, "step_key": "first", "output": "result"}
+            properties = {f"dagster/{key}": value for key, value in of_first.items()}
+            properties["dagster/asset_key"] = "op output shop/raw"
+            lake.table("shop/raw").overwrite(ROWS, branch=f"run/{context.run_id}", properties=properties)
+            yield from ROWS.to_batches()
+
+        return pa.RecordBatchReader.from_batches(ROWS.schema, rows())
+
+    @dg.graph
+    def shop() -> None:
+        second()
+
+    assert REPLACES in error_of(execute(lake, shop))
+
+
+def test_steps_of_one_mapping_key(lake: LanceResource) -> None:
+    """A mapped op does not replace the partition that another output wrote for the same key."""
+    said = error_of(execute(lake, fan_out([], list, BY_COLUMN, BY_COLUMN)))
+    assert "output 'result' of step scale[oslo] replaces the rows that output 'result' of step split wrote to" in said
+
+
 def test_output_of_an_op_has_a_table_of_its_own(lake: LanceResource) -> None:
     """An op writes the table that its output names, on the branch of the run, and the next op reads it there."""
     seen: list[Any] = []

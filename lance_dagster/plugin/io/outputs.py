@@ -37,6 +37,7 @@ from lance_dagster.plugin.io.output_events import (
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
+from lance_dagster.plugin.io.shared_outputs import refuse_second_replacement
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
@@ -88,12 +89,15 @@ class OutputWriter:
                 raise InvalidInputError(said)
         rows = handler.rows(obj)
         head = branch.ensure(start)
+        refuse_second_replacement(branch, write)
         # A branch that was forked just now has no commits of an earlier attempt.
         earlier = None if start.branch == MAIN else EarlierAttempt.of(branch, write)
         output = _Output(
             write=write, branch=branch, head=head, earlier=earlier, rows=rows, vectors=vectors, is_owned=is_owned
         )
         version, tally, notes = output.commit(schema, columns)
+        # Another output may have been committed since the first look.
+        refuse_second_replacement(branch, write, branch.versions_between(head, version))
         for note in notes:
             context.log.info("%s: %s", write.asset, note)
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
