@@ -5,6 +5,7 @@ import functools
 import re
 import reprlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,14 @@ from lance_dagster.cli.arguments import (
 )
 from lance_dagster.cli.diff_command import first_rows
 from lance_dagster.cli.output import Output, aligned, busy, is_narrow, json_value, shown_time, value_table
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, LanceDagsterError, RefNotFoundError, counted
+from lance_dagster.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    LanceDagsterError,
+    RefNotFoundError,
+    StoreError,
+    counted,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +169,10 @@ def _table_document(found: _FoundTable) -> dict[str, object]:
 def create(
     table: str, columns: str | None, like: str | None, storage_options: Sequence[str], *, exist_ok: bool, as_json: bool
 ) -> None:
-    """Create TABLE without rows, as main@1."""
+    """Create TABLE without rows, as main@1.
+
+    A place at the root of a repository, and one inside or around another table, is refused.
+    """
     from lance_dagster.table import LanceTable
 
     remember_table(table)
@@ -170,6 +181,8 @@ def create(
         raise click.UsageError("give --schema NAME:TYPE,... or --like FILE.parquet, one of them")
     # The columns are read before the table is created, so that a wrong one leaves nothing behind.
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
+    if not LanceTable.exists(table, options):
+        _refuse_place(table, options)
     made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
     # After the call, which is atomic among processes: another process may have created the table.
     if exist_ok:
@@ -182,6 +195,36 @@ def create(
     }
     rows = [(field.name, f"{field.type}{'' if field.nullable else _NOT_NULL}") for field in schema]
     Output(as_json).write(document, [f"{made.uri}: {head}", *aligned(rows, indent="    ")])
+
+
+def _refuse_place(uri: str, options: dict[str, str]) -> None:
+    """Refuse to create a table where tables are: at a repository, around a table, or inside of one.
+
+    A search for tables ends at a table, so those below the new one would not be found any more.
+
+    Raises:
+        InvalidInputError: There is a repository at the place, or a table below or above it.
+    """
+    from lance_dagster.repository.commits.ref_log import MARKER
+    from lance_dagster.store import open_store
+
+    store = open_store(uri, options)
+    instead = f"give the table a folder of its own, such as {store.uri.rstrip('/')}/orders.lance"
+    if store.get(MARKER) is not None:
+        raise InvalidInputError(f"there is a repository at {store.uri}, whose tables are below it; {instead}")
+    with busy("looking for tables"):
+        below = next(_table_folders(store), None)
+    if below is not None:
+        raise InvalidInputError(f"a table cannot be at {store.uri}: there is the table {below} below it; {instead}")
+    scheme, separator, path = store.uri.rpartition("://")
+    parents = path.split("/")[:-1]
+    while parents and parents != [""]:
+        above = f"{scheme}{separator}{'/'.join(parents)}"
+        # Credentials may allow only the prefix of the table, and then the folders above it cannot be checked.
+        with suppress(StoreError):
+            if open_store(above, options).list_some(_MANIFESTS, 1):
+                raise InvalidInputError(f"a table cannot be at {store.uri}: it is inside the table {above}")
+        parents.pop()
 
 
 def _refuse_other_columns(table: "LanceTable", wanted: "pa.Schema") -> None:

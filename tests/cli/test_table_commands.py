@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.cli.main import main
 from lance_dagster.cli.table_commands import parsed_schema
 from tests.cli.running import document_of, lines_of, process, run
@@ -111,6 +111,26 @@ def test_exist_ok_refuses_a_table_with_other_columns(tmp_path: Path) -> None:
         assert 0 == run("create", str(tmp_path / "t"), "--schema", columns, "--exist-ok").exit_code
     refused = run("create", str(tmp_path / "t"), "--schema", "id:int64", "--exist-ok")
     assert (1, True) == (refused.exit_code, "with other columns: id:int64 not null, tags:" in refused.stderr)
+
+
+@pytest.mark.parametrize(
+    "place,said",
+    [
+        ("lake", "there is a repository at"),
+        ("lake/shop", "there is the table orders.lance below it; give the table a folder of its own, such as"),
+        ("lake/shop/orders.lance/x/lines.lance", "it is inside the table"),
+    ],
+    ids=["repository", "around a table", "inside a table"],
+)
+def test_a_place_with_other_tables_is_refused(tmp_path: Path, place: str, said: str) -> None:
+    """Nothing is created where a search would no longer find the tables below, or where the table is part of one."""
+    LanceTable.create(tmp_path / "lake" / "shop" / "orders.lance", SCHEMA)
+    LanceRepository.create(tmp_path / "lake")
+    refused = run("create", str(tmp_path / place), "--schema", "id:int64")
+    assert (2, "", 1) == (refused.exit_code, refused.stdout, refused.stderr.count("\n"))
+    assert said in refused.stderr
+    assert not LanceTable.exists(tmp_path / place)
+    assert 0 == run("create", str(tmp_path / "lake/shop/lines.lance"), "--schema", "id:int64").exit_code
 
 
 def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
