@@ -7,7 +7,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_string
 
 _BEYOND = 2**63
-"""Larger integers do not fit the signed 64-bit literals of Lance SQL."""
+"""Integers from here on do not fit the signed 64-bit literals of Lance SQL, and neither does its negative."""
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\*.*?\*/", re.DOTALL)
 Bound = int | float | str | dt.date | dt.datetime
 
@@ -102,6 +102,9 @@ def literal(bound: Bound) -> str:
             return quote_text(bound)
         case bool():
             return str(bound).lower()
+        # Lance reads the figures after the minus first, as a float, because they do not fit 64 bits.
+        case int() if bound == -_BEYOND:
+            return f"arrow_cast('{bound}', 'Int64')"
         case _:
             return repr(bound)
 
@@ -117,12 +120,15 @@ def instant(moment: dt.datetime) -> str:
 
 
 def plain_literal(value: object) -> str | None:
-    """Return a boolean, an integer of 64 bits or a printable text as a literal; None for every other value."""
+    """Return a boolean, an integer of 64 bits or a printable text as a literal; None for every other value.
+
+    The smallest integer of 64 bits has no literal either: Lance reads `9223372036854775808` before the minus.
+    """
     match value:
         # A bool is an int in Python, so this case comes before that of integers.
         case bool():
             return str(value).lower()
-        case int() if -_BEYOND <= value < _BEYOND:
+        case int() if -_BEYOND < value < _BEYOND:
             return str(value)
         case str() if value.isprintable():
             return quote_text(value)

@@ -175,6 +175,7 @@ def test_a_few_values_give_the_claim_of_all(kind: pa.DataType) -> None:
 def test_numbers_beyond_a_literal_are_not_written_down() -> None:
     """As literals, these numbers would be read as another type."""
     assert exact_predicate_of(pa.table({"k": pa.array([2**63], pa.uint64())}), ["k"]) is None
+    assert exact_predicate_of(pa.table({"k": [-(2**63)]}), ["k"]) is None
     assert predicate_of(pa.table({"k": pa.array([2**64 - 1], pa.uint64())}), ["k"]) is None
 
 

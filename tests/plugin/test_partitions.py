@@ -19,7 +19,7 @@ from lance_dagster import (
 )
 from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.sql_text import quote_name, quote_text
-from lance_dagster.plugin.io.partition_values import PartitionFilter
+from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues
 from lance_dagster.plugin.io.partitions import partition_filter
 
 EVENTS = dg.AssetKey(["log", "events"])
@@ -217,6 +217,16 @@ def test_predicates_select_in_lance_what_they_say(tmp_table_uri: str) -> None:
     assert table.count_rows(filter=predicate([], DAYS, "day")) == 0
     berlin = dg.DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
     assert table.count_rows(filter=predicate(["2024-01-03"], berlin, "at")) == 1
+
+
+def test_the_smallest_integer_is_a_key(tmp_table_uri: str) -> None:
+    """Lance has no plain literal for it."""
+    rows = pa.table({"k": [-(2**63), 1, None]})
+    table = LanceTable.create(tmp_table_uri, rows.schema)
+    table.append(rows)
+    found = PartitionValues.of("k", rows.schema, "orders").select([str(-(2**63)), "5"], None)
+    assert table.count_rows(filter=found.predicate) == 1
+    assert found.outside(rows) == 2
 
 
 def test_rows_outside_are_counted() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.sql_text import Bound, check_closed, literal, quote_name, quote_text
+from lance_dagster.format.sql_text import Bound, check_closed, quote_name, quote_text
 from lance_dagster.format.validation import check_flag
 from lance_dagster.plugin.checks.check_arguments import (
     comparable,
@@ -28,6 +28,7 @@ from lance_dagster.plugin.checks.check_queries import (
     partition_counts,
     slug,
 )
+from lance_dagster.plugin.checks.fitted_bounds import fitted
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
 
 # The mistakes that Rust's regular expressions and Python's have in common. Python also refuses some expressions that
@@ -129,7 +130,7 @@ class NullRate(BuiltInCheck):
 class InRange(BuiltInCheck):
     """Require that every value of a column lies between two inclusive bounds, one of which may be None.
 
-    A null passes. NaN fails.
+    A null passes. NaN fails. Bounds of integer, decimal, date and timestamp columns are compared exactly.
     """
 
     column: str
@@ -161,12 +162,20 @@ class InRange(BuiltInCheck):
         return f"Every value of {self.column!r} is {between(self.minimum, self.maximum)}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Count the values outside the bounds."""
-        column, inside = quote_name(self.column), []
+        """Count the values outside the bounds.
+
+        Raises:
+            InvalidInputError: The table has no such column, or a bound of another kind, such as a text for numbers.
+        """
+        column, field, inside = quote_name(self.column), field_of(audit.candidate, self.column), []
+        # Nulls pass a bound that no value satisfies.
+        holds = {True: "true", False: f"{column} IS NULL"}
         if self.minimum is not None:
-            inside.append(f"{column} >= {literal(self.minimum)}")
+            bound = fitted(field, self.minimum, "minimum")
+            inside.append(f"{column} >= {bound}" if isinstance(bound, str) else holds[bound])
         if self.maximum is not None:
-            inside.append(f"{column} <= {literal(self.maximum)}")
+            bound = fitted(field, self.maximum, "maximum")
+            inside.append(f"{column} <= {bound}" if isinstance(bound, str) else holds[bound])
         # NaN needs a term of its own: Lance orders NaN above every number, so a range with only a minimum
         # would accept it. The condition negates "inside" because NOT of a null is null, so that nulls pass.
         nan = f" OR isnan({column})" if is_float(audit.candidate, self.column) else ""
@@ -209,10 +218,16 @@ class IsIn(BuiltInCheck):
         return ", ".join(map(str, self.values[:SHOWN])) + more
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
-        """Count the values that are not in the list."""
-        column = quote_name(self.column)
+        """Count the values that are not in the list.
+
+        Raises:
+            InvalidInputError: The table has no such column, or a value is of another kind than it.
+        """
+        column, field = quote_name(self.column), field_of(audit.candidate, self.column)
+        # A value that the type of the column cannot hold equals none in it.
+        listed = [sql for one in self.values if isinstance(sql := fitted(field, one, "member"), str)]
         # NOT of a null is null, so that nulls pass.
-        condition = f"NOT ({column} IN ({', '.join(map(literal, self.values))}))"
+        condition = f"NOT ({column} IN ({', '.join(listed)}))" if listed else f"{column} IS NOT NULL"
         return count_outcome(audit, self.column, condition, f"values of {self.column!r} other than {self._allowed}")
 
 
