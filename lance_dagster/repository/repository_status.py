@@ -33,6 +33,10 @@ class TableState:
             the repository, and then `adopt` adds the new one; the table can no longer be read at older commits.
         moved_tags: The tags that no longer follow their channel, with the version they name: another program moved
             them, or a publication was interrupted.
+        missing_tags: The channels that name the table, and that it has no tag for: another program deleted the tag, or
+            a publication was interrupted.
+        held_tags: The tags that are held although their channel is not, with the hold as text: a publisher of the
+            channel publishes nothing until they are released.
     """
 
     name: str
@@ -43,6 +47,8 @@ class TableState:
     replaced: bool
     moved_tags: Mapping[str, str]
     maintenance: int | None = 0
+    missing_tags: tuple[str, ...] = ()
+    held_tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def commits_ahead(self) -> str:
@@ -116,6 +122,8 @@ class RepositoryStatus:
                 *([f"main has versions that are not committed: {table.commits_ahead}"] if table.ahead else []),
                 *(["main lags behind"] if table.lagging else []),
                 *(f"tag {tag} names {version}" for tag, version in table.moved_tags.items()),
+                *(f"tag {tag} is missing" for tag in table.missing_tags),
+                *(f"tag {tag} is {hold}" for tag, hold in table.held_tags.items()),
             ]
             if said:
                 lines.append(f"table {table.name}: {'; '.join(said)}")
@@ -139,14 +147,15 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     newest = repository.logs.current("branch", MAIN)
     head = repository.logs.commit(newest.commit)
     channels = dict(sorted(repository.logs.live("channel").items()))
-    commits = {name: repository.logs.commit(entry.commit) for name, entry in channels.items()}
+    followed = {name: (entry, repository.logs.commit(entry.commit)) for name, entry in channels.items()}
 
     def one(name: str) -> TableState:
-        state = _table_state(repository.table(name), name, head.tables.get(name), commits)
+        state = _table_state(repository.table(name), name, head.tables.get(name), followed)
         if state.main is None or not repository.registry.was_replaced(name):
             return state
         # Another table has this place, so its branches and tags say nothing about the one that was committed.
-        return replace(state, ahead=0, lagging=False, replaced=True, moved_tags={})
+        state = replace(state, moved_tags={}, missing_tags=(), held_tags={})
+        return replace(state, ahead=0, lagging=False, replaced=True)
 
     # Both are read: a table may be registered and not committed yet, or committed and removed from the register since.
     names = sorted({*repository.registry.names(), *head.tables})
@@ -236,18 +245,24 @@ def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
 
 
 def _table_state(
-    context: TableContext, name: str, at: TableVersion | None, commits: Mapping[str, RepositoryCommit]
+    context: TableContext,
+    name: str,
+    at: TableVersion | None,
+    followed: Mapping[str, tuple[RefEntry, RepositoryCommit]],
 ) -> TableState:
     if not context.versions.has_versions(MAIN):
         return TableState(name=name, at=at, main=None, ahead=0, lagging=False, replaced=False, moved_tags={})
     newest = context.head(MAIN)
     landed = None if at is None else landed_at(context, at)
-    moved = {}
-    for channel, commit in commits.items():
-        # In a table that the channel does not name, a tag of its name does not follow the channel.
-        tag = context.refs.tag(channel) if name in commit.tables else None
+    # In a table that the channel does not name, a tag of its name does not follow the channel.
+    tags = {channel: context.refs.tag(channel) for channel, (_, commit) in followed.items() if name in commit.tables}
+    moved, held = {}, {}
+    for channel, tag in tags.items():
+        entry, commit = followed[channel]
         if tag is not None and tag.ref not in names_of(context, commit.tables[name]):
             moved[channel] = tag.ref
+        if tag is not None and tag.hold is not None and entry.hold is None:
+            held[channel] = str(tag.hold)
     # Where `main` lags behind, its versions cannot be told from those that the commit contains already.
     ahead = [] if landed is None else [n for n in context.versions.numbers(MAIN) if n > landed.number]
     return TableState(
@@ -259,6 +274,8 @@ def _table_state(
         lagging=at is not None and landed is None,
         replaced=False,
         moved_tags=moved,
+        missing_tags=tuple(channel for channel, tag in tags.items() if tag is None),
+        held_tags=held,
     )
 
 

@@ -110,6 +110,20 @@ def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
     assert ["promote", "release", "rollback", "promote", "promote"] == [entry["action"] for entry in history]
 
 
+def test_the_status_names_tags_that_do_not_follow(repository: str) -> None:
+    """A tag that was deleted, and one that is held without its channel, come with what mends them."""
+    publish(repository, 2, "--channel", "production")
+    table(repository, LINES).tags.delete("production")
+    table(repository, ORDERS).tags.hold("production", reason="audit", who="ann")
+    missing, held = (line for line in lines_of("repository", "status", repository) if ": tag production" in line)
+    brought = "`lance-dagster repository repair` brings it back"
+    assert f"{LINES}: tag production, which follows the channel, is missing; {brought}" == missing
+    assert held.startswith(f"{ORDERS}: tag production is held by ann since ")
+    assert held.endswith("until `lance-dagster repository release` releases it")
+    states = document_of("repository", "status", repository)["tables"]
+    assert [["production"], []] == [state["missing_tags"] for state in states]
+
+
 def test_tables_at_a_ref_and_what_differs(repository: str) -> None:
     """`tables`, `show` and `diff` name versions as their tables do."""
     publish(repository, 2, "--channel", "production")

@@ -486,6 +486,27 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     assert {} == repository.status().tables[1].moved_tags
 
 
+def test_the_status_names_tags_that_are_missing_or_held_alone(tmp_path: Path) -> None:
+    """A tag that was deleted, or is held although its channel is not, is named until it follows the channel again."""
+    repository = new_repository(tmp_path, "a", "b")
+    repository.publish(run(repository, 1, "a", "b"), channel="production")
+    assert "tag" not in str(repository.status())
+    repository.table("a").tags.delete("production")
+    repository.table("b").tags.hold("production", reason="audit", who="ann")
+    status = repository.status()
+    a, b = status.tables
+    assert (("production",), {}, ()) == (a.missing_tags, a.held_tags, b.missing_tags)
+    assert b.held_tags["production"].startswith("held by ann since ")
+    assert "table a: tag production is missing" in str(status)
+    assert "table b: tag production is held by ann" in str(status)
+    repository.repair()
+    repository.channels.release("production", reason="audited")
+    assert "tag" not in str(repository.status())
+    # The tags of a channel that is held are held with it.
+    repository.channels.hold("production", reason="audit")
+    assert "tag" not in str(repository.status())
+
+
 def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
     """A fork of a missing table is refused, and leaves no branch that waits for a publication."""
     repository = new_repository(tmp_path, "a")

@@ -142,9 +142,18 @@ def _table_state_lines(found: "TableState") -> Iterator[str]:
             else "; `lance-dagster repository commit` brings the repository up to it"
         )
         yield f"{line}: {found.commits_ahead}{advice}"
+    yield from _tag_lines(found)
+
+
+def _tag_lines(found: "TableState") -> Iterator[str]:
+    mend = "`lance-dagster repository repair` brings it back"
     for tag, version in found.moved_tags.items():
-        mend = "`lance-dagster repository repair` brings it back"
         yield f"{found.name}: tag {tag} names {version} and does not follow the channel; {mend}"
+    for tag in found.missing_tags:
+        yield f"{found.name}: tag {tag}, which follows the channel, is missing; {mend}"
+    for tag, hold in found.held_tags.items():
+        mend = "nothing of the channel is published until `lance-dagster repository release` releases it"
+        yield f"{found.name}: tag {tag} is {hold}; {mend}"
 
 
 def _channel_state_document(found: "ChannelState") -> dict[str, Any]:
@@ -166,6 +175,8 @@ def _table_state_document(found: "TableState") -> dict[str, Any]:
         "lagging": found.lagging,
         "replaced": found.replaced,
         "moved_tags": dict(found.moved_tags),
+        "missing_tags": list(found.missing_tags),
+        "held_tags": dict(found.held_tags),
     }
 
 
