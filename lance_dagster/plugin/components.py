@@ -205,7 +205,7 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
         """Return the definition of the partitions.
 
         Raises:
-            InvalidInputError: Static partitions have no keys, or partitions of time no start.
+            InvalidInputError: Static partitions have no keys, or partitions of time no start; or Dagster refuses them.
         """
         # Each kind needs one of the two and has no use for the other.
         if bool(self.keys) != (self.kind == "static") or bool(self.start) == (self.kind == "static"):
@@ -216,9 +216,18 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
             "weekly": dg.WeeklyPartitionsDefinition,
             "monthly": dg.MonthlyPartitionsDefinition,
         }
-        if self.kind == "static":
-            return dg.StaticPartitionsDefinition(self.keys)
-        return kinds[self.kind](start_date=self.start, timezone=self.timezone)
+        try:
+            if self.kind == "static":
+                return dg.StaticPartitionsDefinition(self.keys)
+            return kinds[self.kind](start_date=self.start, timezone=self.timezone)
+        # An unknown time zone is a KeyError, whose text is in quotes.
+        except (ValueError, KeyError, dg.DagsterInvalidDefinitionError) as error:
+            given = f"keys {self.keys}" if self.keys else f"start {self.start!r} and timezone {self.timezone!r}"
+            hour = "-00:00" if self.kind == "hourly" else ""
+            raise InvalidInputError(
+                f"{self.kind} partitions cannot have {given}: {error.args[0] if error.args else error}; give "
+                + ("keys that differ" if self.keys else f"a start such as 2024-01-01{hour} and a zone such as UTC")
+            ) from None
 
 
 class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):

@@ -101,6 +101,10 @@ def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> N
         (tables(watches=True), "watches"),
         ({"type": "lance_dagster.LanceTablesComponent", "attributes": {"tables": []}}, "needs at least one table"),
         (tables(keep_failed_days=True), "keep_failed_days"),
+        (
+            tables(maintenance="x y"),
+            "the schedule of lance_maintenance is 'x y', which is no cron expression; give five",
+        ),
         (tables(keep_failed_days=-1), "keep_failed_days is -1; give a number of days from 0"),
         (tables({"kind": "freshness", "settings": {"column": "at", "maximum_age": True}}), "maximum_age is True; give"),
         (
@@ -121,6 +125,7 @@ def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> N
         "attribute",
         "no table",
         "days as bool",
+        "cron expression",
         "negative days",
         "hours as bool",
         "hours as text",
@@ -195,3 +200,23 @@ def test_partitions_and_policy_of_a_publisher() -> None:
     for wrong in ({"kind": "static"}, {"kind": "daily"}, {"kind": "daily", "start": "2024-01-01", "keys": ["a"]}):
         with pytest.raises(InvalidInputError, match="static partitions have `keys`"):
             LancePublisherComponent.resolve_from_dict({**given, "partitions": wrong}).build_defs(None)
+
+
+@pytest.mark.parametrize(
+    "partitions,said",
+    [
+        ({"kind": "daily", "start": "banana"}, "start 'banana' and timezone 'UTC': .* a start such as 2024-01-01 and"),
+        ({"kind": "hourly", "start": "2024-01-01"}, "a start such as 2024-01-01-00:00 and a zone such as UTC"),
+        ({"kind": "daily", "start": "2024-01-01", "timezone": "Mars"}, "timezone 'Mars': No time zone found with key"),
+        (
+            {"kind": "static", "keys": ["a", "a"]},
+            r"partitions cannot have keys \['a', 'a'\]: Partition keys must",
+        ),
+    ],
+    ids=["start", "start of hours", "zone", "keys"],
+)
+def test_partitions_that_dagster_refuses_are_explained(partitions: dict[str, object], said: str) -> None:
+    """The error is one of the package, and has what is wrong and what would be right."""
+    given = {"tables": ["shop/orders"], "partitions": partitions}
+    with pytest.raises(InvalidInputError, match=said):
+        LancePublisherComponent.resolve_from_dict(given).build_defs(None)

@@ -91,7 +91,8 @@ def build_maintenance_job(
         options: See `MaintenanceOptions`.
 
     Raises:
-        InvalidInputError: No table is given, one is given twice, or an option has the wrong type or is negative.
+        InvalidInputError: No table is given, one is given twice, the schedule is no cron expression, or an option has
+            the wrong type or is negative.
     """
     require_sequence("tables", tables, "shop/orders")
     check_options(build_maintenance_job, options, MaintenanceOptions)
@@ -112,10 +113,19 @@ def build_maintenance_job(
         for op in ops:
             op(done)
 
+    return MaintenanceJob(maintenance, _planned(maintenance, schedule) if schedule else None)
+
+
+def _planned(job: dg.JobDefinition, schedule: str) -> dg.ScheduleDefinition:
     # STOPPED until somebody switches it on in the UI, as with every schedule of Dagster.
-    about = f"Starts {name}, which verifies the tables, compacts them and deletes files that nothing needs any more."
-    planned = dg.ScheduleDefinition(job=maintenance, cron_schedule=schedule, description=about) if schedule else None
-    return MaintenanceJob(maintenance, planned)
+    about = f"Starts {job.name}, which verifies tables, compacts them and deletes files that nothing needs any more."
+    try:
+        return dg.ScheduleDefinition(job=job, cron_schedule=schedule, description=about)
+    except dg.DagsterInvalidDefinitionError:
+        raise InvalidInputError(
+            f"the schedule of {job.name} is {schedule!r}, which is no cron expression; give five fields such as "
+            "'0 3 * * 0'"
+        ) from None
 
 
 def _check_options(options: MaintenanceOptions) -> None:
