@@ -3,6 +3,7 @@ import datetime as dt
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import dagster as dg
@@ -239,6 +240,33 @@ def test_keys_that_arrow_does_not_group(
     known = KeysExist("v", in_table="shop/customers", key="v").evaluate(audit)
     assert known.description.startswith("1 of 2 values of 'v' are not in 'v'")
     assert known.description.endswith(f"such as {missing}")
+
+
+KEYS: dict[str, tuple["pa.Array[Any]", "pa.Array[Any]", int]] = {
+    "dates and times": (pa.array([dt.date(2026, 1, 1)]), pa.array([2**59 + 1, 0], pa.timestamp("us")), 1),
+    "a time of a day": (pa.array([dt.date(1970, 1, 1)]), pa.array([3_600_000], pa.timestamp("ms")), 1),
+    "midnight": (pa.array([dt.date(1970, 1, 1)]), pa.array([0], pa.timestamp("ms")), 0),
+    "floats": (pa.array([0.5, 0.1], pa.float32()), pa.array([0.5, 0.1]), 1),
+    "not a number": (pa.array([NAN], pa.float64()), pa.array([NAN], pa.float32()), 0),
+    "decimals": (pa.array([2.0**53, 2.0]), pa.array([2**53 + 1, 2]).cast(pa.decimal128(38, 0)), 1),
+    "scales": (pa.array([Decimal("1.5")]), pa.array([Decimal("1.501")]), 1),
+    "bools": (pa.array([True]), pa.array([5]), 1),
+    "figures": (pa.array([7, 8]), pa.array(["007", "8"]), 1),
+    "words": (pa.array([7, 8]), pa.array(["x", "007", "8"]), 1),
+    "numbers as words": (pa.array(["007", "8"]), pa.array([7, 8]), 1),
+    "signs": (pa.array([2**64 - 1, 5], pa.uint64()), pa.array([-1, 5]), 1),
+    "widths": (pa.array([1, 2], pa.int8()), pa.array([257, 2]), 1),
+    "units": (pa.array([1, 2], pa.timestamp("s")), pa.array([1000, 2001], pa.timestamp("ms")), 1),
+    "no keys": (pa.array([1]), pa.nulls(1), 1),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_key_does_not_exist_because_another_becomes_equal_by_a_cast(lake: LanceResource, kind: str) -> None:
+    """A key of the other table that the type of the column cannot hold equals none of its values."""
+    values, others, missing = KEYS[kind]
+    found = KeysExist("v", in_table="shop/customers", key="v").evaluate(audit_of(lake, values, others))
+    assert (missing == 0, missing) == (found.passed, found.counts["missing"])
 
 
 def test_values_that_cannot_be_compared(lake: LanceResource) -> None:

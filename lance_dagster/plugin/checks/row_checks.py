@@ -1,8 +1,7 @@
 """Checks of the number of rows of a table, and of their keys."""
 
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 
@@ -30,6 +29,9 @@ from lance_dagster.plugin.checks.check_queries import (
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 from lance_dagster.plugin.table_asset import asset_key_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,25 +188,18 @@ class KeysExist(BuiltInCheck):
             InvalidInputError: A table has no such column, or its values cannot be compared with those of the other.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         from lance_dagster.format.shown_values import shown_values
 
         other = audit.others[self.reads[0]]
-        wanted = distinct(audit.candidate, self.column)
-        # The tables may store the key in different types, such as int32 and int64; is_in wants one type.
-        known = distinct(other, self.key)
+        wanted, known = distinct(audit.candidate, self.column), distinct(other, self.key)
         try:
-            with suppress(pa.ArrowInvalid):
-                known = known.cast(wanted.type)
-            # The other table has keys that do not fit into the type of the candidate.
-            wanted = wanted.cast(known.type)
+            left = _missing(wanted, known)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidInputError(
                 f"column {self.column!r} is {wanted.type} and {self.key!r} of {self.in_table} is {known.type}; values "
                 f"of these types cannot be compared: {error}"
             ) from error
-        left = wanted.filter(pc.invert(pc.is_in(wanted, value_set=known)))
         kind = field_of(audit.candidate, self.column).type
         shown = [str(value) for value in shown_values(as_stored(left.slice(0, SHOWN), kind))]
         return CheckOutcome(
@@ -215,6 +210,45 @@ class KeysExist(BuiltInCheck):
             ),
             counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
         )
+
+
+def _missing(wanted: Any, known: Any) -> Any:  # noqa: ANN401  # pyarrow has no type for arrays of one kind of values
+    """Return the values that equal no known one; the tables may store them in different types, such as int32 and int64.
+
+    Raises:
+        pa.ArrowInvalid: Values of one type have no counterparts in the other.
+        pa.ArrowNotImplementedError: The same, for all values.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Another key must not become equal by the cast: one that the type of the candidate cannot hold equals no value.
+    if wanted.type == known.type or pa.types.is_null(known.type):
+        return wanted.filter(pc.invert(pc.is_in(wanted, value_set=known.cast(wanted.type))))
+    try:
+        cast, kept = _there_and_back(known, wanted.type)
+    except pa.ArrowInvalid:
+        # A text among the keys is no number, for example, so the numbers are compared as texts.
+        cast, kept = _there_and_back(wanted, known.type)
+        return wanted.filter(pc.invert(pc.and_(kept, pc.is_in(cast, value_set=known))))
+    return wanted.filter(pc.invert(pc.is_in(wanted, value_set=cast.filter(kept))))
+
+
+def _there_and_back(values: Any, kind: "pa.DataType") -> "tuple[Any, pa.Array[Any]]":  # noqa: ANN401  # as above
+    """Return values cast to a type, and whether each of them is the same again when it is cast back."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cast = values.cast(kind, safe=False)
+    back = cast.cast(values.type, safe=False)
+    kept = pc.equal(back, values)
+    if pa.types.is_floating(values.type):
+        kept = pc.or_(kept, pc.and_(pc.is_nan(back), pc.is_nan(values)))
+    if pa.types.is_integer(values.type) and pa.types.is_integer(kind):
+        # -1 becomes the largest number without a sign, and is -1 again.
+        signs = [pc.less(numbers, pa.scalar(0, numbers.type)) for numbers in (values, cast)]
+        kept = pc.and_(kept, pc.equal(*signs))
+    return cast, kept
 
 
 def _rows(count: int) -> str:
