@@ -19,7 +19,6 @@ from lance_dagster.format.shown_values import shown_rows
 _DISTINCT = 100_000
 # Lance needs about three milliseconds for an evaluation, however few rows there are, so small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
-_COUNT = "count_all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +145,22 @@ class RowTally:
         # Batches repeat the same few values, so the filters of many groups are evaluated on each value only once.
         distinct, self._distinct = pa.concat_tables(self._distinct), []
         for name, group in self.scope.groups.items():
-            rows = pc.sum(group.inside(distinct).column(_COUNT)).as_py() or 0
+            rows = pc.sum(group.inside(distinct).columns[-1]).as_py() or 0
             self._groups[name] = self._groups.get(name, 0) + rows
 
 
 def _counted(rows: pa.Table) -> pa.Table:
-    """Return the distinct rows and how often each occurs."""
-    plain: Any = pa.Table.from_arrays([_decoded(rows.column(name)) for name in rows.column_names], rows.column_names)
-    counted: pa.Table = plain.group_by(rows.column_names, use_threads=False).aggregate([([], _COUNT)])
-    return counted
+    """Return the distinct rows, and in a last column how often each occurs."""
+    # Names that Arrow's `count_all` is not among, and one that is longer than that of every column.
+    names, numbered = rows.column_names, [f"column {place}" for place in range(rows.num_columns)]
+    count = "".join([*names, "#"])
+    plain: Any = pa.Table.from_arrays([_decoded(rows.column(name)) for name in names], numbered)
+    try:
+        counted: pa.Table = plain.group_by(numbered, use_threads=False).aggregate([([], "count_all")])
+    except pa.ArrowNotImplementedError:
+        # Arrow does not group structs, lists and JSON, so that each row stays alone.
+        counted = plain.append_column(count, pa.array([1] * rows.num_rows, pa.int64()))
+    return counted.rename_columns([*names, count])
 
 
 def _decoded(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":

@@ -171,19 +171,22 @@ def _values(rows: pa.Table) -> str:
     columns = [name for name in rows.column_names if not pa.types.is_nested(rows.schema.field(name).type)]
     if not columns:
         return ""
-    plain: Any = pa.Table.from_arrays([_plain(rows.column(name)) for name in columns], columns)
-    groups = plain.group_by(columns, use_threads=False).aggregate([([], "count_all")])
+    # Names that Arrow's `count_all` is not among, whatever the columns are called.
+    numbered = [f"column {place}" for place in range(len(columns))]
+    plain: Any = pa.Table.from_arrays([_plain(rows.column(name)) for name in columns], numbered)
+    groups = plain.group_by(numbered, use_threads=False).aggregate([([], "count_all")])
     counts = groups.sort_by([("count_all", "descending")])
     shown = [
-        f"{_described(columns, row)} ({row['count_all']} {'row' if row['count_all'] == 1 else 'rows'})"
+        f"{_described(columns, [row[name] for name in numbered])} ({counted(row['count_all'], 'row')})"
         for row in shown_rows(counts.slice(0, _SHOWN))
     ]
     more = counts.num_rows - len(shown)
     return ", ".join(shown) + (f" and {more} other values" if more > 1 else " and another value" if more else "")
 
 
-def _described(columns: Sequence[str], row: dict[str, object]) -> str:
-    return " and ".join(f"{name} is null" if row[name] is None else f"{name} = {row[name]!r}" for name in columns)
+def _described(columns: Sequence[str], values: Sequence[object]) -> str:
+    named = zip(columns, values, strict=True)
+    return " and ".join(f"{name} is null" if value is None else f"{name} = {value!r}" for name, value in named)
 
 
 def _plain(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":

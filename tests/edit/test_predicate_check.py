@@ -122,6 +122,14 @@ def test_a_column_whose_name_is_quoted_is_checked(tmp_path: Path) -> None:
         table.replace_where("`the day` = 'mon'", pa.table({"the day": ["tue"], "n": [1]}))
 
 
+def test_a_column_with_the_name_of_counts_is_shown(tmp_path: Path) -> None:
+    """Arrow gives the number of rows of a group the same name."""
+    rows = pa.table({"count_all": [1, 2]})
+    table = LanceTable.create(tmp_path / "table", rows.schema)
+    with pytest.raises(InvalidInputError, match=r"count_all = 2 \(1 row\)"):
+        table.replace_where("count_all = 1", rows)
+
+
 def test_a_value_that_python_has_no_object_for_is_shown(tmp_path: Path) -> None:
     """The moment is in the year 20237."""
     schema = pa.schema({"at": pa.timestamp("us")})

@@ -36,6 +36,7 @@ from lance_dagster import (
     evaluate_check,
     table_check,
 )
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally
 from lance_dagster.plugin.checks.function_check import FunctionCheck
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
@@ -876,3 +877,37 @@ def test_many_partitions_are_counted_in_one_scan(lake: LanceResource, *, diction
         found.append((singly, audit.count_by_partition("id IS NULL")))
     assert [({"asia": 1, "eu": 2, "none": 0, "us": 2}, {"asia": 0, "eu": 1, "none": 0, "us": 1})] == found[:1]
     assert found[:1] * len(found) == found
+
+
+GROUPED: dict[str, tuple[str, "pa.Array[Any]"]] = {
+    "count_all": ("x", pa.array(["a", "b", "c", "a"])),
+    "structs": ("x.name", pa.array([{"name": name} for name in "abca"])),
+    "lists": ("x[1]", pa.array([[name] for name in "abca"])),
+    "json": ("json_get_string(x, 'k')", pa.array([f'{{"k": "{name}"}}' for name in "abca"]).cast(pa.json_())),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_partitions_of_any_column_are_counted(lake: LanceResource, kind: str) -> None:
+    """The column may have the name of Arrow's counts, and a type whose values Arrow does not group."""
+    expression, values = GROUPED[kind]
+    name = "count_all" if kind == "count_all" else "x"
+    rows = pa.table({name: values})
+    LanceTable.create(lake.uri_of(ORDERS), rows.schema).append(rows)
+    given = expression if name == "x" else name
+    partitions = {
+        key: partition_filter([key], rows.schema, definition=None, partition_expr=given, asset="orders")
+        for key in "abc"
+    }
+    audit = Audit(candidate=lake.open(None, ORDERS), partition_keys=tuple("abc"), partitions=partitions)
+    assert {"a": 2, "b": 1, "c": 1} == audit.count_by_partition()
+    filters = {
+        key: RowFilter(predicate=one.predicate, expression=one.expression, columns=one.columns)
+        for key, one in partitions.items()
+    }
+    tally = RowTally(scope=RowScope(within=filters["a"], groups=filters))
+    for batch in rows.to_batches():
+        tally.add(batch)
+    assert {"a": 2, "b": 1, "c": 1} == tally.counts()
+    if name == "count_all":
+        assert Unique(name).evaluate(audit).description.endswith("of another: 1; allowed: none; such as a")

@@ -130,12 +130,14 @@ class Unique(BuiltInCheck):
         keys = audit.candidate.read(names, filter=present)
         # Arrow groups plain values only.
         plain = [comparable(keys.column(name), name) for name in names]
-        groups = pa.table(plain, list(names)).group_by(list(names)).aggregate([([], "count_all")])
+        # Names that Arrow's `count_all` is not among, whatever the columns are called.
+        numbered = [f"key {place}" for place in range(len(names))]
+        groups = pa.table(plain, numbered).group_by(numbered).aggregate([([], "count_all")])
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
         some = repeated.slice(0, SHOWN)
-        columns = [as_stored(some.column(name), kind) for name, kind in zip(names, kinds, strict=True)]
+        columns = [as_stored(some.column(name), kind) for name, kind in zip(numbered, kinds, strict=True)]
         shown = [", ".join(map(str, row)) for row in zip(*map(shown_values, columns), strict=True)]
         return CheckOutcome(
             passed=extra == 0,

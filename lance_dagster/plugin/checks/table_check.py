@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Scope = Literal["partitions", "table"]
 # From this number of partitions on, one scan for all of them is faster than a count for each.
 _MANY = 3
-# The name that Arrow gives to the number of rows of a group.
-_ROWS = "count_all"
 Finding = int | float | str | dg.MetadataValue
 
 
@@ -62,11 +60,16 @@ class Audit:
         """
         table = of or self.candidate
         if len(self.partitions) < _MANY:
-            parts = {key: replace(table, filter=part.filter) for key, part in self.by_partition().items()}
-            return {key: part.count_rows(filter) for key, part in parts.items()}
+            return self._count_each(table, filter)
         columns = list(dict.fromkeys(name for one in self.partitions.values() for name in one.columns))
         groups = _grouped(table.scan(columns, filter), columns)
+        if groups is None:
+            return self._count_each(table, filter)
         return {key: _rows_inside(one, groups) for key, one in self.partitions.items()}
+
+    def _count_each(self, table: PinnedTable, filter: str | None) -> dict[str | None, int]:
+        parts = {key: replace(table, filter=part.filter) for key, part in self.by_partition().items()}
+        return {key: part.count_rows(filter) for key, part in parts.items()}
 
     def published(self) -> PinnedTable:
         """Return the table as readers see it, or on `main` now, narrowed as the candidate is."""
@@ -128,19 +131,28 @@ class TableCheck(Protocol):
         ...
 
 
-def _grouped(batches: "pa.RecordBatchReader", columns: list[str]) -> "pa.Table":
-    """Return the distinct rows of some columns with their number, in the column `count_all`."""
+def _grouped(batches: "pa.RecordBatchReader", columns: list[str]) -> "pa.Table | None":
+    """Return the distinct rows of some columns, with their number in a last column.
+
+    Returns None for a column that Arrow does not group, such as one of lists or of JSON.
+    """
     # Imported where it is used, as in all checks: a code location that is only loaded needs no pyarrow.
     import pyarrow as pa
 
+    # Names that Arrow's `count_all` is not among, and one that is longer than that of every column.
+    numbered, rows = [f"column {place}" for place in range(len(columns))], "".join([*columns, "#"])
     # A scan for each partition would read these columns as often as there are partitions. Batches are grouped one by
     # one, so memory holds groups and not rows.
-    found = [pa.Table.from_batches([one]).group_by(columns).aggregate([([], "count_all")]) for one in batches]
+    try:
+        tables = (pa.table(one.columns, numbered) for one in batches)
+        found = [one.group_by(numbered).aggregate([([], "count_all")]) for one in tables]
+    except pa.ArrowNotImplementedError:
+        return None
     if not found:
-        return batches.schema.append(pa.field(_ROWS, pa.int64())).empty_table()
+        return batches.schema.append(pa.field(rows, pa.int64())).empty_table()
     # Batches of a dictionary column may have different dictionaries, which Arrow does not group.
-    whole = pa.concat_tables(found).unify_dictionaries().group_by(columns).aggregate([(_ROWS, "sum")])
-    return whole.rename_columns([*columns, _ROWS])
+    whole = pa.concat_tables(found).unify_dictionaries().group_by(numbered).aggregate([("count_all", "sum")])
+    return whole.rename_columns([*columns, rows])
 
 
 def _rows_inside(partition: "PartitionFilter", groups: "pa.Table") -> int:
@@ -154,7 +166,7 @@ def _rows_inside(partition: "PartitionFilter", groups: "pa.Table") -> int:
         # A partition by an SQL expression, which only Lance can evaluate.
         rows = groups.select(partition.columns)
         inside = groups.filter(pa.array(evaluate_predicate(partition.predicate, rows))) if groups.num_rows else groups
-    return sum(int(rows or 0) for rows in inside[_ROWS].to_pylist())
+    return sum(int(rows or 0) for rows in inside.columns[-1].to_pylist())
 
 
 # The attribute of the function behind an asset check that holds its `BoundCheck`. Dagster copies definitions, with
