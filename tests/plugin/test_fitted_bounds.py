@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -190,3 +191,29 @@ def test_texts_beside_numbers_are_refused(tmp_path: Path, of: Callable[[], InRan
     """Lance would take 7 for equal to '07'."""
     with pytest.raises(InvalidInputError, match="column 'x' is int64, which cannot be compared with '"):
         of().evaluate(audit_of(tmp_path, {"x": pa.array([10, 7])}))
+
+
+def test_moments_of_numpy(tmp_path: Path) -> None:
+    """They become datetimes: NumPy gives a moment in nanoseconds as a number."""
+    moment: Any = np.datetime64("2024-06-01T00:00:00.5", "ns")
+    assert dt.datetime(2024, 6, 1, 0, 0, 0, 500000) == InRange("x", minimum=moment).minimum
+    values: Any = np.array(["2024-06-01T00:00:00.5"], "datetime64[ns]")
+    audit = audit_of(tmp_path, {"x": pa.array([moment.item() // 10**6], pa.timestamp("ms"))})
+    assert IsIn("x", values).evaluate(audit).passed
+    assert not InRange("x", maximum=moment - np.timedelta64(1, "ms")).evaluate(audit).passed
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (np.datetime64(1, "ns"), "which a datetime of Python cannot hold; give a moment of whole microseconds"),
+        (np.datetime64(10**13, "s"), "which a datetime of Python cannot hold"),
+        (np.datetime64("NaT"), "give finite numbers, texts, dates or datetimes"),
+        (np.timedelta64(1, "ns"), "give finite numbers, texts, dates or datetimes"),
+    ],
+    ids=["a nanosecond", "far", "no moment", "a duration"],
+)
+def test_moments_of_numpy_that_are_refused(given: "np.generic", message: str) -> None:
+    """A moment is never cut, and a duration is no number."""
+    with pytest.raises(InvalidInputError, match=message):
+        InRange("x", minimum=given)  # type: ignore[arg-type]

@@ -70,13 +70,23 @@ def require_duration(what: str, given: object, *, least: timedelta = timedelta(0
 
 
 def comparable(check: str, given: Any) -> Any:  # noqa: ANN401  # a value of any type that Lance SQL can compare
-    """Return a value that a column is compared with; numbers of NumPy become those of Python, which SQL is made of.
+    """Return a value that a column is compared with; values of NumPy become those of Python, which SQL is made of.
 
     Raises:
         InvalidInputError: Nothing can be compared with the value, as with NaN, or Lance SQL has no literal for it.
     """
     found = given.item() if hasattr(given, "item") and not getattr(given, "shape", ()) else given
-    if not isinstance(found, int | float | str | date) or (isinstance(found, float) and not math.isfinite(found)):
+    numpy_kind = getattr(getattr(given, "dtype", None), "kind", "")
+    if isinstance(found, int) and numpy_kind == "M":
+        # NumPy gives a moment in units that Python has no datetime for as a number.
+        found = given.astype("datetime64[us]").item()
+        if not isinstance(found, date) or given.astype("datetime64[us]") != given:
+            raise InvalidInputError(
+                f"{check} has the value {shortened(given)}, which a datetime of Python cannot hold; give a moment "
+                "of whole microseconds in the years 1 to 9999, or a timestamp of pandas"
+            )
+    known = isinstance(found, int | float | str | date) and numpy_kind != "m"
+    if not known or (isinstance(found, float) and not math.isfinite(found)):
         raise InvalidInputError(
             f"{check} has the value {shortened(given)}; give finite numbers, texts, dates or datetimes"
         )
@@ -92,8 +102,9 @@ def value_tuple(check: str, given: Any) -> tuple[Any, ...]:  # noqa: ANN401  # a
         InvalidInputError: They are a text, whose letters would be taken for values, there is none, or one is invalid.
     """
     require_sequence(f"values of {check}", given, "open")
-    # An array of Arrow yields scalars, and one of NumPy its own numbers; as a list both have values of Python.
-    values = tuple(given.tolist() if hasattr(given, "tolist") else given)
+    # An array of Arrow yields scalars, and only as a list values of Python. One of NumPy yields its own values, which
+    # `comparable` converts: its list would have numbers for moments.
+    values = tuple(given.tolist() if hasattr(given, "tolist") and not hasattr(given, "dtype") else given)
     if not values:
         raise InvalidInputError(f"{check} allows no value; give at least one, such as values=('open',)")
     if any(one is None for one in values):

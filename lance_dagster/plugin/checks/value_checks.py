@@ -176,8 +176,9 @@ class InRange(BuiltInCheck):
         if self.maximum is not None:
             bound = fitted(field, self.maximum, "maximum")
             inside.append(f"{column} <= {bound}" if isinstance(bound, str) else holds[bound])
-        # NaN needs a term of its own: Lance orders NaN above every number, so a range with only a minimum
-        # would accept it. The condition negates "inside" because NOT of a null is null, so that nulls pass.
+        # NaN needs a term of its own: Lance orders it above every number, and with the sign bit below every number,
+        # so a range with one bound would accept it. The condition negates "inside" because NOT of a null is null, so
+        # that nulls pass.
         nan = f" OR isnan({column})" if is_float(audit.candidate, self.column) else ""
         outside = count_where(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
         return CheckOutcome(
@@ -278,7 +279,8 @@ class Satisfies(BuiltInCheck):
     """Require that every row satisfies a predicate in Lance SQL, such as `amount >= 0 OR kind = 'refund'`.
 
     A row for which the predicate is null fails, because it does not satisfy it. With `nulls_pass` it passes, as in a
-    CHECK constraint of SQL. NaN is greater than every number in Lance SQL.
+    CHECK constraint of SQL. NaN is greater than every number in Lance SQL, but one with the sign bit, which 0/0 may
+    give, is less than every number; `isnan(amount)` is true for both.
     """
 
     predicate: str
