@@ -241,9 +241,7 @@ def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> Sta
     return _on_its_branch(context, at)
 
 
-def find_version(
-    registry: Registry, name: str, at: TableVersion, *, fresh: bool = False
-) -> tuple[TableContext, State]:
+def find_version(registry: Registry, name: str, at: TableVersion, *, fresh: bool = False) -> tuple[TableContext, State]:
     """Read the version that a commit names, also of a table that was renamed since.
 
     `fresh` is that of `landed_at`.
