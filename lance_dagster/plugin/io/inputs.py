@@ -95,7 +95,6 @@ class InputReader:
             return None
         if missing and not none_asked and not md.plain(context.definition_metadata.get(md.ALLOW_MISSING)):
             at = f"{found.ref} of {found.table.uri}" if absent is None else repr(absent.ref)
-            # The name may be misspelt, so the message has those that exist.
             why = "" if absent is None else f": {absent}"
             raise VersionNotFoundError(
                 f"input {context.name!r} reads {asset} at {at}, and nothing was published there{why}; "
