@@ -117,7 +117,8 @@ class InputReader:
             alone = RunBranch(table=table, chain=chain).head() is None and is_checked(context)
             unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
             unpublished = unpublished or self._of_backfill(context, table)
-            return (PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)), None
+            found = PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
+            return found, None
         try:
             return PinnedTable(table=table, version=self.lance.version_at(table, tag, self.chain.run_id)), None
         except RefNotFoundError as error:
