@@ -35,9 +35,9 @@ def test_arrow_reads_values_without_checks_of_bounds(spark: SparkSession) -> Non
 _OWN_JAVA_OPTIONS = """
 from lance_dagster import local_session
 
-options = "-Darrow.enable_unsafe_memory_access=false -Dlog4j2.configurationFile=own.properties -Dmine=1"
+options = "-Darrow.enable_unsafe_memory_access=false -Dlog4j2.configurationFile=own.properties -Down=1"
 spark = local_session(master="local[1]", config={"spark.driver.extraJavaOptions": options})
-names = ("arrow.enable_unsafe_memory_access", "log4j2.configurationFile", "mine")
+names = ("arrow.enable_unsafe_memory_access", "log4j2.configurationFile", "own")
 print(*[spark.sparkContext._jvm.java.lang.System.getProperty(name) for name in names])
 """
 

@@ -89,15 +89,19 @@ class OutputWriter:
                 raise InvalidInputError(said)
         rows = handler.rows(obj)
         head = branch.ensure(start)
-        refuse_second_replacement(branch, write)
+        # Only one asset writes its table, and outputs of several ops may share one.
+        is_shared = write.asset.startswith(md.OP_OUTPUT)
+        if is_shared:
+            refuse_second_replacement(branch, write)
         # A branch that was forked just now has no commits of an earlier attempt.
         earlier = None if start.branch == MAIN else EarlierAttempt.of(branch, write)
         output = _Output(
             write=write, branch=branch, head=head, earlier=earlier, rows=rows, vectors=vectors, is_owned=is_owned
         )
         version, tally, notes = output.commit(schema, columns)
-        # Another output may have been committed since the first look.
-        refuse_second_replacement(branch, write, branch.versions_between(head, version))
+        if is_shared:
+            # Another output may have been committed since the first look.
+            refuse_second_replacement(branch, write, branch.versions_between(head, version))
         for note in notes:
             context.log.info("%s: %s", write.asset, note)
         about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}

@@ -24,15 +24,14 @@ def refuse_second_replacement(branch: RunBranch, write: Write, versions: "Iterab
 
     Args:
         branch: The branch of the run.
-        write: The write of the output.
+        write: The write of an output of an op.
         versions: Versions of the branch, newest first; None for all.
 
     Raises:
         InvalidInputError: Another output overwrote the table, or replaced one of the partitions.
     """
-    # Only one asset writes its table. Outside of a run there is no step.
-    is_replacing = write.mode in ("overwrite", "replace") and md.STEP_KEY in write.properties
-    if not (is_replacing and write.asset.startswith(md.OP_OUTPUT)):
+    # Outside of a run there is no step.
+    if write.mode not in ("overwrite", "replace") or md.STEP_KEY not in write.properties:
         return
     # Imported in a run only: a code location that is loaded does not need the format.
     from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
