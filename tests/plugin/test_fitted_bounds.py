@@ -50,8 +50,16 @@ FITTED: list[tuple[pa.DataType, Bound, Side, str | bool]] = [
     (pa.decimal128(5, 2), -0.105, "minimum", "arrow_cast('-0.10', 'Decimal128(5, 2)')"),
     (pa.decimal128(5, 2), 1000, "maximum", True),
     (pa.decimal128(38, 0), 2**53 + 1, "member", "arrow_cast('9007199254740993', 'Decimal128(38, 0)')"),
-    (pa.float64(), 2, "minimum", "2"),
+    (pa.float64(), 2, "minimum", "2.0"),
+    (pa.float64(), 2**53 + 1, "minimum", "9007199254740994.0"),
+    (pa.float64(), 2**53 + 1, "maximum", "9007199254740992.0"),
+    (pa.float64(), 2**53 + 1, "member", False),
+    (pa.float64(), 10**400, "minimum", "arrow_cast('inf', 'Float64')"),
     (pa.float32(), 0.1, "member", "0.1"),
+    (pa.float32(), -1e39, "minimum", "-3.4028234663852886e+38"),
+    (pa.float32(), -1e39, "maximum", "arrow_cast('-inf', 'Float32')"),
+    (pa.float16(), 70000, "maximum", "65504.0"),
+    (pa.float16(), 70000, "member", False),
     (SECOND, dt.datetime(1970, 1, 1, 0, 0, 0, 1), "minimum", stamp(1, "Second")),
     (SECOND, dt.datetime(1970, 1, 1, 0, 0, 0, 1), "maximum", stamp(0, "Second")),
     (SECOND, dt.datetime(1970, 1, 1, 0, 0, 0, 1), "member", False),
@@ -184,6 +192,26 @@ def test_bounds_beside_numbers_and_dates(tmp_path: Path) -> None:
     }
     assert list(checks.values()) == [check.evaluate(audit).passed for check in checks]
     assert InRange("most", minimum=2.0**63).evaluate(audit).counts["outside"] == 1
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_bounds_beside_floats(kind: pa.DataType, tmp_path: Path) -> None:
+    """An integer is a bound of every float, and a bound beyond its finite values is not infinity."""
+    width: Any = kind.to_pandas_dtype()
+    audit = audit_of(tmp_path, {"two": pa.array(np.array([2], width)), "inf": pa.array(np.array([np.inf], width))})
+    far = 10**400
+    checks: dict[Any, bool] = {
+        InRange("two", minimum=2, maximum=2): True,
+        InRange("two", minimum=3): False,
+        IsIn("two", (1, 2)): True,
+        InRange("two", minimum=-far, maximum=far): True,
+        InRange("two", minimum=far): False,
+        InRange("two", maximum=-far): False,
+        InRange("inf", maximum=far): False,
+        InRange("inf", minimum=far): True,
+        IsIn("inf", (far,)): False,
+    }
+    assert list(checks.values()) == [check.evaluate(audit).passed for check in checks]
 
 
 @pytest.mark.parametrize("of", [lambda: InRange("x", minimum="5"), lambda: IsIn("x", ("10", "07"))])

@@ -8,6 +8,7 @@ and integers beside a float are compared as doubles.
 import datetime as dt
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 Side = Literal["minimum", "maximum", "member"]
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # moments are counted from it without a zone
+# The type in Lance SQL and the greatest finite value of each float, by the name of its type.
+_FLOATS = {
+    "halffloat": ("Float16", 65504.0),
+    "float": ("Float32", (2 - 2.0**-23) * 2.0**127),
+    "double": ("Float64", sys.float_info.max),
+}
 _UNITS = {"s": ("Second", 1), "ms": ("Millisecond", 10**3), "us": ("Microsecond", 10**6), "ns": ("Nanosecond", 10**9)}
 
 
@@ -40,7 +47,7 @@ def fitted(column: "pa.Field[Any]", bound: Bound, side: Side) -> str | bool:
     """Return a bound as a value of Lance SQL that the type of a column holds exactly.
 
     A minimum becomes the next greater value of the type and a maximum the next smaller one, so that the same values
-    lie within. Floats are compared as Lance does it.
+    lie within. A bound of a float column is rounded to its type by Lance, but not to infinity.
 
     Args:
         column: The column.
@@ -57,6 +64,8 @@ def fitted(column: "pa.Field[Any]", bound: Bound, side: Side) -> str | bool:
     # The values of a dictionary are compared, not its indices.
     kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
     exact, scale = _exact(column.name, kind, bound), _scale(kind)
+    if exact is not None and str(kind) in _FLOATS:
+        return _float_bound(exact, str(kind), side)
     if exact is None or scale is None:
         return literal(bound)
     exact *= scale.per
@@ -64,6 +73,27 @@ def fitted(column: "pa.Field[Any]", bound: Bound, side: Side) -> str | bool:
     if scale.least <= count <= scale.most:
         return scale.sql(count) if side != "member" or count == exact else False
     return side == ("minimum" if count < scale.least else "maximum")
+
+
+def _float_bound(exact: Fraction, kind: str, side: Side) -> str | bool:
+    sql_type, most = _FLOATS[kind]
+    if abs(exact) > most:
+        # Lance would round the bound to infinity, which then satisfies it.
+        sign = "" if exact > 0 else "-"
+        if side == "member":
+            return False
+        # Either every finite value satisfies the bound, or infinity alone does.
+        within = (side == "maximum") == (exact > 0)
+        return f"{sign}{most}" if within else _cast(f"'{sign}inf'", sql_type)
+    # Lance takes no integer beside a float16, so the bound becomes a double; it rounds that to a narrower type.
+    value = float(exact)
+    if value != exact and side == "member":
+        return False
+    if side == "minimum" and value < exact:
+        value = math.nextafter(value, math.inf)
+    elif side == "maximum" and value > exact:
+        value = math.nextafter(value, -math.inf)
+    return literal(value)
 
 
 def _exact(name: str, kind: Any, bound: Bound) -> Fraction | None:  # noqa: ANN401  # pyarrow has no type for all kinds
