@@ -106,7 +106,7 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
     for side, other in ((inputs.source, inputs.dest), (inputs.dest, inputs.source)):
         moved, new = moved_by(inputs.base, other, beside=side), inserted(inputs.base, other) - side.rows.keys()
         # A row of which only values of dropped columns changed need not come from the side that changed them.
-        unchanged = {uid for uid in moved if not _has_new_values(inputs.base.rows[uid], other.rows[uid], side)}
+        unchanged = {uid for uid in moved if not _has_new_values(inputs.base.rows[uid], other.rows[uid], (side, other))}
         for column in side.columns:
             base, opposite = inputs.base.column(column.token), other.column(column.token)
             if base is None and opposite is None:
@@ -125,9 +125,9 @@ def column_conflicts(inputs: MergeInputs, rows: Mapping[int, Row]) -> Iterable[E
                 yield from _without_nulls(inputs, column, other, rows, moved | new)
 
 
-def _has_new_values(was: Row, now: Row, kept: Snapshot) -> bool:
-    """Whether a row has other values than before in columns that the other side still has."""
-    tokens = {token for token in (*was.cells, *now.cells) if kept.column(token) is not None}
+def _has_new_values(was: Row, now: Row, sides: tuple[Snapshot, Snapshot]) -> bool:
+    """Whether a row has other values than before in columns that both sides still have."""
+    tokens = {token for token in (*was.cells, *now.cells) if all(side.column(token) is not None for side in sides)}
     return any(now.cells.get(token) != was.cells.get(token) for token in tokens)
 
 
