@@ -3,8 +3,9 @@
 The direction may change this: if one side has nothing new, a merge of that side has nothing to refuse. If the change
 of one side is unknown, nothing else is examined. Of two columns with values beside rows that moved, the source's is
 named; and where rows are in conflict, values that columns lack are reported for the rows of the dest. For a column
-that is itself in conflict, new values of deleted rows are reported if the dest has the column. So conflicts of these
-kinds are left out, and texts are not compared: each names the sides, and checks of a condition take the sides in order.
+that is itself in conflict, new values of deleted rows are reported if the dest has the column, and so is a cast beside
+rows that get new values of it. So conflicts of these kinds are left out, and texts are not compared: each names the
+sides, and checks of a condition take the sides in order.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from tests.table_factory import as_pylance
 
 OTHER: dict[Winner, Winner] = {SOURCE_WINS: DEST_WINS, DEST_WINS: SOURCE_WINS}
 _ONE_WAY = ("beside rows that moved", " without them")
-_ONE_WAY_BESIDE_COLUMNS = "but records only their fragments"
+_ONE_WAY_BESIDE_COLUMNS = ("but records only their fragments", "are brought back")
 
 
 def mirrored(there: MergePreview, back: MergePreview, counts: tuple[int, int]) -> bool:
@@ -68,6 +69,6 @@ def same_rows(table: LanceTable, one: str, other: str, law: str) -> None:
 def _units(conflicts: Iterable[Conflict]) -> set[tuple[str, str]]:
     every = list(conflicts)
     columns = any(one.kind == "column" for one in every)
-    one_way = (*_ONE_WAY, _ONE_WAY_BESIDE_COLUMNS) if columns else _ONE_WAY
+    one_way = (*_ONE_WAY, *_ONE_WAY_BESIDE_COLUMNS) if columns else _ONE_WAY
     told = [one for one in every if not any(words in f"{one.source}; {one.dest}" for words in one_way)]
     return {(one.kind, one.unit) for one in told}
