@@ -1,6 +1,9 @@
 """A candidate, which is what one run wrote to the tables of one publisher, is published whole or not at all."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +252,72 @@ def test_a_publisher_of_two_layers(lake: LanceResource, instance: dg.DagsterInst
     assert dg.materialize(nodes, selection=promoted, run_config=release, **options).success
     assert dg.materialize(nodes, selection=promoted, **options).success
     assert "main@3" == lake.table("orders").tags.get("production").ref
+
+
+LAYERED = """
+import os
+import dagster as dg
+import pyarrow as pa
+from lance_dagster import LanceIOManager, LanceResource, RowCount, Unique, build_publisher, build_table_checks
+
+lance = LanceResource(root=os.environ["LAKE"])
+
+@dg.asset
+def orders() -> pa.Table:
+    return pa.table({"id": [1, 1]})
+
+@dg.asset(ins={"orders": dg.AssetIn(["production", "orders"])})
+def summary(orders: pa.Table) -> pa.Table:
+    return orders
+
+checks = [*build_table_checks(orders, [Unique("id"), RowCount()]), *build_table_checks(summary, [RowCount()])]
+publisher = build_publisher([orders, summary])
+few = dg.AssetSelection.assets(orders, summary, *publisher.keys).without_checks()
+for check in checks:
+    few |= dg.AssetSelection.checks(*[key for key in check.check_keys if "unique" not in key.name])
+definitions = dg.Definitions(
+    assets=[orders, summary, publisher],
+    asset_checks=checks,
+    jobs=[dg.define_asset_job("few", selection=few)],
+    resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_publisher_of_two_layers_waits_for_deselected_checks(tmp_path: Path) -> None:
+    """Dagster divides this publisher into two steps, and takes deselected checks out of the graph of the run."""
+    (tmp_path / "layered.py").write_text(LAYERED)
+    (tmp_path / "home").mkdir()
+    environment = {**os.environ, "LAKE": str(tmp_path / "lake"), "DAGSTER_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(tmp_path / "layered.py"), "-j", "few"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "orders: blocking check 'unique_id' was not run on run/" in done.stdout + done.stderr
+    assert not LanceTable.open(str(tmp_path / "lake" / "orders.lance")).tags.list()
+
+
+def test_a_waiting_table_is_published_before_the_layer_that_reads_it(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """A run that writes only the second layer publishes what waits of the first, as `eager()` conditions ask for."""
+
+    @dg.asset
+    def orders() -> pa.Table:
+        return pa.table({"id": [1, 2]})
+
+    @dg.asset(ins={"orders": dg.AssetIn(["production", "orders"])})
+    def summary(orders: pa.Table) -> pa.Table:
+        return pa.table({"orders": [orders.num_rows]})
+
+    publisher = build_publisher([orders, summary], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    nodes = [orders, summary, publisher]
+    for versions in (1, 2):
+        assert dg.materialize(nodes, selection=[orders], **options).success
+        assert dg.materialize(nodes, selection=dg.AssetSelection.assets(summary, *publisher.keys), **options).success
+        assert [2] == lake.table("summary").read("production")["orders"].to_pylist()
+        assert versions == len(lake.table("orders").tags.history("production"))
 
 
 def test_a_tag_that_is_held_keeps_the_whole_run(strict: Strict) -> None:

@@ -7,9 +7,10 @@ calls it with the result of a planned merge.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster_shared.check import CheckError
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
@@ -203,15 +204,22 @@ def _asset_checks(
     context: CheckContext, assets: Collection[dg.AssetKey]
 ) -> dict[dg.AssetCheckKey, dg.AssetsDefinition]:
     """Return the definitions of the checks of some assets, including checks that the current run leaves out."""
-    # `context.repository_def` would have them all, but under `dg.materialize` it is only a placeholder.
     graph = context.job_def.asset_layer.asset_graph
-    # The graph of a job knows the graph it was cut out of, and only that one still has the deselected checks.
+    # The graph of a job knows the graph it was cut out of, and that one still has the deselected checks. Where Dagster
+    # divides a publisher into several steps, it makes that graph anew, without them; then the code location has them.
     return {
         key: known.assets_def_for_key(key)
-        for known in (graph.source_asset_graph, graph)
+        for known in (*_whole_graph(context), graph.source_asset_graph, graph)
         for key in known.asset_check_keys
         if key.asset_key in assets
     }
+
+
+def _whole_graph(context: CheckContext) -> list[Any]:
+    # `dg.materialize` and `execute_in_process` know no code location.
+    with suppress(CheckError):
+        return [context.repository_def.asset_graph]
+    return []
 
 
 def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:

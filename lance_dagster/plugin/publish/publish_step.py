@@ -393,10 +393,11 @@ class PublishStep:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the publisher was launched by itself, so that its run writes no candidate."""
+        """Whether the run writes no candidate before this step, as where the publisher was launched by itself."""
         # All candidates count, not only those of the selected nodes: a run that writes any of them is that of a job.
         executed = self.context.job_def.asset_layer.executable_asset_keys
-        return not self.config.ref and not any(node.candidate in executed for node in self.nodes)
+        written = [node for node in self.nodes if node.candidate in executed]
+        return not (self.config.ref or of_this_step(written, self.context, self.log))
 
     def _gate(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.

@@ -37,8 +37,10 @@ def of_this_step(nodes: Sequence[PromotedNode], context: dg.AssetExecutionContex
     own = context.selected_asset_keys
 
     def is_later(node: PromotedNode) -> bool:
-        planned = all(log.plans([key], context.run.run_id) for key in (node.candidate, node.promoted))
-        return planned and node.promoted not in own and is_computed_from(node, own, context)
+        # The event log is asked last: this is called often, and most nodes are of this step.
+        if node.promoted in own or not is_computed_from(node, own, context):
+            return False
+        return all(log.plans([key], context.run.run_id) for key in (node.candidate, node.promoted))
 
     return [node for node in nodes if not is_later(node)]
 
