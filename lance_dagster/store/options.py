@@ -153,27 +153,27 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     if scheme in ("", "file"):
         path = _path_of_file_uri(text) if scheme else os.path.expanduser(text)
         if "?" in path:
-            raise InvalidInputError(f"the path of a table cannot contain '?', where pylance cuts it: {text!r}")
+            raise InvalidInputError(f"the path of a table cannot contain '?', where pylance cuts it: {_shown(text)}")
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     if text != text.strip():
         # pylance opens the table without it, which may be another one.
-        raise InvalidInputError(f"a table URI cannot begin or end with white space: {text!r}")
+        raise InvalidInputError(f"a table URI cannot begin or end with white space: {_shown(text)}")
     parts = urlsplit(text)
     _refuse_credentials(text)
     if not parts.netloc:
-        raise InvalidInputError(f"a table URI is scheme://bucket/path: {text!r}")
+        raise InvalidInputError(f"a table URI is scheme://bucket/path: {_shown(text)}")
     # Hadoop spells the same storage s3a and s3n; pylance accepts only s3.
     scheme = "s3" if scheme in _S3_SCHEMES else scheme
     segments = [segment for segment in parts.path.split("/") if segment]
     # S3 keys are not normalised: such a segment would be part of the key.
     if ".." in segments or "." in segments:
-        raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {text!r}")
+        raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {_shown(text)}")
     # Here a key is what the URI says; pylance decodes it, so that the files of a table would be at two places.
     if re.search(r"%[0-9a-fA-F]{2}", parts.path):
         raise InvalidInputError(
-            f"a table URI is not percent-encoded, and {text!r} has a '%' before two hexadecimal digits; for the place "
-            f"that pylance opens, write {unquote(text)!r}"
+            f"a table URI is not percent-encoded, and {_shown(text)} has a '%' before two hexadecimal digits; for the "
+            f"place that pylance opens, write {_shown(unquote(text))}"
         )
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
 
@@ -186,11 +186,9 @@ def _path_of_file_uri(uri: str) -> str:
     """
     parts = urlsplit(uri)
     if parts.netloc.lower() not in ("", "localhost"):
-        raise InvalidInputError(
-            f"{uri!r} names the host {parts.netloc!r}; a local path has three slashes: file:///path"
-        )
+        raise InvalidInputError(f"{_shown(uri)} names a host; a local path has three slashes: file:///path")
     if parts.query or parts.fragment or uri.endswith(("?", "#")):
-        raise InvalidInputError(f"{uri!r} has a query or a fragment; in a file URI, '#' is written %23")
+        raise InvalidInputError(f"{_shown(uri)} has a query or a fragment; in a file URI, '#' is written %23")
     path = unquote(parts.path)
     _refuse_control_characters(path)
     return path
@@ -203,7 +201,7 @@ def _refuse_control_characters(uri: str) -> None:
         InvalidInputError: The URI has one.
     """
     if re.search(r"[\x00-\x1f\x7f]|%00", uri):
-        raise InvalidInputError(f"a table URI cannot contain control characters: {uri!r}")
+        raise InvalidInputError(f"a table URI cannot contain control characters: {_shown(uri)}")
 
 
 def uri_text(uri: str | os.PathLike[str]) -> str:
@@ -218,7 +216,9 @@ def uri_text(uri: str | os.PathLike[str]) -> str:
         raise InvalidInputError(f"a table URI has to be text or a path, not {reprlib.repr(uri)}")
     if re.match(r"(s3[an]?|az|abfss|gs|file):/(?!/)", text, re.IGNORECASE):
         scheme = text.partition(":")[0]
-        raise InvalidInputError(f"{text!r} lacks a slash; give a URI {scheme}:// as text, since pathlib changes it")
+        raise InvalidInputError(
+            f"{_shown(text)} lacks a slash; give a URI {scheme}:// as text, since pathlib changes it"
+        )
     return text
 
 
@@ -234,6 +234,12 @@ def _refuse_credentials(uri: str) -> None:
         raise InvalidInputError("a table URI cannot contain a user before '@'; give credentials as storage options")
     if place != uri:
         raise InvalidInputError(f"a table URI cannot contain '?' or '#': what follows {place!r} may be a signature")
+
+
+def _shown(uri: str) -> str:
+    """Return a URI for an error, without a user and without what follows '?' or '#', which may be credentials."""
+    place = re.sub(r"(:/+)[^/]*@", r"\1***@", uri)
+    return repr(re.sub(r"([?#]|%3f|%23).+", r"\1***", place, flags=re.IGNORECASE | re.DOTALL))
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:

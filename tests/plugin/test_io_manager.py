@@ -247,6 +247,17 @@ def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
     assert written(lake, run(lake, numbers)).to_pylist() == [{"key": "x", "other": 1.5}]
 
 
+def test_an_index_that_is_a_column_too_is_stored_once(lake: LanceResource) -> None:
+    """The levels of an index that no column has become columns, and the others are left out."""
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> pd.DataFrame:
+        frame = pd.DataFrame({"a": [1], "b": [2], "c": [3]})
+        return frame.set_index(["a", "c"], drop=False).drop(columns="c")
+
+    assert written(lake, run(lake, numbers)).to_pylist() == [{"a": 1, "b": 2, "c": 3}]
+
+
 def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
     """The error for an append with another column names the column, and the branch has no new version."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)

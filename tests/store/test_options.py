@@ -69,7 +69,7 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         ("file:///lake/or%0Aders", "cannot contain control characters"),
         ("/lake/a?b", "cannot contain '[?]', where pylance cuts it"),
         ("file:///lake/a%3Fb", "cannot contain '[?]', where pylance cuts it"),
-        ("file://sub/t", "names the host 'sub'; a local path has three slashes"),
+        ("file://sub/t", "names a host; a local path has three slashes"),
         ("file:///data/orders#1", "has a query or a fragment; in a file URI, '#' is written %23"),
         ("file:///data/orders?x", "has a query or a fragment"),
     ],
@@ -78,6 +78,27 @@ def test_a_uri_that_is_none_is_refused(given: Any, said: str) -> None:  # noqa: 
     """An invalid URI is refused, and the error says what is wrong."""
     with pytest.raises(InvalidInputError, match=said):
         canonical_uri(given)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file://user:secret@host/t",
+        "file:///t?sig=secret",
+        "/t?sig=secret",
+        "s3:/bucket/t?sig=secret",
+        "s3://user:secret@bucket/t\n",
+        "s3://bucket/t\n?sig=secret",
+        "s3://bucket/t%3Fsig=secret",
+        " s3://user:secret@bucket/t",
+        "s3://user:secret@bucket/../t",
+    ],
+)
+def test_a_refused_uri_shows_no_credentials(uri: str) -> None:
+    """What is wrong with a URI is told without its user and its query, whatever else is wrong."""
+    with pytest.raises(InvalidInputError) as raised:
+        canonical_uri(uri)
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("uri", ["lake/\udcff/t", "s3://bucket/\udcff"])

@@ -191,7 +191,10 @@ class PandasFrames:
         return frame
 
     def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
-        named = any(name is not None for name in value.index.names)
+        named = any(name is not None and name not in value.columns for name in value.index.names)
+        # A level that is a column as well, as after `set_index(drop=False)`, has its values stored already.
+        for level in [name for name in value.index.names if named and name in value.columns]:
+            value = value.reset_index(level=level, drop=True)
         # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
         # table, where it changes with every frame.
         try:
