@@ -255,7 +255,7 @@ def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTa
         (pa.list_(pa.field("element", pa.string())), pa.list_(pa.field("item", pa.string())), "column new"),
         (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())]), "column new"),
         (pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int64()), ("b", pa.int64())]), "column new"),
-        (pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("b", pa.int64())])), "column new.item"),
+        (pa.list_(pa.struct([("a", pa.int64())])), pa.list_(pa.struct([("b", pa.int64())])), "column new"),
     ],
 )
 def test_new_columns_with_other_fields_inside_are_not_put_together(
@@ -268,6 +268,76 @@ def test_new_columns_with_other_fields_inside_are_not_put_together(
     table.columns.rename("new", "other", branch="run")
     table.merge("run")
     assert [dest, source] == [field.type for field in table.schema() if field.name in {"new", "other"}]
+
+
+PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
+NESTED: dict[str, tuple[pa.DataType, list[object], list[object]]] = {
+    "struct": (PAIR, [{"a": 1, "b": "run"}, None], [{"a": 2, "b": "main"}, {"a": 3, "b": "x"}]),
+    "list": (pa.list_(PAIR), [[{"a": 1, "b": "s"}, {"a": 2, "b": "s"}], []], [[{"a": 9, "b": "d"}], None]),
+    "map": (pa.map_(pa.string(), pa.int64()), [[("a", 1), ("b", 2)], []], [[("z", 9)], None]),
+}
+OTHERS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "a number": (pa.int64(), [7, None]),
+    "another struct": (pa.struct([("b", pa.string()), ("c", pa.int64())]), [{"b": "q", "c": 5}, None]),
+}
+
+
+def nested(folder: Path, *columns: "pa.Array[Any]") -> LanceTable:
+    """Two rows in one fragment, perhaps with a column, and a branch `run`."""
+    given = pa.table({"key": [1, 2], **dict(zip(["new"], columns, strict=False))})
+    made = LanceTable.create(str(folder / "nested"), given.schema)
+    made.append(given)
+    made.branches.create("run")
+    return made
+
+
+def _is_won_whole(table: LanceTable, winner: Winner) -> None:
+    """One conflict names the column, and its winner has all of it."""
+    of_run, of_main = (table.read(branch).column("new") for branch in ("run", "main"))
+    (conflict,) = table.preview_merge("run").conflicts
+    assert "column new" == conflict.unit
+    table.merge("run", strategy={conflict.unit: winner})
+    won = of_run if winner == "source-wins" else of_main
+    assert (won.type, won.to_pylist()) == (table.schema().field("new").type, table.read().column("new").to_pylist())
+    assert won.to_pylist() == as_pylance(table).to_table().column("new").to_pylist()
+    sound(table)
+
+
+@pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
+@pytest.mark.parametrize("other", [*NESTED, *OTHERS])
+@pytest.mark.parametrize("kind", NESTED)
+def test_a_nested_column_that_both_added_is_won_whole(tmp_path: Path, kind: str, other: str, winner: Winner) -> None:
+    """A list or map with fields of both sides could not be read, and neither side made a struct with fields of both."""
+    table, (of_run, values, same) = nested(tmp_path), NESTED[kind]
+    of_main, there = (of_run, same) if other == kind else OTHERS.get(other) or NESTED[other][:2]
+    for branch, column in (("run", pa.array(values, of_run)), ("main", pa.array(there, of_main))):
+        table.columns.add(pa.table({"key": [1, 2], "new": column}), on=["key"], branch=branch)
+    _is_won_whole(table, winner)
+
+
+@pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_a_list_that_both_wrote_in_place_is_won_whole(tmp_path: Path, kind: str, winner: Winner) -> None:
+    """Its fields have one set of offsets, so a list with fields of both sides could not be read."""
+    of, of_run, of_main = NESTED[kind]
+    table = nested(tmp_path, pa.array([None, None], of))
+    for branch, values in (("run", of_run), ("main", of_main)):
+        dataset, new = as_pylance(table, branch), pa.table({"key": [1, 2], "new": pa.array(values, of)})
+        fragment, fields = dataset.get_fragments()[0].update_columns(new, left_on="key", right_on="key")
+        operation = lance.LanceOperation.Update(updated_fragments=[fragment], fields_modified=fields)
+        lance.LanceDataset.commit(dataset, operation, read_version=dataset.version)
+    _is_won_whole(table, winner)
+
+
+def test_a_nested_column_of_one_side_and_its_updated_rows_are_one_conflict(tmp_path: Path) -> None:
+    """The strategy for the column decides about the rows that lack it as well."""
+    table, (of, values, others) = nested(tmp_path), NESTED["list"]
+    for branch, column in (("run", values), ("main", others)):
+        table.columns.add(pa.table({"key": [1, 2], "new": pa.array(column, of)}), on=["key"], branch=branch)
+    table.update({"key": "20"}, where="key = 2")
+    table.merge("run", strategy={"column new": "source-wins"})
+    assert values == table.read().column("new").to_pylist()
+    sound(table)
 
 
 COMING: dict[str, Callable[[LanceTable], list[str]]] = {

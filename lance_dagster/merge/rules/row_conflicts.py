@@ -131,15 +131,18 @@ class _Report:
 
     def written_twice(self, decided: Sequence[DecidedFragment]) -> Iterator[Finding]:
         """Report columns that both sides wrote beside the same rows."""
-        found: dict[int, _OffsetsByKey] = {}
+        found: dict[str, _OffsetsByKey] = {}
+        written: dict[str, Fields] = {}
         for each in decided:
             for number, offsets in each.written_twice.items():
-                add_rows(found.setdefault(number, {}), each.number, offsets)
-        for number, rows in found.items():
-            fields = frozenset({number})
+                unit = self._rules.schema.units[number]
+                written[unit] = written.get(unit, frozenset()) | {number}
+                add_rows(found.setdefault(unit, {}), each.number, offsets)
+        for unit, rows in found.items():
+            fields = written[unit]
             source, dest = (f"{self._who_wrote(side, fields)} wrote its values" for side in (self._source, self._dest))
             conflict = self._of_columns(fields, (source, dest))
-            yield Finding(conflict=conflict, rows=in_base(rows, frozenset({number})))
+            yield Finding(conflict=conflict, rows=in_base(rows, fields))
 
     def changed_by_both(self, decided: Sequence[DecidedFragment]) -> Finding:
         """Report the rows that both sides gave new values, or one gave new values and the other deleted."""
@@ -282,7 +285,7 @@ class _Report:
         return Conflict(kind="column", unit=column_unit(self._paths(columns)), source=did[0], dest=did[1])
 
     def _paths(self, fields: Fields) -> list[str]:
-        return sorted(path for number, path in self._rules.schema.paths.items() if number in fields)
+        return sorted({path for number, path in self._rules.schema.units.items() if number in fields})
 
 
 def _place(fragments: Collection[BaseKey]) -> str:

@@ -171,6 +171,7 @@ class RowRules:
         untouched = source.stays == live and not (source.moved or source.updated)
         if untouched and not written[0] and not dest_undone:
             return None
+        written = self._in_whole_units(written)
         twice = self._written_twice(both, written)
         source_columns, dest_columns = self._settled_fields(written, twice.keys())
         if dest_columns & self.schema.equal:
@@ -198,7 +199,7 @@ class RowRules:
         """Return the strategy for rows that lack the other side's values of some columns."""
         if not fields or not self.strategy.winners:
             return None
-        return self.strategy.winner_for_columns(path for one, path in self.schema.paths.items() if one in fields)
+        return self.strategy.winner_for_columns({path for one, path in self.schema.units.items() if one in fields})
 
     def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
         """Return the ids that fields of a side have in the result, for those that the result has."""
@@ -271,6 +272,13 @@ class RowRules:
         # dropped and the strategy keeps, the dest's values count as written: rows taken from the source would be null.
         kept = self.schema.paths.keys()
         return frozenset(source & kept), frozenset((dest | self.schema.kept) & kept)
+
+    def _in_whole_units(self, written: tuple[Fields, Fields]) -> tuple[Fields, Fields]:
+        """Count a list or map of which each side wrote a part as wholly written by both: one side has to win it."""
+        units = self.schema.units
+        source, dest = ({units[number] for number in fields} for fields in written)
+        whole = self.schema.inside(source & dest) if source & dest else frozenset[int]()
+        return written[0] | whole, written[1] | whole
 
     def _written_twice(
         self, both: tuple[FragmentRowChanges, FragmentRowChanges], written: tuple[Fields, Fields]

@@ -5,7 +5,7 @@ so the schemas of all versions in between are looked at, where these still exist
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pyroaring import BitMap
@@ -111,6 +111,25 @@ def paths_of(fields: tuple[Field, ...]) -> dict[int, str]:
     for field in fields:
         above = paths.get(field.parent_id)
         paths[field.id] = field.name if above is None else f"{above}.{field.name}"
+    return paths
+
+
+def units_of(fields: tuple[Field, ...], added: Collection[int]) -> dict[int, str]:
+    """Return for every field by id the path under which a conflict about it is reported and settled.
+
+    The fields inside a list or a map have one set of offsets, so a reader needs all of them from one side. They are one
+    unit, and so is a nested column that a side added; fields of other structs are units of their own.
+
+    Args:
+        fields: The fields of a version.
+        added: The ids of those among them that are new.
+    """
+    paths, whole = paths_of(fields), set[int]()
+    for field in fields:
+        if field.parent_id in whole:
+            paths[field.id] = paths[field.parent_id]
+        if field.parent_id in whole or field.id in added or field.logical_type != "struct":
+            whole.add(field.id)
     return paths
 
 

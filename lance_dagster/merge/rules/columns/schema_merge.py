@@ -7,7 +7,7 @@ that only the other side has would lose their values, so such rows are a conflic
 Where both sides added a column, or cast it, alike, and rows have the same values in both, the result has it once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -26,7 +26,7 @@ from lance_dagster.merge.rules.change_makers import (
     metadata_makers,
     name_makers,
 )
-from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of
+from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of, units_of
 from lance_dagster.merge.rules.columns.settings_merge import merge_map
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
 from lance_dagster.merge.rules.strategy import (
@@ -63,6 +63,16 @@ class MergedSchema:
     def paths(self) -> dict[int, str]:
         """The path of every field by id."""
         return paths_of(self.fields)
+
+    @cached_property
+    def units(self) -> dict[int, str]:
+        """The path under which a conflict about the values of a field is reported, by its id."""
+        return units_of(self.fields, self.added_by_source | self.added_by_dest)
+
+    def inside(self, units: Collection[str]) -> frozenset[int]:
+        """Return the fields that hold the values of some units."""
+        around = {field.parent_id for field in self.fields}
+        return frozenset(number for number, unit in self.units.items() if unit in units and number not in around)
 
     def nullable(self, number: int) -> bool:
         """Tell whether a field of the result may be null."""
@@ -284,12 +294,12 @@ class _SchemaMerge:
             path = paths_of(self._source_side.manifest.fields)[field.id]
             did = _came(self._source_side, field), _came(self._dest_side, same_named)
             did = did if did[0].endswith("type") else (did[0], f"{did[1]} too")
-            # The winner's column replaces the other as a whole. Of columns with inner fields, only the outer field
-            # would be replaced, and the inner fields of the loser would stay.
-            options = BOTH if self._is_leaf_of_both(field, same_named) else ()
-            if self._found(f"column {path}", did, options, advice=self._rename) != SOURCE_WINS:
+            # The winner's column replaces the other with all fields inside: a list of fields of both could not be read,
+            # and neither side made such a struct. The fields of a source that loses are left out with their parent.
+            if self._found(f"column {path}", did, advice=self._rename) != SOURCE_WINS:
                 return None
-            self._fields.pop(same_named.id, None)
+            for inner in subtree(self._dest_side.manifest.fields, same_named):
+                self._fields.pop(inner.id, None)
         # The id that the field has on the source may be another column's on the dest, since both lines count on from
         # the same number.
         number = next_field_id(self._dest_side.manifest) if self._next is None else self._next
@@ -327,7 +337,11 @@ class _SchemaMerge:
             return False
         # The result would have the fields of both inside, and a list with two items cannot be read. Where both sides
         # took in the same versions, one of them may have added a field to a struct since.
-        if self._names_apart(field, same_named) and not (self._crosswise and field.logical_type == "struct"):
+        pairs, apart = self._inside_both(field, same_named)
+        if apart and not (self._crosswise and field.logical_type == "struct"):
+            return False
+        # A nested column is one with all fields inside, or it is another column.
+        if not all(self._is_same(one, other) for one, other in pairs):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
         # Neither column has values for rows of the merge base, so both read as null there.
@@ -340,13 +354,13 @@ class _SchemaMerge:
             source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
         )
 
-    def _names_apart(self, field: Field, same_named: Field) -> set[str]:
-        """Return the names of the fields directly inside one of two new columns, and not inside the other."""
+    def _inside_both(self, field: Field, same_named: Field) -> tuple[list[tuple[Field, Field]], bool]:
+        """Return the pairs of fields of one name directly inside two new columns, and whether one has others too."""
         source, dest = (
-            {other.name for other in fields.values() if other.parent_id == around.id}
+            {other.name: other for other in fields.values() if other.parent_id == around.id}
             for fields, around in ((self._source, field), (self._dest, same_named))
         )
-        return source ^ dest
+        return [(one, dest[name]) for name, one in source.items() if name in dest], source.keys() != dest.keys()
 
     def _has_equal_values(self, field: Field, same_named: Field) -> bool:
         """Tell whether two new columns have the same values for all rows that both sides have as they were.
@@ -381,7 +395,9 @@ class _SchemaMerge:
 
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Return the field the dest added with values in the same files: the same column, which the dest renamed."""
-        same_type = [number for number in by_dest if self._dest[number].logical_type == field.logical_type]
+        # A field that went with the column around it is not in the result.
+        left = self._fields.keys()
+        same_type = [n for n in by_dest if n in left and self._dest[n].logical_type == field.logical_type]
         source_files = _files_of(self._source_side.manifest, field.id) if same_type else {}
         found = (
             number
