@@ -167,6 +167,27 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
     sound(table)
 
 
+AFTER_ALL: dict[str, Callable[[LanceTable, str], object]] = {
+    "deleted": lambda table, branch: table.delete("value = 1", branch=branch),
+    "replaced": lambda table, branch: table.replace_where("value = 1", entries("z", 1), branch=branch),
+    "column": lambda table, branch: table.columns.add({"double": "value * 2"}, branch=branch),
+}
+
+
+@pytest.mark.parametrize("side", ["main", "run"])
+@pytest.mark.parametrize("where", [None, "value = 1"], ids=["all rows", "one row"])
+@pytest.mark.parametrize("other", AFTER_ALL)
+def test_a_reverted_update_is_no_change_in_a_merge(table: LanceTable, other: str, where: str | None, side: str) -> None:
+    """Where all rows of a fragment were updated, it comes back under another id, with the rows at their old offsets."""
+    table.revert(str(table.update({"value": "value + 10"}, where=where, branch=side)), branch=side)
+    there = "run" if side == "main" else "main"
+    AFTER_ALL[other](table, there)
+    expected = sorted(table.read(there).to_pylist(), key=str)
+    table.merge("run")
+    assert expected == sorted(table.read().to_pylist(), key=str)
+    sound(table)
+
+
 def test_nothing_to_revert_makes_no_version(table: LanceTable) -> None:
     """A reverted change is not reverted again, and the first version of a table is no change."""
     added = table.append(entries("n", 5))

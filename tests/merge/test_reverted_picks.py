@@ -76,10 +76,26 @@ def test_its_claims_count(table: LanceTable, into: str, there: str, *, conflict:
     assert units == (["partition wed"] if conflict else [])
 
 
-def test_a_replacement_of_rows_that_the_revert_brought_back(table: LanceTable) -> None:
+@pytest.mark.parametrize("where, left", [("key = 'a'", []), ("value < 2", [("a", 2)])], ids=["all rows", "one row"])
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_replacement_of_rows_that_the_revert_brought_back(
+    table: LanceTable, where: str, left: list[tuple[str, int]], *, synced: bool
+) -> None:
+    """The rows are as the merge base has them, also where all rows of their fragment were replaced."""
+    made = table.replace_where(where, entries("a", 0), branch="run")
+    table.revert(str(table.cherry_pick(str(made))))
+    if synced:
+        table.branches.sync("run")
+        assert contents(table, "run") == [("a", 0), *left]
+    table.merge("run")
+    assert contents(table) == [("a", 0), *left]
+
+
+def test_a_replacement_and_rows_updated_after_the_revert(table: LanceTable) -> None:
     """The rows count as changed in the scope of the replacement."""
     made = table.replace_where("key = 'a'", entries("a", 20), branch="run")
     table.revert(str(table.cherry_pick(str(made))))
+    table.update({"value": "10"}, where="value = 1")
     for source, into in (("run", "main"), ("main", "run")):
         with pytest.raises(MergeConflictError, match="rows where key = 'a'"):
             table.merge(source, into)

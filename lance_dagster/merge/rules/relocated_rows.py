@@ -42,6 +42,7 @@ from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRow
 from lance_dagster.merge.rules.row_origins import (
     NO_ORIGINS,
     NOWHERE,
+    OFFSET_BITS,
     Origins,
     addresses_of,
     at_addresses,
@@ -51,6 +52,8 @@ from lance_dagster.merge.rules.row_origins import (
 )
 from lance_dagster.transactions.claims import APPEND, REPLACE, Change, SideHistory, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
+
+_Values = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,8 @@ class _Locator:
         if self.by_stamps:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
+        if updated:
+            updated -= self.base_rows.in_old_place(alive, fragment)
         own = self.matched.base_of(fragment.id)
         if own is not None:
             # A row that is alive again where the merge base has it deleted is an older state of a row that the merge
@@ -217,6 +222,30 @@ class _BaseRows:
     def dead(self) -> RowRuns:
         """The address of each deleted row by its id, without rows that are alive in another fragment."""
         return self.alive.gaps().through(RowRuns.first_of(self._dead.through(self._by_address).inverse()))
+
+    def in_old_place(self, runs: RowRuns, fragment: Fragment) -> BitMap:
+        """Return the rows of a fragment that the merge base has at the same offset of the same files.
+
+        Such a row has the values of the merge base, whatever happened in between. A fragment of which all rows were
+        updated comes back in this way, under another id, when the update is reverted.
+
+        Args:
+            runs: The addresses that rows of the fragment have in the merge base.
+            fragment: The fragment of the side.
+        """
+        found = BitMap()
+        for number in self._by_files.get(_values_in(fragment), ()):
+            same = runs.first - runs.at == np.uint64(number << OFFSET_BITS)
+            found |= bitmap_of(runs.at[same], runs.count[same])
+        return found
+
+    @cached_property
+    def _by_files(self) -> "dict[_Values, list[int]]":
+        """The fragments by their files."""
+        found: dict[_Values, list[int]] = {}
+        for number in self._fragments:
+            found.setdefault(_values_in(self._base.fragment(number)), []).append(number)
+        return found
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
         """Return the rows the merge base says were last updated by another version, or after the last common one.
@@ -328,6 +357,11 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
             # the fragment they were in before.
             fresh -= deleted(after, fragment)
         yield ids.restricted(fresh)
+
+
+def _values_in(fragment: Fragment) -> _Values:
+    """Return which columns of which files have the values of which fields; a branch may know a file by another base."""
+    return tuple((file.path, file.fields, file.column_indices) for file in fragment.files)
 
 
 def _ids(fragment: Fragment, where: str) -> RowRuns:
