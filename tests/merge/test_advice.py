@@ -63,6 +63,30 @@ CASES: dict[str, tuple[list[Step], str, list[Step]]] = {
         ),
         [lambda t: t.branches.reset("run", "run@4")],
     ),
+    "dropped and another one of its name, and rows": (
+        [
+            lambda t: t.columns.drop(["value"], branch="run"),
+            lambda t: t.columns.add(pa.field("value", pa.int64()), branch="run"),
+            lambda t: t.append(entries("c", 9)),
+        ],
+        (
+            "column value: rename the new column value on run (`columns.rename`), and try again; the values of the old "
+            "one in these rows are dropped then"
+        ),
+        [lambda t: t.columns.rename("value", "v", branch="run")],
+    ),
+    "cast to another type and back, and rows": (
+        [
+            lambda t: cast(t, "run"),
+            lambda t: t.columns.cast("value", pa.int64(), branch="run"),
+            lambda t: t.append(entries("c", 9)),
+        ],
+        (
+            "column value: reset run to before the change of the type (`branches.reset`), try again, and make it once "
+            "more on the result"
+        ),
+        [lambda t: t.branches.reset("run", "run@3")],
+    ),
     "not null, and a null": (
         [
             lambda t: t.columns.set_nullable("value", nullable=False, branch="run"),

@@ -93,6 +93,12 @@ def cast_makers(side: MergeSide, base_id: int) -> str:
     return makers_of(side.history, lambda manifest: {one.id for one in manifest.fields} & ids, _of_columns)
 
 
+def type_change(side: MergeSide, base_id: int) -> str:
+    """Say who gave a column of the merge base another type, or its name to another column."""
+    how = "dropped it and gave its name to another column" if base_id in side.replaced_fields else "changed its type"
+    return f"{cast_makers(side, base_id)} {how}"
+
+
 def added_makers(side: MergeSide, number: int) -> str:
     """Name who added a column, given by its id on the side."""
     return makers_of(side.history, lambda manifest: _field(manifest, number) is None, _of_columns)

@@ -17,7 +17,14 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.format.transaction import Rewrite
-from lance_dagster.merge.rules.columns.column_matching import SideColumns, backing, cast_fields, columns_of, paths_of
+from lance_dagster.merge.rules.columns.column_matching import (
+    SideColumns,
+    backing,
+    cast_fields,
+    cast_in_one_version,
+    columns_of,
+    paths_of,
+)
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import (
     Identities,
@@ -104,6 +111,14 @@ class MergeSide:
     def cast_fields(self) -> dict[int, int]:
         """Each column whose type it changed, by its id in the merge base, with the id of the field added for it."""
         return cast_fields(self.columns, self.base, self.history)
+
+    @cached_property
+    def replaced_fields(self) -> frozenset[int]:
+        """The cast columns, by their ids in the merge base, that it dropped to give their names to other columns."""
+        if any(change.before is None or change.after is None for change in self.history.changes):
+            # A version that is gone may have cast the column.
+            return frozenset()
+        return frozenset(self.cast_fields.keys() - cast_in_one_version(self.columns, self.base, self.history).keys())
 
     def cast_of(self, number: int) -> int | None:
         """Return the column of the merge base, by its id there, that a field of this side is a cast of."""

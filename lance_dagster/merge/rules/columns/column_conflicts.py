@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lance_dagster.format.model import Field
 from lance_dagster.format.transaction import Append, Overwrite, Update
-from lance_dagster.merge.rules.change_makers import added_makers, cast_makers, facet_makers, row_makers
+from lance_dagster.merge.rules.change_makers import added_makers, facet_makers, row_makers, type_change
 from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, can_compare_columns
 from lance_dagster.merge.rules.merge_side import MergeSide
@@ -67,9 +67,20 @@ def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None =
     paths = paths_of(side.base.fields)
     advice = made_after_reset("the change of the type", side.branch)
     for number in numbers:
-        did = f"{cast_makers(side, number)} changed its type"
-        same_cast = None if writer is None else _same_cast_there(side, number, writer)
-        yield _ColumnChange(path=paths[number], did=did, advice=same_cast or advice)
+        if number in side.replaced_fields:
+            helps: str | None = _renamed_there(side, number)
+        else:
+            helps = None if writer is None else _same_cast_there(side, number, writer)
+        yield _ColumnChange(path=paths[number], did=type_change(side, number), advice=helps or advice)
+
+
+def _renamed_there(side: MergeSide, number: int) -> str:
+    """Return the advice to tell a new column from the one whose name it has: the old one then counts as dropped."""
+    new = paths_of(side.manifest.fields)[side.cast_fields[number]]
+    return (
+        f"rename the new column {new} on {side.branch} (`columns.rename`), and try again; the values of the old one in "
+        "these rows are dropped then"
+    )
 
 
 def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | None:
@@ -79,6 +90,9 @@ def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | N
         for one, own in ((side, side.cast_fields[number]), (writer, writer.columns.ids.get(number)))
     )
     if cast is None or there is None or cast.name != there.name or cast.parent_id >= 0 or not can_compare_columns(side):
+        return None
+    # A column that was cast to another type and back has its type there already.
+    if cast.logical_type == there.logical_type:
         return None
     # Values of lists, maps and structs are not compared.
     both = (side, cast), (writer, there)

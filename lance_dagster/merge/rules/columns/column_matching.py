@@ -145,7 +145,22 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
 
 
 def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
-    """Return each column whose type a side changed, by its id in the merge base, with the id of its new field."""
+    """Return each column whose type a side changed, by its id in the merge base, with the id of its new field.
+
+    A column that was dropped counts as cast if another one has its path: versions in between may be gone, and a program
+    may cast a column by adding another one and giving that its name. The other side's rows are refused then, which is
+    safe even if the two columns have nothing in common.
+    """
+    found, known_ids = cast_in_one_version(columns, base, side), set(columns.ids.values())
+    added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
+    for number, path in paths_of(base.fields).items():
+        if number not in columns.ids and path in added:
+            found.setdefault(number, added[path])
+    return found
+
+
+def cast_in_one_version(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
+    """Return those of the cast columns of which a version of the side shows the cast."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
@@ -156,14 +171,7 @@ def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict
         # column that is cast again is still the same column.
         cast |= {new: was for old, new in steps.items() if (was := cast.get(old, origin.get(old))) is not None}
     live = {field.id for field in side.manifest.fields} - known_ids
-    found = {number: own for own, number in cast.items() if own in live and number in paths}
-    added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
-    # Where versions in between are gone, a dropped column counts as cast if a column of the same path was added: the
-    # other side's rows are refused then, which is safe even if the two columns have nothing in common.
-    for number, path in paths.items():
-        if number not in columns.ids and path in added:
-            found.setdefault(number, added[path])
-    return found
+    return {number: own for own, number in cast.items() if own in live and number in paths}
 
 
 def casts(columns: SideColumns, base: Manifest, side: SideHistory) -> list[str]:

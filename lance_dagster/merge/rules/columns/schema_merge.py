@@ -19,12 +19,12 @@ from lance_dagster.format.schema import with_metadata
 from lance_dagster.merge.rules.change_makers import (
     FACETS,
     added_makers,
-    cast_makers,
     change_makers,
     drop_makers,
     facet_makers,
     metadata_makers,
     name_makers,
+    type_change,
 )
 from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of, units_of
 from lance_dagster.merge.rules.columns.settings_merge import merge_map
@@ -218,9 +218,7 @@ class _SchemaMerge:
     def _dropped_and_cast(self, base: Field) -> None:
         sides = self._source_side, self._dest_side
         did = [
-            f"{cast_makers(side, base.id)} changed its type"
-            if base.id in side.cast_fields
-            else f"{drop_makers(side, base.id)} dropped it"
+            type_change(side, base.id) if base.id in side.cast_fields else f"{drop_makers(side, base.id)} dropped it"
             for side in sides
         ]
         casters = [side.branch for side in sides if base.id in side.cast_fields]
@@ -527,8 +525,8 @@ class _SchemaMerge:
 def _came(side: MergeSide, field: Field) -> str:
     """Say how a field that the merge base lacks came to a side."""
     cast = side.cast_of(field.id)
-    if cast is not None:
-        return f"{cast_makers(side, cast)} changed its type"
+    if cast is not None and cast not in side.replaced_fields:
+        return type_change(side, cast)
     return f"{added_makers(side, field.id)} added it"
 
 
