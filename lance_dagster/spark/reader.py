@@ -36,6 +36,7 @@ from lance_dagster.history.context import Ref, TableContext, open_context
 from lance_dagster.history.versions import State
 from lance_dagster.spark.piece_rows import PieceReader
 from lance_dagster.spark.spark_schema import (
+    aligned_rows,
     arrow_for_spark,
     batch_rows,
     readable_schema,
@@ -355,7 +356,8 @@ def _read_groups(
 def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of some pieces, in the types that Spark expects, and not more of them than the limit."""
     width = row_bytes(scan.schema)
-    rows_at_once = max(1, min(batch_rows(scan.schema), _BATCH_BYTES // width))
+    rows_at_once = aligned_rows(max(1, min(batch_rows(scan.schema), _BATCH_BYTES // width)))
+    batches_at_once = max(1, (_FILTERED_RANGE_BYTES if scan.filter else _RANGE_BYTES) // (width * rows_at_once))
     reader = PieceReader(
         dataset=scan.dataset({piece.fragment for piece in pieces}),
         columns=tuple(scan.schema.names),
@@ -363,7 +365,8 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
         limit=scan.limit,
         addressed=scan.addressed,
         batch_rows=rows_at_once,
-        range_rows=max(rows_at_once, (_FILTERED_RANGE_BYTES if scan.filter else _RANGE_BYTES) // width),
+        # A range that is not a multiple of a batch would end with a small one.
+        range_rows=rows_at_once * batches_at_once,
     )
     what = "read the columns" if scan.filter is None else f"evaluate the filter {scan.filter!r}"
     with reading_errors(what, scan.uri):

@@ -136,12 +136,16 @@ def lineage_kept(before: dict[int, tuple[int, int, int]], after: dict[int, tuple
         hold((row_id, created) == was[:2], "lineage", f"row {key} was {was}, is {(row_id, created)}")
 
 
-def indices_left(dataset: lance.LanceDataset, source: Snapshot, dest: Snapshot) -> dict[str, int]:
-    """Check that a merge has only expected indices; return those that are left, which may be fewer."""
-    known = {**source.indices, **dest.indices}
-    names = {index.name for index in dataset.describe_indices()}
-    hold(names <= known.keys(), "index", f"{names - known.keys()} were on neither side")
-    return {name: known[name] for name in sorted(names)}
+def indices_left(dataset: lance.LanceDataset, source: Snapshot, dest: Snapshot, result: Snapshot) -> dict[str, int]:
+    """Check that a merge has only expected indices; return those that are left, which may be fewer.
+
+    An index of a table that was overwritten is one of the column that has its name then.
+    """
+    known = source.indices.keys() | dest.indices.keys()
+    found = {index.name: index.field_names[0] for index in dataset.describe_indices()}
+    hold(found.keys() <= known, "index", f"{found.keys() - known} were on neither side")
+    columns = {name: result.by_name(column) for name, column in sorted(found.items())}
+    return {name: column.token for name, column in columns.items() if column is not None}
 
 
 def indexed(uri: str, branch: str, snapshot: Snapshot) -> None:

@@ -157,7 +157,9 @@ class PickChecks:
         self._exactly(trial, target, "restore")
         far = target.node[0] != trial
         laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
-        laws.indexed(self.uri, trial, replace(target.snapshot, indices=self._indices(trial, target, head)))
+        laws.indexed(
+            self.uri, trial, replace(target.snapshot, indices=self._indices(trial, target, head, target.snapshot))
+        )
         self.tally.done["restored across a fork" if far else "restored"] += 1
         if dice.below(2):
             self.tell("... then merge it")
@@ -235,7 +237,7 @@ class PickChecks:
                 self._decided(kind, inputs, error, take, trial, dice.pick([SOURCE_WINS, DEST_WINS]))
             return None
         result = self._outcome(kind, trial, outcomes)
-        result = replace(result, indices=self._indices(trial, change.source, head))
+        result = replace(result, indices=self._indices(trial, change.source, head, result))
         self.tally.done[kind] += 1
         laws.well_formed(self.table, trial, deep=dice.below(8) == 0)
         laws.indexed(self.uri, trial, result)
@@ -345,8 +347,8 @@ class PickChecks:
         schemas = _at(self.uri, wanted.node).schema, opened(self.uri, trial).schema
         hold(bool(schemas[0].equals(schemas[1], check_metadata=True)), law, f"schema: {schemas[0]}, not {schemas[1]}")
 
-    def _indices(self, trial: str, source: Made, dest: Made) -> dict[str, int]:
-        return laws.indices_left(opened(self.uri, trial), source.snapshot, dest.snapshot)
+    def _indices(self, trial: str, source: Made, dest: Made, result: Snapshot) -> dict[str, int]:
+        return laws.indices_left(opened(self.uri, trial), source.snapshot, dest.snapshot, result)
 
 
 def _are_renamed(one: Snapshot, other: Snapshot) -> bool:

@@ -250,7 +250,7 @@ class TableModel:
         hold(not foretold, "preview", f"merged, but {foretold} were foretold")
         candidates = [outcome.result for outcome in outcomes if not outcome.must_refuse]
         result = laws.same_as_one(self.table, into, candidates, "merge")
-        left = laws.indices_left(opened(self.uri, into), source_head.snapshot, dest_head.snapshot)
+        left = laws.indices_left(opened(self.uri, into), source_head.snapshot, dest_head.snapshot, result)
         result = replace(result, indices=left)
         self.tally.done["merged" if new else "nothing to merge"] += 1
         self.tally.judged[self.stable].should_pass += new
