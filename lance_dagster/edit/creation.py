@@ -14,7 +14,7 @@ from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_
 from lance_dagster.format.transaction import Overwrite, Transaction
 from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.gc.retention import check_settings
-from lance_dagster.history.base_access import refuse_place_of_base
+from lance_dagster.history.base_access import refuse_place_in_table, refuse_place_of_base
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -67,13 +67,14 @@ def create(
     Raises:
         AlreadyExistsError: There is a table already, and `exist_ok` is not set.
         InvalidInputError: The config is not made of strings, or has settings that this package cannot read; or the
-            place is a base path of another table.
+            place is a base path of another table, or in a folder of one.
     """
     check_string_mapping("config", config or {})
     check_settings(config or {})
     made = False
     if context.versions.newest(layout.MAIN) is None:
         refuse_place_of_base(context.store)
+        refuse_place_in_table(context.uri, context.storage_options)
         # `create_empty` returns None when another process created the table in between.
         made = create_empty(context, schema, properties, config) is not None
     if not made and not exist_ok:

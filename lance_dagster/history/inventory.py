@@ -28,6 +28,7 @@ _CLONE_MARKER = ".clone"
 _DETACHED = re.compile(r"d(\d{19,20})\.manifest")
 _EXPIRED_NAME = re.compile(r"(\d{1,20})-([0-9a-f]{8})-[0-9a-f]{16}\.manifest")
 FOLDERS = frozenset({layout.VERSIONS, layout.TRANSACTIONS, layout.DELETIONS, layout.INDICES, layout.DATA})
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SUFFIXES = {layout.TRANSACTIONS: (".txn",), layout.DELETIONS: (".arrow", ".bin"), layout.DATA: (".lance",)}
 
 
@@ -47,6 +48,8 @@ class Kind(StrEnum):
     UNKNOWN = "others"
 
 
+_TMP = ".tmp"
+_BLOB = ".blob"
 _KINDS = {layout.TRANSACTIONS: Kind.TRANSACTION, layout.DELETIONS: Kind.DELETION, layout.DATA: Kind.DATA}
 
 
@@ -169,12 +172,12 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     folder, first, deeper = segments[0], segments[1], segments[2:]
     name = layout.join(layout.branch_root(branch), folder, first)
     # This is an unfinished local write: it is deleted by its age, like any file that no version names.
-    if any(segment.startswith(".tmp") for segment in segments[1:]):
+    if first.startswith(_TMP):
         return StoredObject(branch, Kind.TEMPORARY, key)
     if deeper:
-        kinds = {layout.INDICES: Kind.INDEX, layout.DATA: Kind.BLOB}
-        named = f"{name}.lance" if folder == layout.DATA else name
-        return StoredObject(branch, kinds[folder], named) if folder in kinds else _unknown(key)
+        kind = _kind_in_folder(folder, first, deeper)
+        named = {Kind.INDEX: name, Kind.BLOB: f"{name}.lance", Kind.TEMPORARY: key}
+        return StoredObject(branch, kind, named[kind]) if kind in named else _unknown(key)
     if folder == layout.VERSIONS:
         if f"{layout.VERSIONS}/{first}" == layout.VERSION_HINT:
             return StoredObject(branch, Kind.HINT, key)
@@ -186,6 +189,21 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     if folder not in _SUFFIXES or not first.endswith(_SUFFIXES[folder]):
         return _unknown(key)
     return StoredObject(branch, _KINDS[folder], key)
+
+
+def _kind_in_folder(folder: str, first: str, deeper: list[str]) -> Kind:
+    """Return the kind of an object in a folder inside one of the folders of a branch, from the names below that."""
+    # The folder of an index has its uuid as name. The folder of blob files has the name of the data file, which may be
+    # any name, and holds no folder: a whole table, or a tree that belongs to somebody else, may lie in `data/`.
+    indexed = folder == layout.INDICES and _UUID.fullmatch(first) is not None
+    if not indexed and (folder != layout.DATA or len(deeper) > 1):
+        return Kind.UNKNOWN
+    if any(segment.startswith(_TMP) for segment in deeper):
+        return Kind.TEMPORARY
+    if indexed:
+        return Kind.INDEX
+    digest = layout.parse_digest_file(deeper[0])
+    return Kind.BLOB if (digest[0] if digest else deeper[0]).endswith(_BLOB) else Kind.UNKNOWN
 
 
 def _unknown(key: str) -> StoredObject:

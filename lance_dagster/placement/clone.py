@@ -41,7 +41,7 @@ from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.format.validation import check_flag, check_options
 from lance_dagster.gc.collect import Progress
-from lance_dagster.history.base_access import refuse_place_of_base
+from lance_dagster.history.base_access import refuse_place_in_table, refuse_place_of_base
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_files import Tag
@@ -148,6 +148,7 @@ def write_clone(
         if made.versions.newest(layout.MAIN) is not None:
             raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
         refuse_place_of_base(made.store)
+        refuse_place_in_table(made.uri, made.storage_options)
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
             _pin(context, source, made.uri)

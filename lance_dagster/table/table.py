@@ -104,7 +104,7 @@ class LanceTable:
 
         Raises:
             AlreadyExistsError: There is a table already.
-            InvalidInputError: As for `open`; or the place is a base path of another table.
+            InvalidInputError: As for `open`; or the place is a base path of another table, or in a folder of one.
         """
         check_table_alone(uri)
         given = CommitInfo.of(MAIN, message, properties).as_properties()

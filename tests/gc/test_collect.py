@@ -512,6 +512,24 @@ def test_blobs_stay_and_go_with_their_data_file(tmp_path: Path) -> None:
     assert bytes([1]) * 200_000 == blob.readall()
 
 
+def test_files_of_others_in_the_folders_of_a_table_stay(table: LanceTable) -> None:
+    """Only names that the format makes, at the depth where it makes them, are garbage; a whole table may lie there."""
+    root = Path(table.uri)
+    inner = LanceTable.create(root.parent / "inner.lance", SCHEMA)
+    inner.append(entries("b", 1))
+    Path(inner.uri).rename(root / "data" / "inner.lance")
+    own = ["data/2024/part.parquet", "data/.git/config", "data/notes.txt", "_indices/my/notes.md"]
+    for name in own:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("mine")
+    age(table, 40 * DAY)
+    before = set(files(table, "data/inner.lance"))
+    collected(table, NONE, grace=NONE)
+    assert [True] * len(own) == [(root / name).exists() for name in own]
+    assert before == set(files(table, "data/inner.lance"))
+    assert 1 == LanceTable.open(root / "data" / "inner.lance").count_rows()
+
+
 def test_what_was_staged_stays_for_the_grace_period(table: LanceTable) -> None:
     """The process that staged the files may be about to commit them."""
     staged = table.stage(entries("s", 1))

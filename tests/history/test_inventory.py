@@ -13,6 +13,8 @@ from lance_dagster.history.inventory import (
 from lance_dagster.store import ObjectInfo
 
 BRANCHES = ("run/1", "dev", "dev/data/x", "data")
+INDEX = "_indices/0b6c1f9e-2a34-4d58-9c11-7e5f00a1b2c3"
+DIGEST = "0123456789abcdef" * 4
 NEW, OLD = "18446744073709551608.manifest", "7.manifest"
 
 
@@ -28,10 +30,13 @@ NEW, OLD = "18446744073709551608.manifest", "7.manifest"
         ("_transactions/1-a.txn", "main", Kind.TRANSACTION, "_transactions/1-a.txn"),
         ("_deletions/1-2-3.arrow", "main", Kind.DELETION, "_deletions/1-2-3.arrow"),
         ("_deletions/1-2-3.bin", "main", Kind.DELETION, "_deletions/1-2-3.bin"),
-        ("_indices/uuid/index.idx", "main", Kind.INDEX, "_indices/uuid"),
-        ("_indices/uuid/part/page.lance", "main", Kind.INDEX, "_indices/uuid"),
+        (f"{INDEX}/index.idx", "main", Kind.INDEX, INDEX),
+        (f"{INDEX}/part/page.lance", "main", Kind.INDEX, INDEX),
+        (f"{INDEX}/.tmp1", "main", Kind.TEMPORARY, f"{INDEX}/.tmp1"),
         ("data/x.lance", "main", Kind.DATA, "data/x.lance"),
         ("data/x/0.blob", "main", Kind.BLOB, "data/x.lance"),
+        (f"data/x/0.blob.{DIGEST}.sha256", "main", Kind.BLOB, "data/x.lance"),
+        ("data/x/.tmp1", "main", Kind.TEMPORARY, "data/x/.tmp1"),
         ("data/.tmp1/0.blob", "main", Kind.TEMPORARY, "data/.tmp1/0.blob"),
         ("tree/run/1/data/x.lance", "run/1", Kind.DATA, "tree/run/1/data/x.lance"),
         ("tree/dev/data/x.lance", "dev", Kind.DATA, "tree/dev/data/x.lance"),
@@ -68,6 +73,13 @@ def test_an_object_is_what_its_name_says(key: str, branch: str, kind: Kind, name
         "_transactions/1.txt",
         "_deletions/x",
         "_indices/x",
+        "_indices/notes/index.idx",
+        "data/2024/part.parquet",
+        "data/.git/config",
+        f"data/sub.lance/_versions/{NEW}",
+        "data/sub.lance/data/x.lance",
+        "data/sub.lance/data/x/0.blob",
+        "data/sub.lance/data/.tmp1",
         "_mem_wal/1/data/x.lance",
         "_fri/x",
         "tree/x",
