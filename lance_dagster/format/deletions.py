@@ -4,7 +4,8 @@ Table format specification, "Deletion Files". Few offsets are stored as an Arrow
 `row_id`, many as a Roaring bitmap; the threshold is pylance's.
 
 A compressed Arrow file of a few bytes can declare buffers of gigabytes. Decoding therefore adds up the declared
-uncompressed sizes from the FlatBuffers metadata first, and refuses a file that would expand beyond what offsets need.
+uncompressed sizes from the FlatBuffers metadata first, and refuses a file that would expand beyond what the offsets of
+the fragment need. A bitmap takes no more memory than its file.
 """
 
 import io
@@ -32,6 +33,8 @@ _AROUND = 458
 release may have another number; it is parsed then."""
 _MOST_PACKED = 256
 """The largest accepted compression ratio, in uncompressed bytes per byte of the file."""
+_MOST_UNKNOWN = 1 << 24
+"""The rows that a fragment is taken to have at most where a very old manifest does not say it."""
 
 
 def same_deletion_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
@@ -75,8 +78,14 @@ def _around(count: int) -> tuple[bytes, bytes]:
     return head, tail
 
 
-def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
-    """Decode row offsets; `path` is used in messages.
+def decode_offsets(kind: int, data: bytes, path: str, rows: int) -> BitMap:
+    """Decode row offsets; offsets beyond the fragment are not refused here.
+
+    Args:
+        kind: The kind of file.
+        data: Its bytes.
+        path: Used in messages.
+        rows: The number of rows of the fragment, 0 where it is unknown; it limits what a file may unpack to.
 
     Raises:
         CorruptFileError: The bytes are not a deletion file of that kind.
@@ -87,7 +96,7 @@ def decode_offsets(kind: int, data: bytes, path: str) -> BitMap:
         if kind == BITMAP_FILE:
             return BitMap.deserialize(data)
         values = _of_own(data)
-        return _from_arrow(data) if values is None else BitMap(array("I", values))
+        return _from_arrow(data, rows or _MOST_UNKNOWN) if values is None else BitMap(array("I", values))
     except (ValueError, LookupError, struct.error, OSError, pa.ArrowException) as error:
         raise CorruptFileError(path, f"it does not hold row offsets: {error}") from error
 
@@ -110,13 +119,16 @@ def _of_own(data: bytes) -> bytes | None:
     return None
 
 
-def _from_arrow(data: bytes) -> BitMap:
+def _from_arrow(data: bytes, rows: int) -> BitMap:
     if not (data.startswith(_MAGIC) and data.endswith(_MAGIC)):
         raise ValueError("it is not an Arrow file")
     unpacked = _unpacked_size(data)
     # This is checked before the file is opened: pyarrow allocates whatever a compressed buffer claims to need.
     if unpacked > _MOST_PACKED * len(data):
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}")
+    # The ratio alone lets a file of megabytes claim gigabytes. Twice the width of an offset leaves room for padding.
+    if unpacked > len(data) + 2 * _WIDTH * rows:
+        raise ValueError(f"{len(data)} bytes would unpack to {unpacked}, and offsets of {rows} rows need less")
     found = BitMap()
     with pa.ipc.open_file(pa.BufferReader(data)) as reader:
         # pylance refuses any other name, type or nullability as corrupt, so a reader must not be more generous.

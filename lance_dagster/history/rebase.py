@@ -63,7 +63,7 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     # find its path.
     store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
-    offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path)
+    offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path, fragment.physical_rows)
     # A very old manifest does not say how many rows a fragment has.
     if offsets and 0 < fragment.physical_rows <= offsets.max():
         raise CorruptFileError(path, f"it deletes row {offsets.max()} of {fragment.physical_rows}")

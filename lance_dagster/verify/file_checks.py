@@ -251,7 +251,7 @@ class FileChecks:
         try:
             # The file is read whole, since the count in the manifest has to agree with the bytes.
             data = listing.store.get(layout.join(listing.key, name))
-            found = decode_offsets(deletion.kind, data or b"", path)
+            found = decode_offsets(deletion.kind, data or b"", path, fragment.physical_rows)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
             return Problem(what=reason, right="the deletion file can be decoded", path=path, fragment=fragment.id)

@@ -162,7 +162,9 @@ def test_a_damaged_deletion_file_is_named_or_harmless(tmp_path: Path, kind: int)
     """A damaged deletion file of either kind, read as either kind, is an error that names it, or harmless."""
     for path in sorted((_table(tmp_path) / "_deletions").iterdir()):
         damage = (*by_bytes("x", path.read_bytes(), flips=200), *of_deletion("x"))
-        assert [] == _named_or_harmless("_deletions/x", damage, lambda data: decode_offsets(kind, data, "_deletions/x"))
+        assert [] == _named_or_harmless(
+            "_deletions/x", damage, lambda data: decode_offsets(kind, data, "_deletions/x", 0)
+        )
 
 
 def test_a_deletion_file_of_another_count_is_damaged(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import lance
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
@@ -23,7 +25,7 @@ def test_what_pylance_deleted_is_read(tmp_path: Path, deleted: int, suffix: str)
     dataset.delete(f"value >= 10 and value < {10 + deleted}")
     (path,) = files(tmp_path, "*-*.arrow" if suffix == "arrow" else "*-*.bin")
     data = path.read_bytes()
-    assert list(range(10, 10 + deleted)) == list(decode_offsets(KINDS[suffix], data, str(path)))
+    assert list(range(10, 10 + deleted)) == list(decode_offsets(KINDS[suffix], data, str(path), 8000))
     assert KINDS[suffix] == encode_offsets(range(10, 10 + deleted))[0]
 
 
@@ -44,7 +46,7 @@ def test_what_is_deleted_here_pylance_reads(tmp_path: Path, deleted: int, suffix
 def test_offsets_survive(offsets: set[int]) -> None:
     """Decoded offsets equal the encoded ones."""
     kind, data = encode_offsets(offsets)
-    assert offsets == set(decode_offsets(kind, data, "d"))
+    assert offsets == set(decode_offsets(kind, data, "d", 0))
 
 
 @pytest.mark.parametrize("count", [3, 5000])
@@ -53,7 +55,7 @@ def test_a_file_cut_off_is_damaged(count: int) -> None:
     kind, data = encode_offsets(range(0, 3 * count, 3))
     for length in (*range(0, len(data), max(1, len(data) // 200)), len(data) - 1):
         with pytest.raises(CorruptFileError, match=r"^_deletions/x is damaged: it does not hold row offsets"):
-            decode_offsets(kind, data[:length], "_deletions/x")
+            decode_offsets(kind, data[:length], "_deletions/x", 3 * count)
 
 
 @pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE, 7])
@@ -61,4 +63,29 @@ def test_other_bytes_are_damaged(kind: int) -> None:
     """A file of another or an unknown kind is not read as an empty set."""
     other = encode_offsets([1])[1] if kind != ARROW_FILE else encode_offsets(range(5000))[1]
     with pytest.raises(CorruptFileError):
-        decode_offsets(kind, other, "_deletions/x")
+        decode_offsets(kind, other, "_deletions/x", 0)
+
+
+def packed(offsets: np.ndarray) -> bytes:
+    """A compressed Arrow file."""
+    schema = pa.schema([pa.field("row_id", pa.uint32(), nullable=False)])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(pa.record_batch([pa.array(offsets, pa.uint32())], schema=schema))
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("rows", [0, 100])
+def test_more_offsets_than_the_fragment_can_have_are_not_unpacked(rows: int) -> None:
+    """A file whose ratio of compression is accepted could otherwise claim gigabytes for a fragment of few rows."""
+    data = packed(np.zeros(40_000_000, "u4"))
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptFileError, match=r"bytes would unpack to 1600000\d\d, and offsets of \d+ rows need less"):
+        decode_offsets(ARROW_FILE, data, "_deletions/x", rows)
+    assert before == pa.total_allocated_bytes()
+
+
+def test_a_compressed_file_of_offsets_is_read() -> None:
+    """Another writer may compress, and store many offsets in an Arrow file."""
+    offsets = np.arange(100_000, dtype="u4")
+    assert set(offsets.tolist()) == set(decode_offsets(ARROW_FILE, packed(offsets), "_deletions/x", 100_000))
