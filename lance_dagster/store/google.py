@@ -288,6 +288,9 @@ class GoogleStore(PrefixStore):
         return self._connected
 
 
+_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+
+
 def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
     """Return the credentials that sign requests, and the address of the server.
 
@@ -316,12 +319,22 @@ def _credentials(options: Mapping[str, str]) -> tuple[Any, str]:
             return google.auth.load_credentials_from_file(options["application_credentials"], scopes=[_SCOPE])[0], base
         return google.auth.default(scopes=[_SCOPE])[0], base
     # Text that was quoted twice is JSON as well, and no object. The text of a JSON error quotes the key.
-    except (AttributeError, ValueError, OSError) as error:
+    except (AttributeError, ValueError, OSError, RecursionError) as error:
         raise InvalidInputError(
             f"the service account of Google cannot be read: {type(error).__name__}; its key file holds a JSON object"
         ) from None
     except exceptions.GoogleAuthError as error:
-        raise StoreError(f"no credentials of Google: {error}") from error
+        raise _no_credentials(options, error) from None
+
+
+def _no_credentials(options: Mapping[str, str], error: Exception) -> StoreError:
+    if "application_credentials" not in options and _VARIABLE not in os.environ:
+        return StoreError(f"no credentials of Google: {error}")
+    # The text of the error quotes the value, which is the key itself where somebody gave the content of the file.
+    return StoreError(
+        f"no credentials of Google: {type(error).__name__}; the storage option application_credentials, or "
+        f"{_VARIABLE} in the environment, is the path of a file; its content is given as service_account_key"
+    )
 
 
 def _is_generation(tag: str) -> bool:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -446,3 +447,19 @@ def test_no_text_of_a_store_shows_a_secret(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="its key file holds a JSON object") as caught:
             store.get("a")
         assert SECRET not in str(caught.value) + repr(store)
+
+
+KEY_TEXT = json.dumps({"type": "service_account", "private_key": SECRET})
+
+
+@pytest.mark.filterwarnings("ignore:The load_credentials_from_file:DeprecationWarning")
+@pytest.mark.parametrize("options", [{"application_credentials": KEY_TEXT}, {}], ids=["option", "environment"])
+def test_a_key_that_is_given_as_a_path_is_not_shown(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's library quotes the path of a file that is missing, and somebody may give the content of the file."""
+    if not options:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", KEY_TEXT)
+    with pytest.raises(
+        StoreError, match="is the path of a file; its content is given as service_account_key"
+    ) as caught:
+        open_store("gs://b/t", options).get("a")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
