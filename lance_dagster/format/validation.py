@@ -1,4 +1,4 @@
-"""Validate strings that callers give: names, messages, properties and settings.
+"""Validate strings that callers give: names, messages, properties and settings; and parse JSON of other programs.
 
 Strings are validated where they are given. Otherwise protobuf would refuse them when the manifest is encoded, with an
 obscure error, after the data files were written.
@@ -6,6 +6,7 @@ obscure error, after the data files were written.
 
 import difflib
 import inspect
+import json
 import operator
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -180,3 +181,16 @@ def validate_commit_info(message: object, properties: object) -> None:
     if message is not None:
         check_string("the message", message)
     check_string_mapping("properties", properties)
+
+
+def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON is anything
+    """Parse JSON that any program may have written.
+
+    Raises:
+        ValueError: It is no JSON in UTF-8, or its brackets are nested too deep for the parser.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        # The error of Python has thousands of frames, and every caller would have to know it beside `ValueError`.
+        raise ValueError("its brackets are nested too deep") from None

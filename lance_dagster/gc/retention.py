@@ -9,7 +9,6 @@ the time of its predecessor. A clock that was behind, or a copy with older times
 that was ahead, or a copy with newer times, only makes versions stay longer.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.validation import check_names
+from lance_dagster.format.validation import check_names, parsed_json
 
 Version = TypeVar("Version")
 """Whatever the caller uses for a version; rules look only at its `Dated`."""
@@ -158,8 +157,8 @@ def retention_from_json(text: str) -> Retention:
         InvalidInputError: The text has another form. Ignoring it would delete versions that the rules keep.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parsed_json(text)
+    except ValueError as error:
         raise InvalidInputError(f"the setting {SETTING} is not JSON: {text[:_LONGEST_SHOWN]!r}") from error
     if not isinstance(found, dict):
         raise InvalidInputError(f"the setting {SETTING} is not a JSON object: {text[:_LONGEST_SHOWN]!r}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from lance_dagster.errors import BasePathRefusedError, InvalidInputError, StoreError
 from lance_dagster.format.layout import DATA, VERSIONS, join
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.store import Store, allowed_base_paths, base_options, canonical_uri, open_store
 
 VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
@@ -195,6 +196,6 @@ def _allows(place: Store, table: str) -> bool:
     data = place.get(_key(table))
     # The name is a digest, so the content is compared too.
     try:
-        return data is not None and json.loads(data) == {"table": table}
-    except (ValueError, RecursionError):
+        return data is not None and parsed_json(data) == {"table": table}
+    except ValueError:
         return False

@@ -182,9 +182,9 @@ class _Needs:
         """
         since = self.now - self.retention.grace.total_seconds()
         for info in self.logs.store.walk(PINS):
-            data = None if info.modified < since else self.logs.store.get(info.key)
-            if data is not None:
-                yield data.decode()
+            commit_id = None if info.modified < since else self.logs.read_pin(info.key)
+            if commit_id is not None:
+                yield commit_id
 
 
 def _ended(branches: Mapping[str, BranchLog], newest: Mapping[str, RefEntry], until: float) -> dict[str, BranchLog]:

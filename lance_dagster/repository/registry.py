@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, Remedy, TableNotFoundError
 from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
@@ -251,7 +251,7 @@ def _read_text(store: Store, path: str, key: str) -> str | None:
     if data is None:
         return None
     try:
-        found = json.loads(data)[key]
+        found = parsed_json(data)[key]
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptFileError(f"{store.uri}/{path}", "it does not hold the identity of a table") from error
     if not isinstance(found, str) or not found:

@@ -32,7 +32,13 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
-from lance_dagster.format.validation import check_options, optional_limit, string_list, validate_commit_info
+from lance_dagster.format.validation import (
+    check_options,
+    optional_limit,
+    parsed_json,
+    string_list,
+    validate_commit_info,
+)
 from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -148,7 +154,7 @@ class LanceRepository:
         """The id of the repository, which stays when its root is moved."""
         data = self._context.store.get(MARKER)
         try:
-            return str(json.loads(data or b"")["id"])
+            return str(parsed_json(data or b"")["id"])
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptFileError(f"{self.root}/{MARKER}", "it does not hold the id of a repository") from error
 

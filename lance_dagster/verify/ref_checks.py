@@ -6,11 +6,11 @@ Everything is read as far as it can be: one damaged file is a problem of its own
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from json import JSONDecodeError, loads
 from typing import TypeVar
 
 from lance_dagster.errors import CorruptFileError, FormatError, counted
 from lance_dagster.format import layout
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.inventory import FOLDERS
 from lance_dagster.history.refs.ref_files import FIRST, READY, Branch, Tag
@@ -115,9 +115,9 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
     if data is None:
         return None
     try:
-        found = loads(data)
+        found = parsed_json(data)
         version = found.get("version") if isinstance(found, dict) else None
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except ValueError:
         version = None
     return version if isinstance(version, int) else repr(data[:40])
 

@@ -1,7 +1,8 @@
 """Many tables of one repository: readers see a publication whole or not at all, and it can be reverted."""
 
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from lance_dagster import (
     AlreadyExistsError,
     ConflictError,
+    CorruptFileError,
     InvalidInputError,
     LanceRepository,
     LanceTable,
@@ -602,3 +604,34 @@ def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
     assert [False, False] == [table.replaced for table in again.status().tables]
     with pytest.raises(VersionNotFoundError):
         again.at("production")["a"].read()
+
+
+READS: dict[str, Callable[[LanceRepository], object]] = {
+    "pins/*": lambda repository: repository.pinned("run-7", "production"),
+    "pins/run-7@*": lambda repository: repository.collect(),
+    "tables/orders.json": lambda repository: repository.fork("orders", "run/2"),
+    "tags/v1.json": lambda repository: repository.tags.list(),
+    "repository.json": lambda repository: repository.id,
+    "channels/production/*.json": lambda repository: repository.at("production"),
+    "branches/main/*.json": lambda repository: repository.log(),
+    "commits/*.json": lambda repository: repository.at("production"),
+}
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000], ids=["bytes that are no text", "brackets nested too deep"])
+def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
+    """Runs may write some of these files, so a person has to find the one that ended a job of somebody else."""
+    repository = new_repository(tmp_path, "orders")
+    repository.publish(run(repository, 1, "orders"), channel="production")
+    repository.tags.create("v1")
+    repository.pinned("run-7", "production")
+    for pattern, read in READS.items():
+        found = list((tmp_path / "_repository").glob(pattern))
+        assert found, pattern
+        whole = {path: path.read_bytes() for path in found}
+        for path in found:
+            path.write_bytes(data)
+        with pytest.raises(CorruptFileError, match="|".join(re.escape(path.name) for path in found)):
+            read(LanceRepository.open(tmp_path))
+        for path, before in whole.items():
+            path.write_bytes(before)

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, ProtectedError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN, PROTECTION
 from lance_dagster.format.transaction import MAINTENANCE, Transaction
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.store import Store
 
 _ATTEMPTS = 5
@@ -171,9 +172,9 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
         return Protection()
     problem = "it does not hold the patterns of protected branches and tags"
     try:
-        found = json.loads(data)
+        found = parsed_json(data)
         return Protection(branches=_patterns(found["branches"]), tags=_patterns(found["tags"]))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         # Fail closed: with an unreadable file everything counts as protected.
         raise CorruptFileError(f"{store.uri}/{PROTECTION}", problem) from error
 

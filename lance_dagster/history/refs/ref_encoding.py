@@ -14,6 +14,7 @@ import pendulum
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.refs.ref_files import FIRST, LAST, LAST_FOUND, READY, STATE, STATES, Branch, Tag
 
 _MAX_BYTES = 1_000_000
@@ -45,13 +46,13 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a ref needs")
     try:
-        found = json.loads(data)
+        found = parsed_json(data)
         if not isinstance(found, dict):
             raise CorruptFileError(path, "it does not hold a JSON object")
         return parse(name, found)
     # Everything that foreign JSON can cause, up to dates that the platform refuses: an error of another class would
     # name no file, and each command that lists refs would fail with it.
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
 

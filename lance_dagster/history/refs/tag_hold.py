@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pendulum
 
 from lance_dagster.errors import Call, InvalidInputError, ProtectedError, Remedy
-from lance_dagster.format.validation import check_string
+from lance_dagster.format.validation import check_string, parsed_json
 
 HOLDS = "lance_dagster.holds"
 _KEPT_HOLDS = 20
@@ -62,8 +62,8 @@ def holds_of(metadata: Mapping[str, str]) -> tuple[TagHold, ...]:
     if text is None:
         return ()
     try:
-        return tuple(_decoded(found) for found in json.loads(text))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return tuple(_decoded(found) for found in parsed_json(text))
+    except (ValueError, LookupError, TypeError, AttributeError):
         return (_UNREADABLE,)
 
 

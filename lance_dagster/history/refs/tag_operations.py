@@ -37,7 +37,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.codec import commit_id
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_flag
+from lance_dagster.format.validation import check_flag, parsed_json
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.history.inventory import newest_expired_copy
@@ -373,9 +373,9 @@ def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
 def _recorded(tag: Tag) -> tuple[TagMove, ...]:
     """Return the recorded moves; none when they cannot be read, so that a damaged record does not block moves."""
     try:
-        found = json.loads(tag.metadata.get(MOVES, "[]"))
+        found = parsed_json(tag.metadata.get(MOVES, "[]"))
         return tuple(_decoded(move) for move in found)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return ()
 
 

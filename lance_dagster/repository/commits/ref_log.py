@@ -49,6 +49,7 @@ from lance_dagster.repository.commits.snapshot import (
     entry_bytes,
     parse_commit,
     parse_entry,
+    parse_pin,
 )
 from lance_dagster.store import Store, put_once
 
@@ -309,8 +310,16 @@ class RefLogs:
 
     def pinned(self, reader: str, channel: str) -> str | None:
         """Return the commit that a reader of a channel is pinned to, or None."""
-        found = self.store.get(_pin_path(reader, channel))
-        return None if found is None else found.decode()
+        return self.read_pin(_pin_path(reader, channel))
+
+    def read_pin(self, path: str) -> str | None:
+        """Return the commit that a file below `pins/` names, or None when it is gone.
+
+        Raises:
+            CorruptFileError: It does not hold the id of a commit.
+        """
+        found = self.store.get(path)
+        return None if found is None else parse_pin(found, f"{self.store.uri}/{path}")
 
     def touch(self, branch: str, table_id: str) -> None:
         """Record that a branch touched a table."""

@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import check_string, validate_commit_info
+from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, person
 
@@ -138,7 +138,7 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
 
 def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
     try:
-        found = json.loads(data)
+        found = parsed_json(data)
         return ReleaseTag(
             name=name,
             commit=str(found["commit"]),

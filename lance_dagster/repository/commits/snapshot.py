@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 import pendulum
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
-from lance_dagster.format.validation import check_string, validate_commit_info
+from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
 
 FORMAT = 1
 Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
@@ -260,18 +260,30 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
     return _parsed(parse, data, path)
 
 
+def parse_pin(data: bytes, path: str) -> str:
+    """Parse the file that says which commit a reader is pinned to; `path` is used in messages.
+
+    Raises:
+        CorruptFileError: It does not hold the id of a commit.
+    """
+    try:
+        return _digest(data.decode())
+    except ValueError as error:
+        raise CorruptFileError(path, "it does not hold the id of the commit that a reader is pinned to") from error
+
+
 def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> T:
     # JSON takes many times its size when it is parsed: a file of another program must not exhaust the memory.
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
     try:
-        found = json.loads(data)
+        found = parsed_json(data)
         # Before all other fields: those of a later format are unknown, and would be reported as damage.
         if _count(found["format"]) > FORMAT:
             raise UnsupportedFeatureError(path, [f"repository format {found['format']}"])
         return parse(found)
-    # The bytes may be any JSON, also a list in place of an object, or brackets nested too deep for the parser.
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    # The bytes may be any JSON, also a list in place of an object.
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a valid file of a repository: {problem}") from error
 
