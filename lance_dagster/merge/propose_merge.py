@@ -27,6 +27,7 @@ from lance_dagster.format.transaction import (
     UPDATED_IN_PLACE,
     Transaction,
 )
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_direct_commit
@@ -232,7 +233,7 @@ def check_unused_strategy(strategy: Strategy, done: State, *versions: State) -> 
 def _strategy_recorded(properties: Mapping[str, str]) -> Collection[str]:
     """Return the units and kinds for which a merge recorded a strategy."""
     try:
-        found = json.loads(properties.get(MERGE_STRATEGY, "{}"))
+        found = parsed_json(properties.get(MERGE_STRATEGY, "{}"))
     except ValueError:
         # Any program can set the property. An invalid value must not make a repeated merge fail.
         return ()

@@ -27,6 +27,7 @@ from lance_dagster.format.transaction import (
     UpdateBases,
     UpdateConfig,
 )
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
 ClaimMode = Literal["append", "replace", "overwrite", "upsert"]
@@ -80,7 +81,7 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
     """Decode the claims of a commit; empty when it has none, or the property has another format."""
     # Any program can set the property, so an invalid value must not make a table unmergeable.
     try:
-        found = json.loads(properties.get(CLAIMS, "[]"))
+        found = parsed_json(properties.get(CLAIMS, "[]"))
         return tuple(
             Claim(
                 # A kind that only a newer release knows counts as one that claims all of its rows.
@@ -91,7 +92,7 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
             )
             for entry in found
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
 
 

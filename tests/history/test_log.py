@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -12,8 +13,9 @@ import pendulum
 import pytest
 
 from lance_dagster import LanceTable, LogFilter
-from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.history.log import DATE_SLOP
+from tests.damage import in_manifest, newest_file
 from tests.history.rewritten_manifests import date, watched
 from tests.table_factory import as_pylance, entries, new_table
 
@@ -308,3 +310,13 @@ def test_a_user_without_an_account_is_nobody() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in unnamed}
     command = [sys.executable, "-c", code]
     assert "None\n" == subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+@pytest.mark.parametrize("seconds", [2**62, 2**38, 253_402_300_799], ids=["no number", "year 10680", "rounded up"])
+def test_a_version_of_no_date_is_named(tmp_path: Path, seconds: int) -> None:
+    """A log reads less of a manifest than other operations do, and has to refuse the same."""
+    table = new_table(tmp_path, entries("a", 1))
+    name = newest_file(table).name
+    in_manifest(lambda manifest: replace(manifest, timestamp=seconds * 10**9 + 999_999_999))(table)
+    with pytest.raises(CorruptFileError, match=f"{name} is damaged: its timestamp is not a date"):
+        LanceTable.open(table.uri).log()

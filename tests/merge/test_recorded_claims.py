@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -105,3 +106,20 @@ def test_a_field_that_got_the_name_of_another_one_is_not_taken_for_it(tmp_path: 
     assert ["rows where s.d = 'tue'"] == [conflict.unit for conflict in caught.value.conflicts]
     table.merge("run", strategy="dest-wins")
     assert ["x", "x", "z"] == [row["s"]["d"] for row in table.read().to_pylist()]
+
+
+UNREADABLE = {"no JSON": "x", "brackets nested too deep": "[" * 100_000}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_claims_that_cannot_be_read_do_not_stop_a_merge(tmp_path: Path, text: str) -> None:
+    """Any program can set the property of a commit; such a commit claims nothing."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run")
+    at_run = as_pylance(table).checkout_version(("run", None))
+    lance.write_dataset(entries("b", 2), at_run, mode="append", transaction_properties={"lance_dagster.claims": text})
+    table.append(entries("c", 3))
+    again = LanceTable.open(table.uri)
+    assert again.preview_merge("run").ok
+    again.merge("run")
+    assert [("a", 1), ("b", 2), ("c", 3)] == contents(again)

@@ -147,6 +147,8 @@ def summarize_manifest(data: bytes, path: str) -> VersionSummary | None:
     flags = unknown_flags(message)
     if flags:
         raise UnsupportedFeatureError(path, flags)
+    if not _has_date(message):
+        raise CorruptFileError(path, _NO_DATE)
     body = inline_transaction(data, message, path)
     if body is None:
         return None
@@ -182,6 +184,7 @@ _FILE_VERSION = re.compile(r"(0\.[1-3]|2\.[0-3]|)")
 _WITH_CREDENTIALS = re.compile(
     r"(?!abfss://[a-z0-9$-]+@[^/@]*(/|$))[a-zA-Z][^/]*://[^/]*@|[a-zA-Z][^/]*://.*[?#]", re.DOTALL
 )
+_NO_DATE = "its timestamp is not a date"
 # Later timestamps cannot be represented by `datetime`.
 _LAST_SECOND = 253_402_300_799
 """The end of the year 9999, after which there are no dates."""
@@ -339,14 +342,18 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
         raise UnsupportedFeatureError(path, dict.fromkeys(found))
 
 
+def _has_date(message: wire.Manifest) -> bool:
+    # Within the last second of the year 9999, a number of seconds with a fraction may be rounded up to the next year.
+    return 0 <= message.timestamp.seconds < _LAST_SECOND and 0 <= message.timestamp.nanos < 10**9
+
+
 def _refuse_contradictions(message: wire.Manifest, path: str) -> None:
     """Refuse inconsistent content here, where the error can name the file."""
     ids = [base.id for base in message.base_paths]
     # Other modules use these values as paths, dates and keys without looking at them again.
     broken = {
         "its version is 0": message.version == 0,
-        "its timestamp is not a date": not 0 <= message.timestamp.seconds <= _LAST_SECOND
-        or not 0 <= message.timestamp.nanos < 10**9,
+        _NO_DATE: not _has_date(message),
         "two of its base paths have one id": len(set(ids)) < len(ids),
         "one of its base paths is empty": any(
             not base.path.strip() or "\0" in base.path for base in message.base_paths

@@ -52,7 +52,7 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
         return parse(name, found)
     # Everything that foreign JSON can cause, up to dates that the platform refuses: an error of another class would
     # name no file, and each command that lists refs would fail with it.
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
 

@@ -63,7 +63,7 @@ def holds_of(metadata: Mapping[str, str]) -> tuple[TagHold, ...]:
         return ()
     try:
         return tuple(_decoded(found) for found in parsed_json(text))
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return (_UNREADABLE,)
 
 

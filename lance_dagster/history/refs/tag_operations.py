@@ -375,7 +375,7 @@ def _recorded(tag: Tag) -> tuple[TagMove, ...]:
     try:
         found = parsed_json(tag.metadata.get(MOVES, "[]"))
         return tuple(_decoded(move) for move in found)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 

@@ -147,7 +147,7 @@ def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
             message=str(found["message"]),
             properties={str(key): str(value) for key, value in found.get("properties", {}).items()},
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(path, f"it does not hold a release tag: {type(error).__name__}") from error
 
 

@@ -282,8 +282,8 @@ def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> 
         if _count(found["format"]) > FORMAT:
             raise UnsupportedFeatureError(path, [f"repository format {found['format']}"])
         return parse(found)
-    # The bytes may be any JSON, also a list in place of an object.
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    # The bytes may be any JSON, also a list in place of an object, or brackets too deep for a message to show.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a valid file of a repository: {problem}") from error
 
