@@ -16,6 +16,8 @@ from typing import Any, SupportsIndex
 from lance_dagster.errors import InvalidInputError
 
 _UNCOUNTABLE = 2**62
+LONGEST_PATTERN = 256
+"""Characters of a glob pattern. Names of branches are shorter, and a pattern takes time by the square of its length."""
 
 
 def check_string(what: str, given: object) -> None:
@@ -33,6 +35,20 @@ def check_string(what: str, given: object) -> None:
         raise InvalidInputError(
             f"{what} has {surrogate!r} at character {error.start}, an unpaired surrogate that UTF-8 cannot encode"
         ) from error
+
+
+def check_pattern(pattern: object) -> None:
+    """Refuse a glob pattern that is no string, or so long that it takes time to translate.
+
+    Raises:
+        InvalidInputError: It is not a string, or has more than 256 characters.
+    """
+    check_string("a pattern", pattern)
+    if len(str(pattern)) > LONGEST_PATTERN:
+        raise InvalidInputError(
+            f"a pattern has at most {LONGEST_PATTERN} characters, and one that starts with {str(pattern)[:40]!r} has "
+            f"{len(str(pattern))}"
+        )
 
 
 def check_string_mapping(what: str, given: object, *, removing: bool = False) -> None:

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.validation import check_names, parsed_json
+from lance_dagster.format.validation import check_names, check_pattern, parsed_json
 
 Version = TypeVar("Version")
 """Whatever the caller uses for a version; rules look only at its `Dated`."""
@@ -55,6 +55,15 @@ class Retention:
 
     rest: Rule = field(default_factory=Rule)
     branches: Mapping[str, Rule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse patterns that take too long to compare with every branch.
+
+        Raises:
+            InvalidInputError: A pattern has more than 256 characters.
+        """
+        for pattern in self.branches:
+            check_pattern(pattern)
 
     def rule(self, branch: str) -> Rule:
         """Return the rule for a branch."""

@@ -42,6 +42,9 @@ class Branches:
 
         Args:
             pattern: A glob pattern such as `"run/*"`; the files of other branches are not read.
+
+        Raises:
+            InvalidInputError: The pattern has more than 256 characters.
         """
         # A branch that is not ready may lack its first version, so a reader could not open it.
         return {name: found for name, found in self._context.refs.branches(pattern).items() if found.state == READY}
@@ -221,7 +224,8 @@ class Branches:
             tags: Patterns of tags, as for `table.tags.protect`.
 
         Raises:
-            InvalidInputError: A pattern is empty, or an argument is not a list of strings; then nothing is protected.
+            InvalidInputError: A pattern is empty or has more than 256 characters, or an argument is not a list of
+                strings; then nothing is protected.
         """
         return protecting.change_protection(self._context.store, _patterns(patterns, tags), Protection())
 

@@ -26,6 +26,9 @@ class Tags:
         Args:
             pattern: A glob pattern such as `"v1.*"`; the files of other tags are not read.
             limit: Read at most so many tags.
+
+        Raises:
+            InvalidInputError: The pattern has more than 256 characters.
         """
         return self._context.refs.tags(pattern, limit)
 
@@ -246,7 +249,7 @@ class Tags:
             patterns: Such as `["production", "v*"]`; `*` matches any characters, "/" included.
 
         Raises:
-            InvalidInputError: A pattern is empty, or the argument is not a list.
+            InvalidInputError: A pattern is empty or has more than 256 characters, or the argument is not a list.
         """
         return protecting.change_protection(self._context.store, _patterns(patterns), Protection())
 

@@ -1,5 +1,6 @@
 """Which versions the rules keep, tested on numbers and times without tables."""
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -159,6 +160,7 @@ def test_rules_are_read_from_the_settings() -> None:
         ('{"branches": ["run/*"]}', "maps patterns of names to rules"),
         ('{"branches": {"run/*": "7d"}}', "a rule in the setting"),
         ("[" * 100_000, "is not JSON"),
+        (json.dumps({"branches": {"[" * 257: {}}}), "a pattern has at most 256 characters"),
     ],
 )
 def test_rules_that_cannot_be_read_are_refused(text: str, said: str) -> None:

@@ -17,10 +17,11 @@ from fnmatch import fnmatchcase
 from lance_dagster.errors import Call, CorruptFileError, InvalidInputError, ProtectedError, Remedy, StoreError
 from lance_dagster.format.layout import MAIN, PROTECTION
 from lance_dagster.format.transaction import MAINTENANCE, Transaction
-from lance_dagster.format.validation import parsed_json
+from lance_dagster.format.validation import LONGEST_PATTERN, check_pattern, parsed_json
 from lance_dagster.store import Store
 
 _ATTEMPTS = 5
+_MAX_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,10 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
     """Add and remove patterns by compare-and-swap; return the new protection.
 
     Raises:
-        InvalidInputError: A pattern is empty, or a pattern to remove is not there.
+        InvalidInputError: A pattern is empty or has more than 256 characters, or a pattern to remove is not there.
     """
+    for pattern in (*add.branches, *add.tags):
+        check_pattern(pattern)
     if not all((*add.branches, *add.tags)):
         raise InvalidInputError("a pattern cannot be empty; '*' protects every name")
     for attempt in range(_ATTEMPTS):
@@ -170,7 +173,10 @@ def _matching(name: str, patterns: Sequence[str]) -> str | None:
 def _parsed(data: bytes | None, store: Store) -> Protection:
     if data is None:
         return Protection()
-    problem = "it does not hold the patterns of protected branches and tags"
+    problem = f"it does not hold the patterns of protected branches and tags, of {LONGEST_PATTERN} characters at most"
+    # Every commit compares the name of its branch with all patterns.
+    if len(data) > _MAX_BYTES:
+        raise CorruptFileError(f"{store.uri}/{PROTECTION}", f"it has {len(data)} bytes, far more than patterns need")
     try:
         found = parsed_json(data)
         return Protection(branches=_patterns(found["branches"]), tags=_patterns(found["tags"]))
@@ -182,4 +188,6 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
 def _patterns(found: object) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(pattern, str) and pattern for pattern in found):
         raise TypeError("not a list of non-empty strings")
+    if any(len(pattern) > LONGEST_PATTERN for pattern in found):
+        raise ValueError("a pattern is too long")
     return tuple(found)

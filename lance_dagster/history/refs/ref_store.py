@@ -36,7 +36,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
-from lance_dagster.format.validation import check_string, optional_limit
+from lance_dagster.format.validation import check_pattern, check_string, optional_limit
 from lance_dagster.history.ref_expressions import branch_of_version
 from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
@@ -513,6 +513,8 @@ class Refs:
         exempt: tuple[str, ...] = (),
         limit: int | None = None,
     ) -> dict[str, T]:
+        if pattern is not None:
+            check_pattern(pattern)
         listed = (name_of(file) for file in self.store.list(folder))
         wanted = (name for name in listed if name and not name.startswith(exempt))
         names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)][:limit]

@@ -1,5 +1,6 @@
 """Protected branches take only merges, and protected tags name only merged versions."""
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -149,8 +150,25 @@ def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
     assert "main@4" == str(table.append(entries("x", 1)))
 
 
+def test_a_pattern_is_short(table: LanceTable) -> None:
+    """A long pattern takes time by the square of its length, at each commit."""
+    for act in (table.branches.protect, table.tags.protect):
+        act(["a" * 256])
+        with pytest.raises(InvalidInputError, match=r"at most 256 characters, and one that starts with '\[+' has 257"):
+            act(["[" * 257])
+    for look in (table.branches.list, table.tags.list):
+        with pytest.raises(InvalidInputError, match="at most 256 characters"):
+            look("[" * 257)
+
+
+LONG = json.dumps({"branches": ["[" * 257], "tags": []}).encode()
+MANY = json.dumps({"branches": [f"{number:06}" for number in range(20_000)], "tags": []}).encode()
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"branches": "main", "tags": []}', b"\xff", b'{"branches":[1]}']
+    "content",
+    [b"", b"[]", b"{}", b'{"branches": "main", "tags": []}', b"\xff", b'{"branches":[1]}', LONG, MANY],
+    ids=["empty", "list", "no patterns", "text", "no text", "numbers", "long", "many"],
 )
 def test_what_cannot_be_read_protects_everything(table: LanceTable, content: bytes) -> None:
     """If the file is damaged, every write is refused, with the file in the error."""
