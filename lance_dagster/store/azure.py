@@ -344,11 +344,12 @@ def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of sev
         if "sig=" not in signature:
             raise InvalidInputError("the storage option sas_token is no shared access signature: it has no 'sig='")
         return signature
-    if "token" in options:
-        if options.get("endpoint", "").lower().startswith("http://"):
-            raise InvalidInputError("a bearer token is sent over https only, and the endpoint uses plain http")
-        return _StaticToken(options["token"])
-    return _identity(options)
+    if options.get("endpoint", "").lower().startswith("http://"):
+        raise InvalidInputError(
+            "a bearer token, such as those of Azure's identities, is sent over https only, and the endpoint uses plain "
+            "http; give account_key or sas_token"
+        )
+    return _StaticToken(options["token"]) if "token" in options else _identity(options)
 
 
 def _identity(options: Mapping[str, str]) -> object:
@@ -360,7 +361,13 @@ def _identity(options: Mapping[str, str]) -> object:
         missing = [name for name in ("tenant_id", "client_id") if name not in options]
         if missing:
             raise InvalidInputError(f"the storage option client_secret needs {' and '.join(missing)}")
-        return identity.ClientSecretCredential(options["tenant_id"], options["client_id"], options["client_secret"])
+        try:
+            return identity.ClientSecretCredential(options["tenant_id"], options["client_id"], options["client_secret"])
+        except ValueError:
+            raise InvalidInputError(
+                "the storage options tenant_id, client_id and client_secret are refused by azure-identity; a tenant_id "
+                "is a uuid or a domain"
+            ) from None
     if is_true(options.get("use_azure_cli")):
         return identity.AzureCliCredential()
     return identity.DefaultAzureCredential()

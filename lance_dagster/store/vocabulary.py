@@ -107,7 +107,7 @@ def check_option(name: str, value: object) -> None:
     """Refuse the value of an option that no header of a request can hold; the message does not show it.
 
     Raises:
-        InvalidInputError: The value is not a string, or has a control character.
+        InvalidInputError: The value is not a string, or has a control character or an unpaired surrogate.
     """
     if not isinstance(value, str):
         raise InvalidInputError(f"storage option {name!r} must be a string, not {type(value).__name__}")
@@ -116,6 +116,8 @@ def check_option(name: str, value: object) -> None:
         raise InvalidInputError(
             f"storage option {name!r} has a line break or another control character; remove it, as in value.strip()"
         )
+    if any("\ud800" <= mark <= "\udfff" for mark in value):
+        raise InvalidInputError(f"storage option {name!r} has an unpaired surrogate, which UTF-8 cannot encode")
 
 
 def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, str]:

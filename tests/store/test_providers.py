@@ -239,6 +239,9 @@ def test_a_token_with_a_line_break_is_refused_and_not_shown(uri: str, option: st
     with pytest.raises(InvalidInputError, match=f"option '{option}' has a line break") as caught:
         open_store(uri, {option: f"{SECRET}\n"})
     assert SECRET not in str(caught.value)
+    with pytest.raises(InvalidInputError, match=f"option '{option}' has an unpaired surrogate") as caught:
+        open_store(uri, {option: f"{SECRET}\ud800"})
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +252,26 @@ def test_a_credential_that_azure_cannot_use_is_refused(option: str, said: str) -
     options = {"account_name": "a", "endpoint": "http://127.0.0.1:1/a", "allow_http": "true", option: SECRET}
     with pytest.raises(InvalidInputError, match=said) as caught:
         LanceTable.open("az://c/t", options)
+    assert SECRET not in str(caught.value)
+
+
+SERVICE_PRINCIPAL = {"client_id": "x", "client_secret": SECRET, "tenant_id": "a/b"}
+PLAIN_HTTP = {"endpoint": "http://127.0.0.1:1/a", "allow_http": "true"}
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        (PLAIN_HTTP, "https only, and the endpoint uses plain http; give account_key or sas_token"),
+        ({**PLAIN_HTTP, **SERVICE_PRINCIPAL}, "https only, and the endpoint uses plain http"),
+        (SERVICE_PRINCIPAL, "a tenant_id is a uuid or a domain"),
+    ],
+    ids=["no credentials", "service principal", "tenant"],
+)
+def test_an_identity_that_azure_cannot_use_is_refused(options: dict[str, str], said: str) -> None:
+    """The library of Azure raises errors of Python for these, with the first request."""
+    with pytest.raises(InvalidInputError, match=said) as caught:
+        LanceTable.open("az://c/t", {"account_name": "a", **options})
     assert SECRET not in str(caught.value)
 
 
