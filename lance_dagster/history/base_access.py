@@ -118,7 +118,8 @@ class BaseAccess:
 
     def _allowed_by_caller(self, uri: str) -> bool:
         given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
-        return any(uri == place or uri.startswith(f"{place}/") for place in given)
+        # The root folder is written with the slash that follows other places.
+        return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in given)
 
 
 def refuse_place_of_base(store: Store) -> None:

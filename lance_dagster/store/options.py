@@ -186,7 +186,8 @@ def _path_of_file_uri(uri: str) -> str:
     """
     parts = urlsplit(uri)
     if parts.netloc.lower() not in ("", "localhost"):
-        raise InvalidInputError(f"{_shown(uri)} names a host; a local path has three slashes: file:///path")
+        host = parts.netloc.rpartition("@")[2]
+        raise InvalidInputError(f"{_shown(uri)} names the host {host!r}; a local path has three slashes: file:///path")
     if parts.query or parts.fragment or uri.endswith(("?", "#")):
         raise InvalidInputError(f"{_shown(uri)} has a query or a fragment; in a file URI, '#' is written %23")
     path = unquote(parts.path)
@@ -237,9 +238,11 @@ def _refuse_credentials(uri: str) -> None:
 
 
 def _shown(uri: str) -> str:
-    """Return a URI for an error, without a user and without what follows '?' or '#', which may be credentials."""
-    place = re.sub(r"(:/+)[^/]*@", r"\1***@", uri)
-    return repr(re.sub(r"([?#]|%3f|%23).+", r"\1***", place, flags=re.IGNORECASE | re.DOTALL))
+    """Return a URI as messages show it: without a user, a query and a fragment, which may be credentials."""
+    place, *cut = re.split(r"[?#]|%3[fF]|%23", uri, maxsplit=1)
+    if not re.match(_CONTAINER, place):
+        place = re.sub(r"^([^/]*:/+).*@", r"\1...@", place, flags=re.DOTALL)
+    return repr(f"{place}..." if cut else place)
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:

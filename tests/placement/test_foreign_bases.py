@@ -133,7 +133,7 @@ def test_verify_lists_the_place(tmp_path: Path, private: LanceTable) -> None:
     assert f"files outside of the table: {private.uri}" in str(allowed)
 
 
-@pytest.mark.parametrize("given", ["{}", "/nowhere, {}/", "file://{}", "{above}"])
+@pytest.mark.parametrize("given", ["{}", "/nowhere, {}/", "file://{}", "{above}", "/"])
 def test_a_caller_can_allow_the_place(
     tmp_path: Path, private: LanceTable, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
