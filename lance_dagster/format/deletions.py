@@ -4,8 +4,7 @@ Table format specification, "Deletion Files". Few offsets are stored as an Arrow
 `row_id`, many as a Roaring bitmap; the threshold is pylance's.
 
 A compressed Arrow file of a few bytes can declare buffers of gigabytes. Decoding therefore adds up the declared
-uncompressed sizes from the FlatBuffers metadata first, and refuses a file that would expand beyond what the offsets of
-the fragment need. A bitmap takes no more memory than its file.
+uncompressed sizes from the FlatBuffers metadata first, and refuses a file that would expand beyond what offsets need.
 """
 
 import io
@@ -79,13 +78,7 @@ def _around(count: int) -> tuple[bytes, bytes]:
 
 
 def decode_offsets(kind: int, data: bytes, path: str, rows: int) -> BitMap:
-    """Decode row offsets; offsets beyond the fragment are not refused here.
-
-    Args:
-        kind: The kind of file.
-        data: Its bytes.
-        path: Used in messages.
-        rows: The number of rows of the fragment, 0 where it is unknown; it limits what a file may unpack to.
+    """Decode row offsets; `path` is used in messages, `rows` of the fragment (0: unknown) limit what is unpacked.
 
     Raises:
         CorruptFileError: The bytes are not a deletion file of that kind.

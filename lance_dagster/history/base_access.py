@@ -14,7 +14,7 @@ Folders of the table itself are always allowed.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -144,7 +144,7 @@ def refuse_place_of_table(uri: str, options: Mapping[str, str]) -> None:
     Raises:
         InvalidInputError: There is a table at the place, or the place is in one of its folders.
     """
-    found = _table_at([uri, *_tables_above(uri)], options)
+    found = _table_around(uri, options, beginning=(uri,))
     if found is not None:
         raise InvalidInputError(f"{uri} cannot be a base path: there is the table {found}; choose another place")
 
@@ -155,21 +155,16 @@ def refuse_place_in_table(uri: str, options: Mapping[str, str]) -> None:
     Raises:
         InvalidInputError: The place is in one of the folders of a table.
     """
-    found = _table_at(_tables_above(uri), options)
+    found = _table_around(uri, options)
     if found is not None:
         raise InvalidInputError(f"a table cannot be at {uri}: it is inside the table {found}; choose another place")
 
 
-def _tables_above(uri: str) -> list[str]:
-    """Return the places of the tables that a path would belong to, from the names of a table's folders in it."""
+def _table_around(uri: str, options: Mapping[str, str], beginning: tuple[str, ...] = ()) -> str | None:
     # Folders of other names below a table are left alone by its collections, and may hold base paths and tables.
     segments = uri.split("/")
     ends = [end for end, name in enumerate(segments) if end and (name in {DATA, "tree"} or name.startswith("_"))]
-    return ["/".join(segments[:end]) for end in ends]
-
-
-def _table_at(places: Iterable[str], options: Mapping[str, str]) -> str | None:
-    for root in places:
+    for root in (*beginning, *("/".join(segments[:end]) for end in ends)):
         # A place that is none of a table, or that cannot be listed with the options at hand, is passed over.
         with suppress(InvalidInputError, StoreError):
             if open_store(root, options).list_some(VERSIONS, 1):

@@ -22,6 +22,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
+from lance_dagster.verify.fork_checks import check_named, named_places
 from lance_dagster.verify.manifest_rules import ERROR, Problem
 from lance_dagster.verify.ref_checks import RefListing, check_refs, gaps, list_refs
 from lance_dagster.verify.version_checks import Progress, Verification
@@ -126,6 +127,7 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
         report = _report(check)
         return replace(report, problems=_confirmed(context, report.problems))
     refs = list_refs(context)
+    check.wanted = named_places(refs)
     check.expect(sum(len(own) for own in refs.numbers.values()))
     for branch, own in refs.numbers.items():
         check.branch(branch, own)
@@ -133,7 +135,7 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
     if refs.numbers.get(MAIN, ())[:1] == [1]:
         check.fields()
     report = _report(check)
-    problems = (*check_refs(refs), *report.problems)
+    problems = (*check_refs(refs), *report.problems, *check_named(refs, check.named))
     return replace(
         report,
         problems=_confirmed(context, problems),

@@ -17,6 +17,7 @@ from lance_dagster.format.transaction import Clone, Transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
+from lance_dagster.verify.fork_checks import NamedVersion, named_version
 from lance_dagster.verify.fragment_rules import FragmentContext, check_fragment, fragment_context
 from lance_dagster.verify.manifest_rules import Problem, check_indices, check_manifest, check_transaction
 from lance_dagster.verify.sequence_rules import RowSpan, check_rows, row_ids
@@ -46,6 +47,9 @@ class Verification:
     deep: bool
     progress: Progress | None
     places: FileChecks = field(init=False)
+    wanted: frozenset[tuple[str, int]] = frozenset()
+    """The versions of which `named` is to remember something, by branch and number."""
+    named: dict[tuple[str, int], NamedVersion] = field(default_factory=dict)
     _found: dict[Problem, list[str]] = field(default_factory=dict)
     _contexts: list[FragmentContext] = field(default_factory=list)
     _checked: dict[_Key, _Checked] = field(default_factory=dict)
@@ -175,6 +179,9 @@ class Verification:
             _extend(checked.runs, version)
             if checked.span is not None:
                 spans.append((checked.span, key))
+        if (state.branch, state.number) in self.wanted:
+            fragments = (self._checked[key].fragment for key in keys)
+            self.named[state.branch, state.number] = named_version(state, fragments)
         # Without stable row ids there are no ids that could collide.
         if state.manifest.stable_row_ids:
             self.problems(_check_spans([span for span, _ in spans], state.manifest, path), name)

@@ -928,3 +928,52 @@ def test_a_version_that_does_not_exist_is_no_sound_one(tmp_path: Path) -> None:
         table.maintenance.verify("main@99")
     with pytest.raises(VersionNotFoundError, match="has no version 99"):
         table.maintenance.record_digests("main@99")
+
+
+def test_a_branch_of_a_version_that_was_replaced_is_found(tmp_path: Path) -> None:
+    """An older copy of the versions gives their numbers to others, and a merge would lose rows of the branch."""
+    table = new_table(tmp_path, entries("a", 1))
+    versions = Path(table.uri) / layout.VERSIONS
+    shutil.copytree(versions, tmp_path / "copy")
+    table.append(entries("b", 2))
+    table.branches.create("run")
+    table.append(entries("c", 3), branch="run")
+    assert () == table.maintenance.verify().problems
+    shutil.rmtree(versions)
+    shutil.copytree(tmp_path / "copy", versions)
+    again = LanceTable.open(table.uri)
+    again.append(entries("d", 4, 5))
+    (problem,) = again.maintenance.verify().problems
+    assert (("run@3",), "_refs/branches/run.json", ERROR) == (problem.versions, problem.path, problem.severity)
+    assert "other data files than main@3, from which branch 'run' was forked" in problem.what
+
+
+def test_a_tag_of_a_version_that_was_replaced_is_found(tmp_path: Path) -> None:
+    """A tag records the size of the manifest, which differs from that of most other versions."""
+    table = new_table(tmp_path, entries("a", 1), entries("b", 2))
+    table.tags.create("v1", "main")
+    in_manifest(lambda manifest: replace(manifest, timestamp=1))(table)
+    (problem,) = LanceTable.open(table.uri).maintenance.verify().problems
+    assert (("main@3",), "_refs/tags/v1.json", WARNING) == (problem.versions, problem.path, problem.severity)
+    assert re.fullmatch(r"its manifest has \d+ bytes, and tag 'v1' records \d+", problem.what)
+
+
+def test_forks_and_tags_of_pylance_name_what_they_were_made_of(tmp_path: Path) -> None:
+    """Pylance records the same, whatever is committed, deleted, compacted and indexed before and afterwards."""
+    table = new_table(tmp_path, entries("a", *range(20)), entries("b", *range(20)))
+    dataset = as_pylance(table)
+    dataset.delete("value = 3")
+    dataset.tags.create("v1", dataset.version)
+    branch = dataset.create_branch("theirs", dataset.version)
+    branch.delete("value = 4")
+    branch.tags.create("v2", ("theirs", branch.version))
+    inner = branch.create_branch("inner", ("theirs", branch.version))
+    inner.insert(entries("c", 7))
+    dataset.optimize.compact_files()
+    dataset.create_scalar_index("value", "BTREE")
+    dataset.tags.update("v1", dataset.version)
+    again = LanceTable.open(table.uri)
+    again.branches.create("ours", "theirs")
+    again.branches.rename("ours", "renamed")
+    again.tags.create("v3", "renamed")
+    assert () == again.maintenance.verify(deep=True).problems
