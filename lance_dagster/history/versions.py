@@ -40,6 +40,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.format.schema import arrow_from_fields
 from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, RESET, Clone, Transaction
 from lance_dagster.history.base_access import BaseAccess
+from lance_dagster.history.inventory import DETACHED_FROM
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.store import Store, together
 
@@ -593,4 +594,6 @@ class Versions:
         known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         if numbers and numbers[0] < number < numbers[-1]:
             known += ", without those that were cleaned up or that a reset dropped"
+        if number >= DETACHED_FROM:
+            known += "; a version of such a number is detached, and pylance alone reads it"
         return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"

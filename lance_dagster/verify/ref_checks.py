@@ -12,7 +12,7 @@ from lance_dagster.errors import CorruptFileError, FormatError, counted
 from lance_dagster.format import layout
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.inventory import FOLDERS
+from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS
 from lance_dagster.history.refs.ref_files import FIRST, READY, Branch, Tag
 from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem
 
@@ -243,6 +243,13 @@ def _check_tag(tag: Tag, refs: RefListing) -> Iterator[Problem]:
         yield Problem(
             what=f"tag {tag.name!r} names {tag.ref}, and there is no such branch",
             right="move the tag to a version that exists, or delete it",
+            path=path,
+        )
+    elif tag.version >= DETACHED_FROM:
+        yield Problem(
+            what=f"tag {tag.name!r} names {tag.ref}, a detached version, which is not checked",
+            right="pylance alone reads such a version, and a collection keeps it as long as the tag names it",
+            severity=WARNING,
             path=path,
         )
     # When the versions could not be listed, which is a problem of its own, the version is assumed to exist.

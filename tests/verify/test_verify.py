@@ -977,3 +977,18 @@ def test_forks_and_tags_of_pylance_name_what_they_were_made_of(tmp_path: Path) -
     again.branches.rename("ours", "renamed")
     again.tags.create("v3", "renamed")
     assert () == again.maintenance.verify(deep=True).problems
+
+
+def test_a_tag_of_a_detached_version_is_no_error(tmp_path: Path) -> None:
+    """Pylance reads it, this package does not; a collection keeps it as long as the tag is there."""
+    table = new_table(tmp_path, entries("a", 1))
+    added = lance.LanceOperation.Append(lance.fragment.write_fragments(entries("b", 2), table.uri))
+    detached = lance.LanceDataset.commit(table.uri, added, read_version=table.head().number, detached=True)
+    as_pylance(table).tags.create("detached", detached.version)
+    again = LanceTable.open(table.uri)
+    (problem,) = again.maintenance.verify().problems
+    assert (WARNING, "_refs/tags/detached.json") == (problem.severity, problem.path)
+    with pytest.raises(VersionNotFoundError, match="is detached, and pylance alone reads it"):
+        again.read("detached")
+    again.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False)
+    assert 2 == lance.dataset(table.uri, version="detached").count_rows()
