@@ -19,9 +19,9 @@ from lance_dagster.datafiles.dictionaries import DictionaryRoom, has_narrow_dict
 from lance_dagster.datafiles.digests import record_written
 from lance_dagster.datafiles.pylance_errors import storage_errors
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, UnsupportedFeatureError
-from lance_dagster.format.arrow_types import has_blobs
+from lance_dagster.format.arrow_types import has_blobs, has_legacy_blobs
 from lance_dagster.format.layout import DATA
-from lance_dagster.format.model import DataFile, Field, Fragment, parse_file_version
+from lance_dagster.format.model import LEGACY_BLOB, DataFile, Field, Fragment, parse_file_version
 from lance_dagster.format.schema import stored_field_ids
 from lance_dagster.store import records_digests, sync_path
 
@@ -291,7 +291,8 @@ def write_blob_files(
     """Write rows with blobs to data files of a table; return pylance's metadata of each fragment.
 
     Raises:
-        InvalidInputError: The columns are not those of `main`, or the folder is not `data/` of a table.
+        InvalidInputError: The columns are not those of `main`, or some are marked as blobs in the legacy encoding; or
+            the folder is not `data/` of a table.
         StoreError: The storage failed.
     """
     import lance
@@ -303,11 +304,18 @@ def write_blob_files(
     storage = dict(options) or None
     with storage_errors(f"write to {data_uri}"):
         dataset = lance.dataset(root, storage_options=storage)
-        # Checked here, because pylance takes the field ids of `main` for whatever columns it is given.
-        if dataset.schema.names != schema.names or dataset.schema.types != schema.types:
-            raise InvalidInputError(
-                f"rows with blobs can only be written with the columns of main of {root}: {dataset.schema.names}"
-            )
+    # Checked here, because pylance takes the field ids of `main` for whatever columns it is given.
+    if dataset.schema.names != schema.names or dataset.schema.types != schema.types:
+        raise InvalidInputError(
+            f"rows with blobs can only be written with the columns of main of {root}: {dataset.schema.names}"
+        )
+    # Earlier releases of this package made tables with both. pylance would write all blobs in the present encoding.
+    if has_legacy_blobs(dataset.schema):
+        raise InvalidInputError(
+            f"{root} has columns marked {LEGACY_BLOB}, and pylance could not read their blobs beside new ones; drop "
+            "these columns, or the others with blobs"
+        )
+    with storage_errors(f"write to {data_uri}"):
         written = write_fragments(
             pa.RecordBatchReader.from_batches(schema, batches),
             dataset,

@@ -37,8 +37,9 @@ from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, 
 from lance_dagster.edit.write import CommitInfo, fragments_of, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
-from lance_dagster.format.model import Fragment, IndexMetadata
+from lance_dagster.format.model import LEGACY_BLOB, Fragment, IndexMetadata
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
+from lance_dagster.format.schema import legacy_blob
 from lance_dagster.format.transaction import (
     COMMIT_MESSAGE,
     Operation,
@@ -83,7 +84,7 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
     """Compact a branch by one commit after one that reserves fragment ids; return the head when nothing needs it.
 
     Raises:
-        InvalidInputError: Only pylance can move the rows, and it would break an index the branch inherited.
+        InvalidInputError: Only pylance can move the rows, and it would break an index the branch inherited, or blobs.
         CommitConflictError: Concurrent commits changed the same fragments at each attempt.
     """
     # Few attempts, unlike the other edits: each one rewrites all data of its groups.
@@ -160,6 +161,7 @@ def _inherited(index: IndexMetadata) -> bool:
 
 
 def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
+    _refuse_legacy_blobs(context, head)
     inherited = [index.name for index in indices_of(head.manifest) if _inherited(index)]
     if inherited:
         what = "blobs" if head.manifest.holds_blobs else "an index of its own"
@@ -178,6 +180,18 @@ def _by_pylance(context: TableContext, head: State, goal: Goal) -> State:
     defer = defers_indices(indices_of(head.manifest))
     compact_with_pylance(context.dataset(head), goal.target_rows, goal.deleted_share, defer_indices=defer)
     return context.head(head.branch)
+
+
+def _refuse_legacy_blobs(context: TableContext, head: State) -> None:
+    # pylance would change the encoding of the rows that it moves and of the column, but not of the other rows.
+    column = legacy_blob(head.manifest.fields, head.manifest.file_version)
+    if column is not None:
+        raise InvalidInputError(
+            f"cannot compact branch {head.branch!r} of {context.uri}: {column!r} holds blobs marked {LEGACY_BLOB}, in "
+            "files of version 2.2 or newer, where pylance could not read other blobs beside those that it moved; make "
+            f"a new table with lance.blob_field({column!r}), and give it the rows that "
+            '`table.to_lance().to_table(blob_handling="all_binary")` returns'
+        )
 
 
 def _planned(context: TableContext, head: State, goal: Goal) -> tuple[CompactionGroup, ...]:

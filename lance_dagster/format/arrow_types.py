@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.logical_types import BFLOAT16, EXTENSION_METADATA, EXTENSION_NAME, SIMPLE
+from lance_dagster.format.model import LEGACY_BLOB
 
 JSON = "json"
 BLOB = "lance.blob.v2"
@@ -36,6 +37,17 @@ def storage_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stub
 def has_blobs(schema: pa.Schema) -> bool:
     """Return whether a schema has a blob column, nested columns included."""
     return any(_is_blob(column) for column in schema)
+
+
+def has_legacy_blobs(schema: pa.Schema) -> bool:
+    """Return whether a schema has a column of blobs in the legacy encoding, nested columns included."""
+    return any(_is_legacy_blob(column) for column in schema)
+
+
+def _is_legacy_blob(column: "pa.Field[pa.DataType]") -> bool:
+    arrow = storage_type(column.type)
+    marked = LEGACY_BLOB.encode() in (column.metadata or {})
+    return marked or any(_is_legacy_blob(arrow.field(index)) for index in range(arrow.num_fields))
 
 
 def _is_blob(column: "pa.Field[pa.DataType]") -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.arrow_types import BLOB
 from lance_dagster.format.logical_types import FIXED_SIZE_LIST_OF_STRUCTS
-from lance_dagster.format.model import Field, parse_file_version
-from lance_dagster.format.schema import is_described_inner_struct, is_layout_key, is_packed, stored_layout
+from lance_dagster.format.model import LEGACY_BLOB, Field, parse_file_version
+from lance_dagster.format.schema import is_described_inner_struct, is_layout_key, is_packed, legacy_blob, stored_layout
 
 _VECTOR = "fixed_size_list:"
 _NOT_IN_VECTORS = frozenset({"string", "large_string", "binary", "large_binary", "dict"})
@@ -91,11 +91,13 @@ def _problems(fields: Sequence[Field], file_version: str) -> Iterator[tuple[Fiel
     by_id = {field.id: field for field in fields}
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
+    legacy = legacy_blob(fields, file_version)
     # One problem is reported for each field. The check of types comes before those that depend on the file version.
     for field in fields:
         problem = (
             _vector_problem(field)
             or _version_problem(field, version)
+            or _blob_problem(field, version, legacy)
             or _dictionary_problem(field)
             or _packing_problem(field, by_id, version)
             or _encoding_problem(field, version)
@@ -121,6 +123,18 @@ def _version_problem(field: Field, version: tuple[int, int]) -> str | None:
     )
     if kind and version < (2, 2):
         return f"{kind} need data files of version 2.2, the table's are {version[0]}.{version[1]}"
+    return None
+
+
+def _blob_problem(field: Field, version: tuple[int, int], legacy: str | None) -> str | None:
+    if LEGACY_BLOB in field.metadata and version >= (2, 2):
+        bytes_fit = ", which takes rows of large_binary too" if field.parent_id < 0 else ""
+        return (
+            f"blobs marked {LEGACY_BLOB} are for data files before version 2.2, the table's are "
+            f"{version[0]}.{version[1]}; make the field by lance.blob_field({field.name!r}){bytes_fit}"
+        )
+    if field.extension_name == BLOB and legacy is not None:
+        return f"pylance writes such blobs, and could not read those of {legacy!r} beside them, marked {LEGACY_BLOB}"
     return None
 
 

@@ -15,7 +15,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, Unsupporte
 from lance_dagster.format import arrow_types
 from lance_dagster.format.arrow_types import BLOB, JSON, stored_column
 from lance_dagster.format.logical_types import EXTENSION_NAME, arrow_type
-from lance_dagster.format.model import LEGACY_BLOB, Field
+from lance_dagster.format.model import LEGACY_BLOB, Field, parse_file_version
 from lance_dagster.format.transaction import MapUpdate
 
 ArrowField: TypeAlias = "pa.Field[Any]"
@@ -181,6 +181,18 @@ def stored_layout(field: Field) -> tuple[object, ...]:
     """
     extension = {key: value for key, value in field.metadata.items() if key.startswith(_EXTENSION)}
     return is_packed(field), LEGACY_BLOB in field.metadata, extension
+
+
+def legacy_blob(fields: Sequence[Field], file_version: str) -> str | None:
+    """Return the name of a field of blobs in the legacy encoding in files of version 2.2 or newer; None without one.
+
+    Earlier releases of this package made such tables. pylance writes blobs of the present encoding into these files,
+    and cannot read a column that has both.
+    """
+    # Tables of early Lance releases record no version.
+    if not file_version or parse_file_version(file_version) < (2, 2):
+        return None
+    return next((field.name for field in fields if LEGACY_BLOB in field.metadata), None)
 
 
 def is_described_inner_struct(field: Field, fields: Sequence[Field]) -> bool:

@@ -26,15 +26,13 @@ from pyspark.sql.types import StructField, StructType
 
 from lance_dagster.datafiles import exact_cast, refuse_null_parts
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
-from lance_dagster.format.arrow_types import has_blobs
-from lance_dagster.format.model import LEGACY_BLOB
+from lance_dagster.format.arrow_types import has_blobs, has_legacy_blobs
 
 _MAX_DECIMAL = 38
 # What PySpark raises for a type without a counterpart, and what pyarrow does for a decimal of too many digits.
 _WITHOUT_SPARK_TYPE = (PySparkTypeError, ValueError)
 # The reverse; an empty array or map has elements without a type, which Arrow does not declare to be never null.
 _WITHOUT_ARROW_TYPE = (PySparkTypeError, ValueError)
-_LEGACY_BLOB = LEGACY_BLOB.encode()
 # The estimated bytes of a string or binary value, and the estimated number of elements of a list or map.
 _GUESSED_WIDTH = 64
 _GUESSED_ELEMENTS = 16
@@ -295,12 +293,8 @@ def _has_negative_scale(arrow: pa.DataType) -> bool:
 
 
 def _holds_blobs(column: "pa.Field[Any]") -> bool:
-    parts = () if isinstance(column.type, pa.BaseExtensionType) else range(column.type.num_fields)
-    return (
-        has_blobs(pa.schema([column]))
-        or _LEGACY_BLOB in (column.metadata or {})
-        or any(_holds_blobs(column.type.field(index)) for index in parts)
-    )
+    schema = pa.schema([column])
+    return has_blobs(schema) or has_legacy_blobs(schema)
 
 
 def _fits(frame: pa.DataType, table: pa.DataType) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from lance.arrow import BFloat16Type
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, Transaction, operations
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.file_versions import check_storable
@@ -243,19 +243,75 @@ def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
         table.append(pa.table({"c": ["x"]}))
 
 
-@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+MARKED = pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1"])
 def test_the_older_kind_of_blobs(tmp_path: Path, version: Any) -> None:  # noqa: ANN401  # the stubs want literals
-    """The package keeps blob columns of the older kind, in its own tables and in those of older files."""
-    schema = pa.schema([pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})])
-    rows = pa.table([pa.array([b"a", b"b" * 70_000], pa.large_binary())], schema=schema)
-    if version == "2.2":
-        table = LanceTable.create(tmp_path / "t", schema)
-    else:
-        lance.write_dataset(rows.slice(0, 0), str(tmp_path / "t"), data_storage_version=version)
-        table = LanceTable.open(tmp_path / "t")
+    """The package keeps blob columns of the older kind in tables of older files."""
+    rows = pa.table([pa.array([b"a", b"b" * 70_000], pa.large_binary())], schema=pa.schema([MARKED]))
+    lance.write_dataset(rows.slice(0, 0), str(tmp_path / "t"), data_storage_version=version)
+    table = LanceTable.open(tmp_path / "t")
     table.append(rows)
     dataset = lance.dataset(table.uri)
     assert [b"a", b"b" * 70_000] == _read(dataset, 2)
+    table.columns.add(MARKED.with_name("added"))
+
+
+@pytest.mark.parametrize("column", [MARKED, pa.field("c", pa.struct([MARKED]))], ids=["column", "field"])
+def test_the_older_kind_of_blobs_is_refused_in_newer_files(tmp_path: Path, column: "pa.Field[Any]") -> None:
+    """Pylance makes such a column one of the newer kind, and could read no row once both wrote to the table."""
+    said = "blobs marked lance-encoding:blob are for data files before version 2.2.*lance.blob_field"
+    with pytest.raises(InvalidInputError, match=said):
+        LanceTable.create(tmp_path / "t", pa.schema([column]))
+    assert not LanceTable.exists(tmp_path / "t")
+    table = LanceTable.create(tmp_path / "t", pa.schema([("id", pa.int64())]))
+    with pytest.raises(InvalidInputError, match=said):
+        table.columns.add(column)
+    with pytest.raises(InvalidInputError, match=said):
+        table.overwrite(pa.schema([column]).empty_table())
+
+
+def test_rows_of_the_older_kind_of_blobs_fit_the_newer_one(tmp_path: Path) -> None:
+    """They are read from `main` and from a branch, and after pylance appended such rows and the table was compacted."""
+    rows = pa.table([pa.array([b"a"], pa.large_binary())], schema=pa.schema([MARKED]))
+    table = LanceTable.create(tmp_path / "t", pa.schema([lance.blob_field("c")]))
+    table.append(rows)
+    table.branches.create("run")
+    table.append(rows, branch="run")
+    lance.write_dataset(rows, table.uri, mode="append")
+    for count in (2, 2):
+        assert [b"a"] * count == _read(lance.dataset(table.uri).checkout_version(("run", None)), count)
+        assert [b"a"] * count == _read(lance.dataset(table.uri), count)
+        table.maintenance.compact()
+        table.maintenance.compact(branch="run")
+
+
+def of_an_earlier_release(uri: Path, schema: pa.Schema) -> LanceTable:
+    """A table with files of version 2.2 and columns that are refused now."""
+    table = LanceTable.create(uri, pa.schema([("id", pa.int64())]))
+    operation = operations.Overwrite(fragments=(), fields=fields_from_arrow(schema))
+    table.commit(Transaction(read_version=1, uuid=str(uuid.uuid4()), operation=operation))
+    return table
+
+
+def test_blobs_of_the_older_kind_in_newer_files_stay_readable(tmp_path: Path) -> None:
+    """A compaction or blobs of the newer kind would mix both kinds in one table, and pylance could read neither."""
+    table = of_an_earlier_release(tmp_path / "t", pa.schema([MARKED]))
+    for value in (b"a", b"b"):
+        table.append(pa.table([pa.array([value], pa.large_binary())], schema=pa.schema([MARKED])))
+    with pytest.raises(InvalidInputError, match=r"cannot compact branch 'main' .* make a new table with"):
+        table.maintenance.compact()
+    with pytest.raises(InvalidInputError, match="could not read those of 'c' beside them"):
+        table.columns.add(lance.blob_field("new"))
+    assert [b"a", b"b"] == _read(lance.dataset(table.uri), 2)
+    copy = LanceTable.create(tmp_path / "copy", pa.schema([lance.blob_field("c")]))
+    copy.append(table.to_lance().to_table(blob_handling="all_binary"))
+    copy.maintenance.compact()
+    assert [b"a", b"b"] == _read(lance.dataset(copy.uri), 2)
+    both = of_an_earlier_release(tmp_path / "both", pa.schema([MARKED, lance.blob_field("new")]))
+    with pytest.raises(InvalidInputError, match="could not read their blobs beside new ones"):
+        both.append(pa.table({name: pa.array([b"a"], pa.large_binary()) for name in ("c", "new")}))
 
 
 def _with_field_ids(number: str) -> pa.Schema:
