@@ -80,7 +80,16 @@ def plain_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type
 
 def decoded(values: Any) -> Any:  # noqa: ANN401  # an array, or one of several chunks
     """Return an array with the values themselves in place of dictionaries; one of several chunks chunk by chunk."""
-    return values.cast(plain_type(values.type)) if any(dictionaries_in(values.type)) else values
+    if not any(dictionaries_in(values.type)):
+        return values
+    plain = plain_type(values.type)
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([decoded(chunk) for chunk in values.chunks], plain)
+    try:
+        return values.cast(plain)
+    except pa.ArrowIndexError:
+        # Below a null struct an index counts for nothing, and need not be in the dictionary. Arrow looks it up.
+        return pa.array(values.to_pylist(), plain)
 
 
 def take(table: pa.Table, places: Any) -> pa.Table:  # noqa: ANN401  # an array of numbers, of Arrow or NumPy

@@ -141,3 +141,18 @@ def test_a_new_column_with_too_many_values_is_refused(tmp_path: Path) -> None:
     table.columns.add(new.set_column(1, "new", new["new"].cast(pa.string())), on=["id"])
     with pytest.raises(SchemaMismatchError, match="new"):
         table.columns.cast("new", _INT8)
+
+
+_STRUCT = pa.struct([("d", pa.dictionary(pa.int32(), pa.string()))])
+
+
+@pytest.mark.parametrize("arrow,value", [(_STRUCT, None), (pa.list_(_STRUCT), [None])], ids=["struct", "list"])
+def test_rows_that_have_no_value_of_a_dictionary(tmp_path: Path, arrow: pa.DataType, value: object) -> None:
+    """Below a null struct the indices count for nothing, and the dictionary may be empty."""
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("v", arrow)])
+    table = LanceTable.create(tmp_path / "table", schema)
+    rows = pa.Table.from_pylist([{"id": 1, "v": value}, {"id": 2, "v": None}], schema=schema)
+    table.append(rows)
+    table.upsert(rows, on=["id"])
+    table.columns.add(rows.rename_columns(["id", "w"]), on=["id"])
+    assert [{**row, "w": row["v"]} for row in rows.to_pylist()] == as_pylance(table).to_table().to_pylist()
