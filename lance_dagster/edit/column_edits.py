@@ -37,7 +37,7 @@ from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.file_versions import check_description, check_newly_storable
 from lance_dagster.format.model import Fragment, Manifest
-from lance_dagster.format.schema import arrow_from_fields, is_layout_key, with_field_metadata
+from lance_dagster.format.schema import arrow_from_fields, is_layout_key, with_field_metadata, without_views
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
 from lance_dagster.format.validation import check_class, check_flag, check_string, check_string_mapping
 from lance_dagster.history.context import TableContext
@@ -339,7 +339,7 @@ def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:
     found = function(rows)
     if not isinstance(found, pa.RecordBatch):
         raise InvalidInputError(f"the function has to return a pyarrow.RecordBatch, not {type(found).__qualname__}")
-    return found.schema
+    return without_views(found.schema)
 
 
 def _cast(rows: pa.RecordBatch, column: "pa.Field[pa.DataType]") -> pa.RecordBatch:

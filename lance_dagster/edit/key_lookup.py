@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from lance_dagster.datafiles import Compute, cast_exactly, decoded, encoded, plain_type
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.format.schema import without_views
 from lance_dagster.format.shown_values import shown_rows
 
 # Names of auxiliary columns in the key join, in which the keys have names of their own.
@@ -48,6 +49,8 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
     # Decoded and combined once: Arrow would combine the chunks of a column for each batch of rows that takes values.
     values = table.select(names)
+    # Arrow takes no rows of views.
+    values = values.cast(without_views(values.schema))
     plain = pa.table([decoded(column) for column in values.columns], names=names).combine_chunks()
     # Every column becomes nullable, because a row without a match has no value.
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's

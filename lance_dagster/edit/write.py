@@ -44,7 +44,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import BLOB_EXTENSIONS, Field, Fragment
-from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow
+from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow, without_views
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMIT_MESSAGE,
@@ -429,7 +429,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
     # Arrow rows may be cast to the present schema. Staged files are written already and must match it exactly.
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
     if not fits(given, own):
-        fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), given
+        fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), without_views(given)
         check_storable(fields, head.manifest.file_version)
     staged = _staged(context, rows, schema, head)
     added = fragments_of(context, staged, fields, head)

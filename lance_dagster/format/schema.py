@@ -93,6 +93,26 @@ def arrow_from_fields(
         raise CorruptFileError(path, f"an extension type in its schema is invalid: {error}") from error
 
 
+def without_views(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the types as which the format stores views, which are strings and bytes.
+
+    Raises:
+        InvalidInputError: The format cannot store the type of a column that has views.
+    """
+    for place, column in enumerate(schema):
+        if _has_view(column.type):
+            stored = arrow_from_fields(fields_from_arrow(pa.schema([column]))).field(0)
+            schema = schema.set(place, stored)
+    return schema
+
+
+def _has_view(arrow: Any) -> bool:  # noqa: ANN401  # any Arrow type
+    if pa.types.is_dictionary(arrow):
+        return _has_view(arrow.value_type)
+    inner = (arrow.field(index).type for index in range(arrow.num_fields))
+    return str(arrow) in ("string_view", "binary_view") or any(map(_has_view, inner))
+
+
 def check_field_tree(fields: Sequence[Field], path: str) -> None:
     """Refuse fields that do not form trees; `path` is used in messages.
 

@@ -127,6 +127,30 @@ def test_keys_that_python_has_no_object_for(tmp_path: Path) -> None:
     assert [7, 8, None] == made.read().column("x").to_pylist()
 
 
+VIEWS: dict[str, "pa.Array[Any]"] = {
+    "string": pa.array(["a"], pa.string_view()),
+    "bytes": pa.array([b"a"], pa.binary_view()),
+    "list": pa.array([["a"]], pa.list_(pa.string_view())),
+    "struct": pa.array([{"x": "a"}], pa.struct([("x", pa.string_view())])),
+    "map": pa.array([[("k", "a")]], pa.map_(pa.string(), pa.string_view())),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_are_added_as_strings(table: LanceTable, kind: str) -> None:
+    """Arrow takes no rows of them, which a lookup by key and deleted rows need."""
+    values = VIEWS[kind]
+
+    def repeated(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.concat_arrays([values] * batch.num_rows)], ["all"])
+
+    table.columns.add(repeated, reads=["key"])
+    table.columns.add(pa.table({"key": KEY, "one": values}), on=["key"])
+    found = table.read(columns=["key", "all", "one"]).to_pylist()
+    (value,) = values.to_pylist()
+    assert [(key, value, value if key == 1 else None) for key in LEFT] == [tuple(row.values()) for row in found]
+
+
 def test_keys_of_extension_types_are_looked_up(tmp_path: Path) -> None:
     """Arrow joins their stored values; JSON has no one text."""
     ids = pa.array([b"0" * 16, b"1" * 16, None], pa.binary(16)).cast(pa.uuid())
