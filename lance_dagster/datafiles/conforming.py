@@ -25,8 +25,8 @@ _BINARIES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch with the columns, order and types of `schema`.
 
-    Types may differ in the width of offsets, a list for a fixed-size list, the time zone label, a coarser time unit, or
-    the null type for any type.
+    Types may differ in the width of offsets, a list for a fixed-size list, the time zone label, a coarser time unit,
+    whether a dictionary is ordered, or the null type for any type.
 
     Raises:
         SchemaMismatchError: A column does not fit; the message names it and both types. Or a string is not UTF-8; the
@@ -71,7 +71,7 @@ def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow typ
     # A table stores the storage type of an extension type; the metadata of the column names the extension.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
     given, wanted = storage_type(given), storage_type(wanted)
-    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted):
+    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted) or _is_coded(given, wanted):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         # A coarser unit converts without loss; a finer one would be rounded.
@@ -92,6 +92,13 @@ def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow typ
 
 def _is_family(given: pa.DataType, wanted: pa.DataType) -> bool:
     return any(given in family and wanted in family for family in (_STRINGS, _BINARIES))
+
+
+def _is_coded(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type
+    """Return whether both are dictionaries of the same values; the format does not store that one is ordered."""
+    if not (pa.types.is_dictionary(given) and pa.types.is_dictionary(wanted) and given.index_type == wanted.index_type):
+        return False
+    return given.value_type == wanted.value_type or _is_family(given.value_type, wanted.value_type)
 
 
 def _is_blob(arrow: Any) -> bool:  # noqa: ANN401  # only extension types have the name

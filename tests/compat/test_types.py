@@ -243,6 +243,22 @@ def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
         table.append(pa.table({"c": ["x"]}))
 
 
+@pytest.mark.parametrize("values", [pa.array(["x", "y"]), pa.array(["x", "y"], pa.string_view())], ids=["str", "view"])
+@pytest.mark.parametrize("nested", [False, True], ids=["column", "field"])
+def test_dictionaries_that_are_stored_in_another_type(tmp_path: Path, values: Any, *, nested: bool) -> None:  # noqa: ANN401
+    """A table takes rows of the schema it was made with; the format has no ordered dictionaries and no views."""
+    given: Any = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int8()), values, ordered=True)
+    column = pa.StructArray.from_arrays([given], ["p"]) if nested else given
+    rows = pa.table({"id": [1, 2, 3], "c": column})
+    table = LanceTable.create(tmp_path / "t", rows.schema)
+    table.append(rows)
+    table.upsert(rows, on=["id"])
+    table.columns.add(rows.rename_columns(["id", "d"]), on=["id"])
+    assert [{**row, "d": row["c"]} for row in rows.to_pylist()] == lance.dataset(table.uri).to_table().to_pylist()
+    table.overwrite(rows)
+    assert rows.to_pylist() == lance.dataset(table.uri).to_table().to_pylist()
+
+
 MARKED = pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
 
 
