@@ -9,7 +9,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from lance_dagster.cli.output import Output
+from lance_dagster.__about__ import __version__
+from lance_dagster.cli.output import Output, discard_output
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.transaction import COMMIT_MESSAGE
 from lance_dagster.gc.retention import duration
@@ -52,6 +53,28 @@ class RefType(click.ParamType[str]):
         found = sorted(name for name in names if name.startswith(incomplete))
         # `known` lists `main` even without a table, so `main` alone does not show that the path is right.
         return [] if names == ["main"] else [CompletionItem(name) for name in found]
+
+
+def _printing(name: str, text: Callable[[click.Context], str], *others: str) -> click.Option:
+    """Return an option that prints a text and ends the program, also where nobody reads the text.
+
+    The options that click has for this exit with 1 at a closed pipe.
+    """
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's
+        if wanted and not context.resilient_parsing:
+            try:
+                click.echo(text(context), color=context.color)
+            except BrokenPipeError:
+                discard_output()
+            context.exit()
+
+    about = f"Show {'this message' if name == '--help' else 'the version'} and exit."
+    return click.Option([*others, name], is_flag=True, expose_value=False, is_eager=True, help=about, callback=show)
+
+
+HELP = _printing("--help", click.Context.get_help, "-h")
+VERSION = _printing("--version", lambda context: f"{context.find_root().info_name} {__version__}")
 
 
 def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":

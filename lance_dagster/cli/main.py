@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from lance_dagster.cli.arguments import HELP, VERSION
 from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line
 from lance_dagster.cli.diff_command import diff
 from lance_dagster.cli.inspect_commands import branches, show, status, tags
@@ -97,8 +98,7 @@ class Program(click.Group):
                 formatter.write_dl(rows)
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="lance-dagster", message="%(prog)s %(version)s")
+@click.group(cls=Program, params=[VERSION, HELP], context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def main(context: click.Context) -> None:
     """Version control for Lance tables: branches, tags, merges. TABLE is a local path or the URI of an object store.
@@ -112,4 +112,5 @@ def main(context: click.Context) -> None:
 
 for _topic in TOPICS.values():
     for _command in _topic:
+        _command.params.append(HELP)
         main.add_command(_command)

@@ -89,6 +89,17 @@ def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple
     assert "BrokenPipe" not in said
 
 
+@pytest.mark.parametrize("arguments", ["--version", "--help", "merge -h", "repository --help", "repository log --help"])
+def test_nobody_has_to_read_the_help(arguments: str) -> None:
+    """The exit code is that of a help that was read."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "lance_dagster.cli", *arguments.split()]
+    done = subprocess.run(command, check=False, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(write)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize(
     "arguments", [("--help",), ("log", "TABLE"), ("log", "TABLE", "--json"), ("merge", "TABLE", "run/1")]
 )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from lance_dagster.cli.arguments import HELP
 from lance_dagster.cli.command_errors import Refusal, UsageRefusal, error_line, repository_command_for
 from lance_dagster.cli.repository.channel_commands import (
     create_channel,
@@ -103,4 +104,5 @@ def repository() -> None:
 
 
 for _command in COMMANDS:
+    _command.params.append(HELP)
     repository.add_command(_command)
