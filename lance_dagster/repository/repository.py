@@ -479,8 +479,9 @@ class LanceRepository:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
         A table that was moved since is found by its id. A table that was removed is left out, and the message of the
-        new commit names it. Where `main` of a table cannot be brought up to the commit, `status` shows it and `repair`
-        tries again.
+        new commit names it. Where the commit is reverted already, only tables that were added or removed again since
+        are changed. Where `main` of a table cannot be brought up to the commit, `status` shows it and `repair` tries
+        again.
 
         Raises:
             MergeConflictError: Later changes depend on it; nothing is visible.

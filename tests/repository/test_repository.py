@@ -391,12 +391,34 @@ def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:
     """The next commit of all tables does not bring it back, and `adopt` does."""
     lake = new_repository(tmp_path, "a")
     lake.create_table("extra", SCHEMA)
-    lake.revert(lake.commit("add extra").id)
+    added = lake.commit("add extra").id
+    lake.revert(added)
     assert "extra" not in lake.tables()
-    lake.revert(lake.log()[1].id)
+    assert lake.head() == lake.revert(added)
     assert "extra" not in lake.commit("all").tables
     lake.adopt(["extra"])
     assert "extra" in lake.head().tables
+    assert "extra" not in lake.revert(added).tables
+    assert "extra" not in lake.tables()
+
+
+def test_what_was_done_again_after_a_revert_is_reverted_again(tmp_path: Path) -> None:
+    """A table that was added or removed once more; the rows of other tables that the commit changed are kept."""
+    lake = new_repository(tmp_path, "a")
+    lake.commit("start")
+    lake.table("a").append(rows(1))
+    lake.create_table("extra", SCHEMA)
+    both = lake.commit("both").id
+    lake.revert(both)
+    lake.publish(run(lake, 2, "a"))
+    lake.adopt(["extra"])
+    done = lake.revert(both)
+    assert ({"a": [2]}, done) == (ids(lake, "main"), lake.revert(both))
+    removed = lake.remove_table("a").id
+    lake.revert(removed)
+    lake.remove_table("a")
+    lake.revert(removed)
+    assert {"a": [2]} == ids(lake, "main")
 
 
 def test_a_publication_of_many_tables_fits_on_a_screen() -> None:

@@ -35,15 +35,11 @@ def revert_request(
             that it changed were removed since.
     """
     head = repository.head()
-    undone = _to_undo(repository, commit, head)
     said = message or f"revert {commit.short_id}: {commit.message}"
-    if undone is None:
-        # A call that is repeated after a crash finds its commit and does nothing.
-        return CommitRequest(branch=MAIN, stage=lambda _, __: None, names=(), message=said)
-    commit = undone
+    commit, is_undone = _to_undo(repository, commit, head)
     if not commit.parents:
         raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to revert")
-    changes, missing = _changes(commit, repository.logs.commit(commit.parents[0]), head)
+    changes, missing = _changes(repository, commit, head, is_undone=is_undone)
     if missing:
         said += f" (without {', '.join(missing)}, removed since)"
     options = MergeOptions(message=said, properties=properties)
@@ -109,14 +105,15 @@ def added_by(repository: RepositoryContext, commit: RepositoryCommit, now: Repos
 
 
 def _changes(
-    commit: RepositoryCommit, before: RepositoryCommit, head: RepositoryCommit
+    repository: RepositoryContext, commit: RepositoryCommit, head: RepositoryCommit, *, is_undone: bool
 ) -> tuple[dict[str, tuple[TableVersion | None, TableVersion | None]], list[str]]:
     """Return the changes to undo: by the present name of each table, its versions before and after the commit.
 
     The second value has the names of tables whose change cannot be undone, because they were removed. Where nothing
-    else is to be undone, this raises.
+    else is to be undone, this raises. Of a commit that is undone, only tables that were added or removed again are
+    left: there are none for a call that is repeated after a crash.
     """
-    old, new, now = (_by_id(one) for one in (before, commit, head))
+    old, new, now = (_by_id(one) for one in (repository.logs.commit(commit.parents[0]), commit, head))
     changes: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
     missing = []
     for table_id in sorted(old.keys() | new.keys()):
@@ -129,9 +126,9 @@ def _changes(
             if table_id not in now and old_name in head.tables:
                 raise ConflictError(f"another table is called {old_name!r} now; remove or move it before the revert")
             changes |= {} if table_id in now else {old_name: (first, None)}
-        elif table_id in now:
+        elif table_id in now and (first is None or not is_undone):
             changes[now[table_id][0]] = first, last
-        elif first is not None:
+        elif first is not None and not is_undone:
             missing.append(new_name)
     if missing and not changes:
         raise ConflictError(f"tables that commit {commit.short_id} changed were removed since: {', '.join(missing)}")
@@ -163,8 +160,8 @@ def _named_again(repository: RepositoryContext, name: str, old: TableVersion) ->
 
 def _to_undo(
     repository: RepositoryContext, commit: RepositoryCommit, head: RepositoryCommit
-) -> RepositoryCommit | None:
-    """Return the commit to undo, so that the change of a commit is gone; None when it is gone already.
+) -> tuple[RepositoryCommit, bool]:
+    """Return the commit to undo, so that the change of a commit is gone, and whether that was done already.
 
     Where a revert of the commit was itself reverted, that second revert brought the change back, and it is the one to
     undo.
@@ -182,9 +179,9 @@ def _to_undo(
     while undone is not None:
         again = reverts.get(undone.id)
         if again is None:
-            return None
+            return commit, True
         commit, undone = again, reverts.get(again.id)
-    return commit
+    return commit, False
 
 
 def _ends(context: TableContext, old: TableVersion, new: TableVersion) -> tuple[State, State]:
