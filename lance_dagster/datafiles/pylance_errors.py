@@ -24,7 +24,10 @@ from lance_dagster.errors import (
 from lance_dagster.format.sql_text import enclosed
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
-_NO_JSON = "Failed to encode JSON: "
+_UNFIT_VALUES = {
+    "Failed to encode JSON: ": "a text for a column of JSON is no JSON",
+    "Invalid user input: The struct field ": "a null struct cannot be stored",
+}
 _PANIC = "PanicException"
 _DAMAGE = (
     "Encountered corrupt file",
@@ -123,9 +126,9 @@ def storage_errors(what: str) -> Iterator[None]:
         _raise_refusal(what, error)
         if "Not supported: " in str(error):
             raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
-        if _NO_JSON in str(error):
-            problem = _first_line(error).rpartition(_NO_JSON)[2]
-            raise SchemaMismatchError(f"a text for a column of JSON is no JSON: {problem}") from error
+        for part, said in _UNFIT_VALUES.items():
+            if part in str(error):
+                raise SchemaMismatchError(f"{said}: {_first_line(error).rpartition(part)[2]}") from error
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
 
 

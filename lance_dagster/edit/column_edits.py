@@ -35,7 +35,7 @@ from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted
 from lance_dagster.format import casts, evolution
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.evolution import Fields
-from lance_dagster.format.file_versions import check_description, check_newly_storable
+from lance_dagster.format.file_versions import check_description, check_newly_storable, takes_nulls
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields, is_layout_key, with_field_metadata, without_views
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
@@ -144,17 +144,27 @@ def add_columns(
         check_newly_storable(head.manifest.fields, fields, head.manifest.file_version)
         made = fields[len(head.manifest.fields) :]
         fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
-        nullable = all(column.nullable for column in source.columns)
+        never_null = _never_null(made, head.manifest.file_version)
         # An empty table is allowed: no row exists that would be null.
-        if not nullable and source.compute is None and len(fragments):
-            names = [column.name for column in source.columns if not column.nullable]
-            raise InvalidInputError(f"column {names[0]!r} would be null in every row, and it is not nullable")
+        if never_null and source.compute is None and len(fragments):
+            name, reason = next(iter(never_null.items()))
+            raise InvalidInputError(f"column {name!r} would be null in every row, and {reason}")
         # A concurrent append does not write the new columns, so its rows read as nulls there. With
         # `preserves_nullability` the conflict rules accept such an append; otherwise they make it retry.
-        operation = _merged(head, fragments, fields, preserves_nullability=nullable)
+        operation = _merged(head, fragments, fields, preserves_nullability=not never_null)
         return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
+
+
+def _never_null(made: Fields, file_version: str) -> dict[str, str]:
+    """Return why new columns take no nulls, by their names; those that do are left out."""
+    in_files = f"data files of version {file_version} hold no null structs; add it with its values"
+    return {
+        column.name: in_files if column.nullable else "it is not nullable"
+        for column in made
+        if column.parent_id < 0 and not takes_nulls(column, file_version)
+    }
 
 
 def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: CommitInfo) -> State:

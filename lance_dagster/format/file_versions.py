@@ -20,6 +20,7 @@ _NOT_PACKED = frozenset(
     {"bool", "null", "struct", "map", "list", "list.struct", "large_list", "large_list.struct", "json", "dict"}
 )
 _PARTS_OF_A_DICTIONARY = 4
+_WITHOUT_NULL_STRUCTS = "2.0"
 _CHOICES = {
     "lance-encoding:compression": ("none", "lz4", "zstd", "fsst"),
     "lance-encoding:structural-encoding": ("miniblock", "fullzip"),
@@ -80,6 +81,11 @@ def check_newly_storable(before: Sequence[Field], after: Sequence[Field], file_v
     for number, found in problems.items():
         if known.get(number) != found:
             raise InvalidInputError(f"column {found[0]!r}: {found[1]}")
+
+
+def takes_nulls(column: Field, file_version: str) -> bool:
+    """Return whether a column may be null in data files of a version: those of version 2.0 hold no null structs."""
+    return column.nullable and not (column.logical_type == "struct" and file_version == _WITHOUT_NULL_STRUCTS)
 
 
 def storage_problems(fields: Sequence[Field], file_version: str) -> dict[int, tuple[str, str]]:

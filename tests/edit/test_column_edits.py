@@ -127,6 +127,27 @@ def test_keys_that_python_has_no_object_for(tmp_path: Path) -> None:
     assert [7, 8, None] == made.read().column("x").to_pylist()
 
 
+def test_a_struct_is_added_with_values_where_files_hold_no_null_struct(tmp_path: Path) -> None:
+    """Files of version 2.0: no row could be rewritten any more that has a null there."""
+    made = pa.table({"key": [1, 2]})
+    lance.write_dataset(made, tmp_path / "table", data_storage_version="2.0", enable_stable_row_ids=True)
+    table = LanceTable.open(tmp_path / "table")
+    with pytest.raises(InvalidInputError, match=r"'place' would be null in every row, and data files of version 2\.0"):
+        table.columns.add(pa.field("place", PLACE))
+    places = pa.array([{"x": 1, "y": 1.0}, {"x": 2, "y": 2.0}], PLACE)
+    with pytest.raises(SchemaMismatchError, match="a null struct cannot be stored: `place` contains 1 null"):
+        table.columns.add(pa.table({"key": [1], "place": places[:1]}), on=["key"])
+    table.columns.add(made.append_column("place", places), on=["key"])
+    rows = pa.table({"key": [1, 3], "place": [None, None]})
+    for write in (table.append, lambda given: table.upsert(given, on=["key"]), table.overwrite):
+        with pytest.raises(SchemaMismatchError, match="a null struct cannot be stored: `place` contains"):
+            write(rows)
+    table.update({"key": "key + 1"})
+    empty = LanceTable.open(lance.write_dataset(made[:0], tmp_path / "empty", data_storage_version="2.0").uri)
+    empty.columns.add(pa.field("place", PLACE))
+    empty.append(made.append_column("place", places))
+
+
 VIEWS: dict[str, "pa.Array[Any]"] = {
     "string": pa.array(["a"], pa.string_view()),
     "bytes": pa.array([b"a"], pa.binary_view()),
