@@ -85,7 +85,8 @@ def check_newly_storable(before: Sequence[Field], after: Sequence[Field], file_v
 
 def takes_nulls(column: Field, file_version: str) -> bool:
     """Return whether a column may be null in data files of a version: those of version 2.0 hold no null structs."""
-    return column.nullable and not (column.logical_type == "struct" and file_version == _WITHOUT_NULL_STRUCTS)
+    no_null = column.parent_id < 0 and column.logical_type == "struct" and file_version == _WITHOUT_NULL_STRUCTS
+    return column.nullable and not no_null
 
 
 def storage_problems(fields: Sequence[Field], file_version: str) -> dict[int, tuple[str, str]]:

@@ -417,6 +417,27 @@ def test_columns_that_contradict_each_other(
     assert {"column", "schema"} >= {conflict.kind for conflict in caught.value.conflicts}
 
 
+@pytest.mark.parametrize("version", ["2.0", "2.1"])
+def test_a_new_struct_has_values_where_files_hold_no_null_one(tmp_path: Path, version: Any) -> None:  # noqa: ANN401
+    """In files of version 2.0 a row without a value of the other side's column could not be rewritten any more."""
+    made = pa.table({"id": [1, 2]})
+    lance.write_dataset(made, tmp_path / "table", data_storage_version=version, enable_stable_row_ids=True)
+    table = LanceTable.open(tmp_path / "table")
+    for number in (1, 2):
+        table.branches.create(f"run/{number}")
+        column = pa.StructArray.from_arrays([pa.array([1, 2])], ["x"])
+        table.columns.add(made.append_column(f"n{number}", column), on=["id"], branch=f"run/{number}")
+    table.merge("run/1")
+    table.append(table.read(filter="id = 1"))
+    if version == "2.0":
+        with pytest.raises(MergeConflictError, match=r"added it as a struct.*\n.*drop column n2 on run/2, try again"):
+            table.merge("run/2", strategy="source-wins")
+        return
+    table.merge("run/2")
+    table.update({"id": "id + 1"})
+    assert [1, 2, None] == [row["n2"] and row["n2"]["x"] for row in table.read().to_pylist()]
+
+
 def test_a_required_column_is_kept_beside_rows_that_have_it(table: LanceTable) -> None:
     """The rows are checked for nulls."""
     table.columns.set_nullable("value", nullable=False, branch="run")

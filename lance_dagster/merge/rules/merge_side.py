@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
+from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import U64Array, elements
@@ -195,7 +196,7 @@ class MergeSide:
         return tuple(
             field.name
             for field in self.manifest.fields
-            if field.id not in known and field.parent_id < 0 and not field.nullable
+            if field.id not in known and field.parent_id < 0 and not takes_nulls(field, self.manifest.file_version)
         )
 
     def backed(self, number: BaseKey, rows: BitMap) -> set[int]:

@@ -53,7 +53,7 @@ def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
     changes = [
         *_casts(side, sorted(side.cast_fields)),
         *(_made_required(side, number, made_again("the change of the column", side.branch)) for number in numbers),
-        *(_added_required(side, field.id, field.name) for field in added),
+        *(_added_required(side, field.id, field) for field in added),
     ]
     returned = "rows it changed or took out are brought back"
     for change in changes:
@@ -109,13 +109,21 @@ def _made_required(side: MergeSide, number: int, advice: str) -> _ColumnChange:
 def _new_required(side: MergeSide, fields: Collection[Field], schema: MergedSchema) -> Iterator[_ColumnChange]:
     own = {new: number for number, new in schema.from_source.items()} if side.is_source else {}
     for field in fields:
-        yield _added_required(side, own.get(field.id, field.id), field.name)
+        yield _added_required(side, own.get(field.id, field.id), field)
 
 
-def _added_required(side: MergeSide, number: int, path: str) -> _ColumnChange:
-    did = f"{added_makers(side, number)} added it as not null"
-    nullable = f"allow nulls in column {path} on {side.branch}, and try again; rows of the other side are null there"
-    return _ColumnChange(path=path, did=did, advice=nullable)
+def _added_required(side: MergeSide, number: int, field: Field) -> _ColumnChange:
+    # What is nullable is a struct in data files that hold no null one.
+    did = f"{added_makers(side, number)} added it as {'a struct' if field.nullable else 'not null'}"
+    advice = (
+        f"allow nulls in column {field.name} on {side.branch}, and try again; rows of the other side are null there"
+    )
+    if field.nullable:
+        advice = (
+            f"drop column {field.name} on {side.branch}, try again, and add it then; rows of the other side would be "
+            f"null there, and data files of version {side.manifest.file_version} hold no null structs"
+        )
+    return _ColumnChange(path=field.name, did=did, advice=advice)
 
 
 def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[int]:
@@ -130,7 +138,7 @@ def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> 
 
 def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
     for field in schema.fields:
-        if field.id in added and field.parent_id < 0 and not field.nullable:
+        if field.id in added and field.parent_id < 0 and not schema.nullable(field.id):
             yield field
 
 

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from lance_dagster.format.evolution import next_field_id, subtree
+from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.schema import with_metadata
 from lance_dagster.merge.rules.change_makers import (
@@ -48,7 +49,8 @@ class MergedSchema:
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
     `kept` are those of the merge base that the source dropped and the strategy kept; `equal` are fields that both sides
-    added with the same values. `findings` are the columns that both sides changed.
+    added with the same values. `findings` are the columns that both sides changed. `file_version` is that of the data
+    files.
     """
 
     fields: tuple[Field, ...]
@@ -58,6 +60,7 @@ class MergedSchema:
     kept: frozenset[int]
     equal: frozenset[int] = frozenset()
     findings: tuple[Finding, ...] = ()
+    file_version: str = ""
 
     @cached_property
     def paths(self) -> dict[int, str]:
@@ -76,7 +79,7 @@ class MergedSchema:
 
     def nullable(self, number: int) -> bool:
         """Tell whether a field of the result may be null."""
-        return any(field.id == number and field.nullable for field in self.fields)
+        return any(field.id == number and takes_nulls(field, self.file_version) for field in self.fields)
 
 
 def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> MergedSchema:
@@ -169,6 +172,7 @@ class _SchemaMerge:
             kept=frozenset(self._kept),
             equal=frozenset(self._equal),
             findings=tuple(self._findings),
+            file_version=self._dest_side.manifest.file_version,
         )
 
     def _keep_or_change(self, base: Field, source_id: int | None, dest_id: int) -> None:
