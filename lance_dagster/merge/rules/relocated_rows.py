@@ -233,18 +233,14 @@ class _BaseRows:
             runs: The addresses that rows of the fragment have in the merge base.
             fragment: The fragment of the side.
         """
+        moved_by = runs.first - runs.at
         found = BitMap()
-        for number in self._by_files.get(_values_in(fragment), ()):
-            same = runs.first - runs.at == np.uint64(number << OFFSET_BITS)
-            found |= bitmap_of(runs.at[same], runs.count[same])
-        return found
-
-    @cached_property
-    def _by_files(self) -> "dict[_Values, list[int]]":
-        """The fragments by their files."""
-        found: dict[_Values, list[int]] = {}
-        for number in self._fragments:
-            found.setdefault(_values_in(self._base.fragment(number)), []).append(number)
+        keeps_offset = (moved_by & np.uint64((1 << OFFSET_BITS) - 1)) == 0
+        # Fragments whose rows have other offsets now are left out: to look at all would cost by the size of the table.
+        for start in np.unique(moved_by[keeps_offset]):
+            if _values_in(self._base.fragment(int(start) >> OFFSET_BITS)) == _values_in(fragment):
+                same = moved_by == start
+                found |= bitmap_of(runs.at[same], runs.count[same])
         return found
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
