@@ -309,7 +309,7 @@ def write_blob_files(
         raise InvalidInputError(
             f"rows with blobs can only be written with the columns of main of {root}: {dataset.schema.names}"
         )
-    # Earlier releases of this package made tables with both. pylance would write all blobs in the present encoding.
+    # Earlier versions of this package made tables with both. pylance would write all blobs in the present encoding.
     if has_legacy_blobs(dataset.schema):
         raise InvalidInputError(
             f"{root} has columns marked {LEGACY_BLOB}, and pylance could not read their blobs beside new ones; drop "

@@ -206,7 +206,7 @@ def stored_layout(field: Field) -> tuple[object, ...]:
 def legacy_blob(fields: Sequence[Field], file_version: str) -> str | None:
     """Return the name of a field of blobs in the legacy encoding in files of version 2.2 or newer; None without one.
 
-    Earlier releases of this package made such tables. pylance writes blobs of the present encoding into these files,
+    Earlier versions of this package made such tables. pylance writes blobs of the present encoding into these files,
     and cannot read a column that has both.
     """
     # Tables of early Lance releases record no version.
