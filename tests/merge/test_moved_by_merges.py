@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import lance
 import pytest
 
 from lance_dagster import LanceTable, MergeConflictError
@@ -64,6 +65,54 @@ def test_an_update_before_the_compaction_is_still_one(tmp_path: Path) -> None:
     assert "1 row in fragment 1 of the merge base" == conflict.unit
     table.merge("other", strategy="source-wins")
     assert [("a", 0), ("a", 1), ("b", 109)] == contents(table)
+
+
+@pytest.fixture(params=[True, False], ids=["stable ids", "addresses"])
+def crosswise(tmp_path: Path, request: pytest.FixtureRequest) -> LanceTable:
+    """`dev` got the rows 8 and 9 of `main` by a merge of `work`, which updated 9 to 90; `fresh` is made from `main`."""
+    if request.param:
+        table = new_table(tmp_path, entries("a", 0, 1))
+    else:
+        lance.write_dataset(entries("a", 0, 1), tmp_path / "addresses")
+        table = LanceTable.open(tmp_path / "addresses")
+    table.branches.create("dev")
+    table.append(entries("b", 8, 9))
+    table.branches.create("work")
+    table.branches.create("fresh")
+    table.update({"value": "90"}, where="value = 9", branch="work")
+    table.merge("work", into="dev")
+    assert "main@" in table.preview_merge("fresh", "dev").base
+    return table
+
+
+AGAINST: dict[str, Change] = {
+    "delete": lambda table: table.delete("value = 9", branch="fresh"),
+    "update": lambda table: table.update({"value": "900"}, where="value = 9", branch="fresh"),
+    "add a column": lambda table: table.columns.add({"ten": "value * 10"}, branch="fresh"),
+}
+
+
+@pytest.mark.parametrize("source,dest", [("fresh", "dev"), ("dev", "fresh")])
+@pytest.mark.parametrize("change", AGAINST)
+def test_an_update_that_came_with_its_row_is_not_lost(
+    crosswise: LanceTable, change: str, source: str, dest: str
+) -> None:
+    """The merge base has the row with its old value, and the dest never had that: it conflicts with other changes."""
+    AGAINST[change](crosswise)
+    with pytest.raises(MergeConflictError):
+        crosswise.merge(source, dest)
+    if as_pylance(crosswise).has_stable_row_ids:
+        crosswise.merge(source, dest, strategy="source-wins" if source == "dev" else "dest-wins")
+        assert [("a", 0), ("a", 1), ("b", 8), ("b", 90)] == contents(crosswise, dest)
+        as_pylance(crosswise, dest).validate()
+
+
+@pytest.mark.parametrize("source,dest", [("fresh", "dev"), ("dev", "fresh")])
+def test_rows_that_came_unchanged_are_not_updated(crosswise: LanceTable, source: str, dest: str) -> None:
+    """An update of another row that `dev` got in the same merge is kept, beside the update of `work`."""
+    crosswise.update({"value": "80"}, where="value = 8", branch="fresh")
+    crosswise.merge(source, dest)
+    assert [("a", 0), ("a", 1), ("b", 80), ("b", 90)] == contents(crosswise, dest)
 
 
 def test_values_of_a_new_column_are_not_lost(tmp_path: Path) -> None:

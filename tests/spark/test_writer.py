@@ -125,8 +125,8 @@ def test_batches_are_bounded_by_rows_or_by_bytes(spark: SparkSession) -> None:
     default = spark.conf.get(BATCH_BYTES)
     cases: list[tuple[list[pa.DataType], int, tuple[str | None, str]]] = [
         ([pa.int64()], 0, ("2147483647", "16384")),
-        ([pa.string()] * 20, 0, ("2147483647", "13107")),
-        ([pa.float64()] * 200, 0, ("2147483647", "10485")),
+        ([pa.string()] * 20, 0, ("2147483647", "12800")),
+        ([pa.float64()] * 200, 0, ("2147483647", "10240")),
         ([pa.list_(pa.float32(), 512)], 0, ("2147483647", "4096")),
         ([pa.string()], 100_000, ("2147483647", "167")),
         ([pa.list_(pa.binary())], 0, (default, "16384")),

@@ -141,9 +141,9 @@ class _Locator:
     deleted: Deleted
 
     @cached_property
-    def updated(self) -> RowRuns:
-        """The ids of rows that the versions of the side gave new values."""
-        return _updated_ids(self.side, self.deleted)
+    def written(self) -> "_WrittenIds":
+        """The ids of rows that the versions of the side gave new values, and of those that its merges brought."""
+        return _written_ids(self.side, self.deleted)
 
     @cached_property
     def by_stamps(self) -> bool:
@@ -162,7 +162,8 @@ class _Locator:
         rest = dead.positions - back - shared.positions
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
-        updated = ids.where_in(self.updated).positions
+        updated = ids.where_in(self.written.updated).positions
+        updated |= ids.where_in(self.written.brought).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
         if self.by_stamps:
             stamps = _stamps(fragment, self.side.name)
@@ -188,7 +189,7 @@ class _Locator:
         """
         base = self.matched.base
         live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, base.fragment(base_id))
-        live &= _ids(fragment, self.side.name).where_in(self.updated).positions
+        live &= _ids(fragment, self.side.name).where_in(self.written.updated).positions
         if not live:
             return known
         addresses = addresses_of(fragment, base_id).restricted(live)
@@ -282,6 +283,12 @@ class _BaseRows:
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
+def merges_brought_rows(side: SideHistory) -> bool:
+    """Tell whether merges brought rows that a side did not have, so that rows of the merge base may be among them."""
+    merges = ((change.before, change.after) for change in side.changes if change.is_merge)
+    return any(one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges)
+
+
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
     """Tell whether versions are missing that would show which rows the side updated, so that stamps have to be used.
 
@@ -304,21 +311,45 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
     return False
 
 
-def _updated_ids(side: SideHistory, deleted: Deleted) -> RowRuns:
-    """Return the ids of rows that got new values since the merge base, as far as versions show it."""
-    ids = NOWHERE
-    known: dict[int, RowRuns] = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
+@dataclass(frozen=True, slots=True)
+class _WrittenIds:
+    """The ids of rows that versions of a side gave new values, and of those that its merges brought for the first time.
+
+    The merge base may have the latter, where it was merged into the side, with older values than the side got.
+    """
+
+    updated: RowRuns = NOWHERE
+    brought: RowRuns = NOWHERE
+
+
+def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
+    found = _WrittenIds()
+    known = {side.anchor.version: found} if side.anchor is not None and side.same_ids else {}
     for change in side.changes:
         if change.transaction is None or change.before is None or change.after is None:
             continue
         # A restore also takes updates back: only rows updated up to the restored version have new values after it.
         if isinstance(change.operation, Restore):
-            ids = known.get(change.operation.version, ids)
+            found = known.get(change.operation.version, found)
         elif isinstance(change.operation, Update | Merge) or change.is_merge:
-            ids = RowRuns.set_of([ids, *_rewritten(change.before, change.after, deleted)])
-            ids = RowRuns.set_of([ids, *_ids_in_place(change)])
-        known[change.after.version] = ids
-    return ids
+            updated = RowRuns.set_of([found.updated, *_rewritten(change.before, change.after, deleted)])
+            updated = RowRuns.set_of([updated, *_ids_in_place(change)])
+            found = replace(found, updated=updated)
+            if change.is_merge:
+                brought = RowRuns.set_of([found.brought, *_new_ids(change.before, change.after)])
+                found = replace(found, brought=brought)
+        known[change.after.version] = found
+    return found
+
+
+def _new_ids(before: Manifest, after: Manifest) -> Iterator[RowRuns]:
+    """Return the ids in the new fragments of a version that the version before had not assigned."""
+    first, had = before.next_row_id, set(before.fragments.ids)
+    new = RowRuns.of([(first, max(0, after.next_row_id - first), 0)])
+    for number in after.fragments.ids:
+        if number not in had:
+            ids = _ids(after.fragment(number), f"version {after.version}")
+            yield ids.restricted(ids.where_in(new).positions)
 
 
 def _ids_in_place(change: Change) -> Iterator[RowRuns]:
