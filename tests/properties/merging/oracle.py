@@ -8,6 +8,7 @@ A conflict is `hard` when a merge would lose or duplicate something, or give som
 where the rules let a program refuse that knows less than this model; a program that merges must give `Outcome.result`.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -128,14 +129,26 @@ def resolved(inputs: MergeInputs, strategy: str, told: Collection[Reason] = ()) 
     if outcome.kinds <= {"column", *maps} and all(
         is_beside(conflict) for conflict in outcome.conflicts if conflict.kind not in maps
     ):
-        return _rows_won(inputs, outcome.result, strategy)
+        # Without stable row ids more rows may count as updated, and the conflict says how many: all of them are won.
+        lacking = sum(len(beside_updated(inputs, *sides)) for sides in _both_ways(inputs))
+        return None if _told_updated(told) > lacking else _rows_won(inputs, outcome.result, strategy)
     return None
+
+
+def _both_ways(inputs: MergeInputs) -> tuple[tuple[Snapshot, Snapshot], tuple[Snapshot, Snapshot]]:
+    return (inputs.source, inputs.dest), (inputs.dest, inputs.source)
+
+
+def _told_updated(told: Iterable[Reason]) -> int:
+    """Return the most rows of which a conflict about a column says that they were updated without it."""
+    texts = "; ".join(f"{conflict.source}; {conflict.dest}" for conflict in told)
+    return max(map(int, re.findall(r"updated (\d+) rows? without", texts)), default=0)
 
 
 def _rows_won(inputs: MergeInputs, merged: Snapshot, strategy: str) -> Snapshot:
     """Take rows that one side updated without a column that the other side filled from the winner."""
     rows = dict(merged.rows)
-    for side, other, wins in ((inputs.source, inputs.dest, SOURCE_WINS), (inputs.dest, inputs.source, DEST_WINS)):
+    for (side, other), wins in zip(_both_ways(inputs), (SOURCE_WINS, DEST_WINS), strict=True):
         new = {one.token for one in side.columns} - {one.token for one in inputs.base.columns}
         for uid in beside_updated(inputs, side, other):
             # A row that came from the other side after the column was added has no value there to lose.
