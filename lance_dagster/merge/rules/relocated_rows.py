@@ -142,7 +142,7 @@ class _Locator:
 
     @cached_property
     def written(self) -> "_WrittenIds":
-        """The ids of rows that the versions of the side gave new values, and of those that its merges brought."""
+        """The ids of rows that the versions of the side gave new values, and of those that its merges inserted."""
         return _written_ids(self.side, self.deleted)
 
     @cached_property
@@ -163,7 +163,7 @@ class _Locator:
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.written.updated).positions
-        updated |= ids.where_in(self.written.brought).positions & alive.positions
+        updated |= ids.where_in(self.written.inserted).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
         if self.by_stamps:
             stamps = _stamps(fragment, self.side.name)
@@ -283,8 +283,8 @@ class _BaseRows:
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
-def merges_brought_rows(side: SideHistory) -> bool:
-    """Tell whether merges brought rows that a side did not have, so that rows of the merge base may be among them."""
+def merges_inserted_rows(side: SideHistory) -> bool:
+    """Tell whether merges inserted rows that a side did not have, so that rows of the merge base may be among them."""
     merges = ((change.before, change.after) for change in side.changes if change.is_merge)
     return any(one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges)
 
@@ -313,13 +313,13 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIds:
-    """The ids of rows that versions of a side gave new values, and of those that its merges brought for the first time.
+    """The ids of rows that versions of a side gave new values, and of those that its merges inserted.
 
-    The merge base may have the latter, where it was merged into the side, with older values than the side got.
+    The merge base may have the latter, where it was merged into the side, with other values than the side got.
     """
 
     updated: RowRuns = NOWHERE
-    brought: RowRuns = NOWHERE
+    inserted: RowRuns = NOWHERE
 
 
 def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
@@ -336,8 +336,8 @@ def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
             updated = RowRuns.set_of([updated, *_ids_in_place(change)])
             found = replace(found, updated=updated)
             if change.is_merge:
-                brought = RowRuns.set_of([found.brought, *_new_ids(change.before, change.after)])
-                found = replace(found, brought=brought)
+                inserted = RowRuns.set_of([found.inserted, *_new_ids(change.before, change.after)])
+                found = replace(found, inserted=inserted)
         known[change.after.version] = found
     return found
 
