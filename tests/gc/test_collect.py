@@ -521,7 +521,7 @@ def test_files_of_others_in_the_folders_of_a_table_stay(table: LanceTable) -> No
     own = ["data/2024/part.parquet", "data/.git/config", "data/notes.txt", "_indices/my/notes.md"]
     for name in own:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("mine")
+        (root / name).write_text("notes")
     age(table, 40 * DAY)
     before = set(files(table, "data/inner.lance"))
     collected(table, NONE, grace=NONE)

@@ -227,8 +227,8 @@ def test_a_run_that_is_superseded_in_one_table_is_not_published_in_the_others(
     assert any("what its run wrote to shop/orders is superseded by run/" in text for text in said)
 
 
-def test_a_publisher_of_two_layers(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """A table that is computed from a promoted node of the same publisher is published after it, in the same run."""
+def two_layers() -> tuple[dg.AssetsDefinition, dg.AssetsDefinition, dg.AssetsDefinition]:
+    """Two tables, of which the second one is computed from the promoted first one, and the publisher of both."""
 
     @dg.asset
     def orders() -> pa.Table:
@@ -238,11 +238,15 @@ def test_a_publisher_of_two_layers(lake: LanceResource, instance: dg.DagsterInst
     def summary(orders: pa.Table) -> pa.Table:
         return pa.table({"orders": [orders.num_rows]})
 
-    publisher = build_publisher([orders, summary], unchecked=True)
+    return orders, summary, build_publisher([orders, summary], unchecked=True)
+
+
+def test_a_publisher_of_two_layers(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A table that is computed from a promoted node of the same publisher is published after it, in the same run."""
+    *_, publisher = nodes = two_layers()
     options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
     hold = {"ops": {"publish_production": {"config": {"hold": True, "reason": "not yet"}}}}
     release = {"ops": {"publish_production": {"config": {"release": True, "reason": "now"}}}}
-    nodes = [orders, summary, publisher]
     assert dg.materialize(nodes, **options).success
     assert [2] == lake.table("summary").read("production")["orders"].to_pylist()
     # Held, the publisher keeps the second layer from being written; what waits is published after the release.
@@ -301,18 +305,8 @@ def test_a_waiting_table_is_published_before_the_layer_that_reads_it(
     lake: LanceResource, instance: dg.DagsterInstance
 ) -> None:
     """A run that writes only the second layer publishes what waits of the first, as `eager()` conditions ask for."""
-
-    @dg.asset
-    def orders() -> pa.Table:
-        return pa.table({"id": [1, 2]})
-
-    @dg.asset(ins={"orders": dg.AssetIn(["production", "orders"])})
-    def summary(orders: pa.Table) -> pa.Table:
-        return pa.table({"orders": [orders.num_rows]})
-
-    publisher = build_publisher([orders, summary], unchecked=True)
+    orders, summary, publisher = nodes = two_layers()
     options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
-    nodes = [orders, summary, publisher]
     for versions in (1, 2):
         assert dg.materialize(nodes, selection=[orders], **options).success
         assert dg.materialize(nodes, selection=dg.AssetSelection.assets(summary, *publisher.keys), **options).success

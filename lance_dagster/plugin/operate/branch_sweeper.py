@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, RefNotFoundError, TableNotFoundError, counted
-from lance_dagster.format.validation import check_flag, check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_options, parsed_json, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
 from lance_dagster.plugin.operate.branch_decisions import Action, KeepFor, RunsOfBranches, short
@@ -186,7 +186,7 @@ class _Cursor:
     def of(cls, text: str | None) -> "_Cursor":
         # A damaged cursor loses no decision: each tick decides anew, and only an alert is repeated.
         try:
-            found = json.loads(text or "{}")
+            found = parsed_json(text or "{}")
             return cls(max(0, int(found.get("next", 0))), tuple(map(str, found.get("alerted", ()))))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()

@@ -5,13 +5,13 @@ channel that did not move costs one read of its newest entry, however many table
 costs reads of the versions of the tables that changed. Tags are not read: they follow the channel.
 """
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from lance_dagster.errors import FormatError, NotFoundError, RefNotFoundError, counted
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 
@@ -185,7 +185,7 @@ def _mark_of(entry: "RefEntry") -> BranchMark:
 def _names_in(text: str) -> frozenset[str]:
     """Return the tables that a publisher reports itself; none when the text does not come from a publisher."""
     try:
-        found = json.loads(text or "[]")
-    except (ValueError, RecursionError):
+        found = parsed_json(text or "[]")
+    except ValueError:
         return frozenset()
     return frozenset(map(str, found)) if isinstance(found, list) else frozenset()

@@ -12,7 +12,7 @@ import dagster as dg
 
 from lance_dagster.errors import LanceDagsterError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_flag, check_options, require_sequence
+from lance_dagster.format.validation import check_flag, check_options, parsed_json, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.ref_sensor import SensorOptions, check_sensor_options, version_materialization
 from lance_dagster.plugin.resource import LanceResource
@@ -138,8 +138,8 @@ def _request(path: str, head: "Version", partitions_def: dg.DynamicPartitionsDef
 def _seen(cursor: str | None) -> set[str] | None:
     """Return the tables in a cursor, or None when there is no cursor or it is damaged."""
     try:
-        found = json.loads(cursor or "null")
-    except (ValueError, RecursionError):
+        found = parsed_json(cursor or "null")
+    except ValueError:
         return None
     return set(found) if isinstance(found, list) and all(isinstance(path, str) for path in found) else None
 

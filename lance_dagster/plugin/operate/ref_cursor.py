@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lance_dagster.format.validation import parsed_json
+
 _FORMAT = 2
 _MAX_CHARACTERS = 20_000_000
 # No table gets that many versions, and a JSON number stays exact below it.
@@ -58,9 +60,8 @@ class RefCursor:
         if len(text) > _MAX_CHARACTERS:
             return None
         try:
-            return cls._parse(json.loads(text))
-        # RecursionError: the JSON is nested too deeply.
-        except (ValueError, TypeError, RecursionError):
+            return cls._parse(parsed_json(text))
+        except (ValueError, TypeError):
             return None
 
     @classmethod
