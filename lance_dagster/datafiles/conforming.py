@@ -71,7 +71,7 @@ def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow typ
     # A table stores the storage type of an extension type; the metadata of the column names the extension.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
     given, wanted = storage_type(given), storage_type(wanted)
-    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted) or _is_coded(given, wanted):
+    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted) or _fits_dictionary(given, wanted):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         # A coarser unit converts without loss; a finer one would be rounded.
@@ -94,7 +94,7 @@ def _is_family(given: pa.DataType, wanted: pa.DataType) -> bool:
     return any(given in family and wanted in family for family in (_STRINGS, _BINARIES))
 
 
-def _is_coded(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type
+def _fits_dictionary(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type
     """Return whether both are dictionaries of the same values; the format does not store that one is ordered."""
     if not (pa.types.is_dictionary(given) and pa.types.is_dictionary(wanted) and given.index_type == wanted.index_type):
         return False
