@@ -71,7 +71,13 @@ def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow typ
     # A table stores the storage type of an extension type; the metadata of the column names the extension.
     blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
     given, wanted = storage_type(given), storage_type(wanted)
-    if blobs or given == wanted or pa.types.is_null(given) or _is_family(given, wanted) or _fits_dictionary(given, wanted):
+    if (
+        blobs
+        or given == wanted
+        or pa.types.is_null(given)
+        or _is_family(given, wanted)
+        or _fits_dictionary(given, wanted)
+    ):
         return True
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         # A coarser unit converts without loss; a finer one would be rounded.
