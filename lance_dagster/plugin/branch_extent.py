@@ -3,7 +3,6 @@
 From these follows which candidate of a table waits (`waiting_version`).
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import strings_of
 from lance_dagster.plugin.run_branch import is_written, repeated_by, run_of, started_at
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _partitions(commits: "Iterable[Version]") -> set[str]:
     for commit in commits:
         if _wrote_whole_table(commit):
             return set()
-        keys.update(json.loads(commit.properties.get(md.PARTITION_KEYS, "[]")))
+        keys.update(strings_of(commit, md.PARTITION_KEYS))
     return keys
 
 

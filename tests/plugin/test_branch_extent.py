@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.measure import requests
-from lance_dagster import LanceTable
+from lance_dagster import FormatError, LanceTable
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, partitions_of
 
@@ -75,3 +75,11 @@ def test_a_head_without_partitions_needs_no_request(table: LanceTable) -> None:
     with requests(READS) as made:
         assert () == partitions_of(table, head)
     assert [] == made
+
+
+@pytest.mark.parametrize("value", ["[", "7", '{"day": "mon"}', "[1]", "[" * 100_000])
+def test_keys_that_another_program_wrote(table: LanceTable, value: str) -> None:
+    """A commit whose partition keys are no list of strings is named, and nothing is assumed about it."""
+    table.append(MON, branch="work", properties={md.PARTITION_KEYS: value})
+    with pytest.raises(FormatError, match=r"^work@3 has the property 'dagster/partition_keys' with the value "):
+        partitions_of(table, table.head("work"))

@@ -23,6 +23,7 @@ from lance_dagster import (
     build_table_checks,
     table_check,
 )
+from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publish_gate import AuditEvent, AuditLog
 from tests.plugin.shop import failure, recorded
 
@@ -134,6 +135,30 @@ def test_a_foreign_row_after_the_fork_is_audited(
     assert stall.publish(instance, "main@3", reason="without them").success
     assert stall.publish(instance, "main@4", reason="with them").success
     assert [1, 7, 50] == stall.published()
+
+
+@pytest.mark.parametrize("value", ["[[", "7", "null", '{"checks": 7}', '{"ignored": [{}]}', "[" * 100_000])
+def test_properties_of_a_foreign_commit_of_main(stall: Stall, instance: dg.DagsterInstance, value: str) -> None:
+    """What another program wrote into properties of the publisher stops no publication, and lets no row pass."""
+    branch = stall.write(instance, 7)
+    about = dict.fromkeys((md.SOURCES, md.PUBLISHED_RUNS, md.AUDITED_AGAIN), value)
+    stall.table.append(pa.table({"id": [50]}), properties={**about, md.RUN_ID: "foreign"})
+    refused = stall.publish(instance, "main@3", reason="as it is")
+    assert not refused.success
+    assert "unreadable record" in failure(refused)
+    assert stall.publish(instance, branch).success
+    assert [1, 7, 50] == stall.published()
+
+
+@pytest.mark.parametrize("value", ["[", "[]", '{"uri": 7}', '{"uri": ["run/1"]}', '{"uri": ["run/1@x"]}'])
+def test_reads_that_another_program_wrote(stall: Stall, instance: dg.DagsterInstance, value: str) -> None:
+    """A run branch whose commit does not say what its run has read is refused by name, and stays."""
+    branch = stall.write(instance, 7)
+    stall.table.config.set({"owner": "ann"}, branch=branch, properties={md.READ_UNPUBLISHED: value})
+    refused = stall.publish(instance, branch)
+    assert not refused.success
+    assert f"{branch}@4 has the property 'dagster/read_unpublished' with the value" in failure(refused)
+    assert [branch] == [*stall.table.branches.list("run/*")]
 
 
 def test_without_movement_nothing_is_audited_again(stall: Stall, instance: dg.DagsterInstance) -> None:

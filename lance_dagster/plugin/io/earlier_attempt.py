@@ -19,8 +19,9 @@ import dagster as dg
 from lance_dagster.errors import ConflictError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import values_of
 from lance_dagster.plugin.io.write_request import Write
-from lance_dagster.plugin.publish.publication import is_withdrawn, landed_as, values_of
+from lance_dagster.plugin.publish.publication import is_withdrawn, landed_as
 from lance_dagster.plugin.repeated_appends import published_append
 from lance_dagster.plugin.run_branch import (
     BACKFILL_TAG,

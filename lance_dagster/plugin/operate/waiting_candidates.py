@@ -16,8 +16,8 @@ import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide, short
-from lance_dagster.plugin.publish.publication import runs_of
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource

@@ -1,13 +1,17 @@
-"""Keep rows back that were computed from a version that is not published.
+"""What depends on a run branch: rows that were computed from its versions, and steps that may still read it.
 
 A run of a backfill reads what earlier runs of the same backfill wrote, before any of it is published, and names these
 versions in its own commits (`backfill_reads`). Its rows are published after these versions, or together with them. A
 version that was refused, discarded or superseded by a repaired run is never published, and then neither are the rows
 that were computed from it: their partitions have to be materialized again.
+
+An input such as `PinnedTable` or a lazy frame names a version of the run's branch, and its rows are read when the step
+asks for them. The publisher deletes that branch, so it has to know which steps may still read. A step that begins after
+the deletion reads `main`, which has the rows.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
@@ -17,9 +21,22 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.publication import Publication, is_withdrawn, landed_as, sources_of
+from lance_dagster.plugin.commit_properties import foreign_value, sources_of, string_lists_of
+from lance_dagster.plugin.publish.publication import Publication, is_withdrawn, landed_as
 from lance_dagster.plugin.run_branch import run_of, started_at
 from lance_dagster.table import LanceTable
+
+_STARTED = {
+    # Executors of several processes report this before the process of the step exists.
+    dg.DagsterEventType.STEP_WORKER_STARTING,
+    dg.DagsterEventType.STEP_START,
+    dg.DagsterEventType.STEP_RESTARTED,
+}
+_OVER = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
+_PLANNED_ASSET = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+_PLANNED_CHECK = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
+# A version number has at most 20 digits, as those of Lance.
+_VERSION = re.compile(r"(?P<branch>.+)@(?P<number>[0-9]{1,20})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +125,12 @@ def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:
     if head.branch == MAIN:
         return
     for commit in table.log(head, after=MAIN):
-        for uri, refs in json.loads(commit.properties.get(md.READ_UNPUBLISHED, "{}")).items():
+        for uri, refs in string_lists_of(commit, md.READ_UNPUBLISHED).items():
             for ref in refs:
-                branch, _, number = ref.rpartition("@")
-                yield _Read(uri, branch, int(number))
+                named = _VERSION.fullmatch(ref)
+                if named is None:
+                    raise foreign_value(commit, md.READ_UNPUBLISHED)
+                yield _Read(uri, named["branch"], int(named["number"]))
 
 
 def _has_rows_of(table: LanceTable, source: Version, read: _Read) -> bool:
@@ -128,3 +147,47 @@ def _noted(one: Publication, reasons: Sequence[str]) -> Publication:
 
 def _without(one: Publication, late: set[str]) -> Publication:
     return replace(one, sources=tuple(source for source in one.sources if source.branch not in late))
+
+
+def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKey]) -> dict[dg.AssetKey, list[str]]:
+    """Return those of some candidates that other steps of the current run may be reading, with the keys of the steps.
+
+    Args:
+        context: The context of the publisher's step.
+        candidates: The candidates.
+    """
+    planned: dict[str, set[dg.AssetKey | dg.AssetCheckKey]] = {}
+    at_work: set[str] = set()
+    wanted = {*_STARTED, *_OVER, _PLANNED_ASSET, _PLANNED_CHECK}
+    for record in context.instance.get_records_for_run(context.run.run_id, of_type=wanted).records:
+        event = record.event_log_entry.get_dagster_event()
+        step = event.step_key or ""
+        if event.event_type == _PLANNED_ASSET:
+            planned.setdefault(_node_of(step), set()).add(event.asset_materialization_planned_data.asset_key)
+        elif event.event_type == _PLANNED_CHECK:
+            planned.setdefault(_node_of(step), set()).add(event.asset_check_planned_data.asset_check_key)
+        elif event.event_type in _OVER:
+            at_work.discard(step)
+        else:
+            at_work.add(step)
+    found: dict[dg.AssetKey, list[str]] = {}
+    for step in sorted(at_work):
+        made = planned.get(_node_of(step), set())
+        # The publisher itself depends on all of its candidates.
+        if made.isdisjoint(context.selected_asset_keys):
+            for key in set(candidates) & _parents(context, made):
+                found.setdefault(key, []).append(step)
+    return found
+
+
+def _parents(
+    context: dg.AssetExecutionContext, made: Collection[dg.AssetKey | dg.AssetCheckKey]
+) -> set[dg.AssetKey | dg.AssetCheckKey]:
+    """Return what some assets and checks depend on; a check reads its asset."""
+    graph = context.job_def.asset_layer.asset_graph
+    return {parent for key in made if graph.has(key) for parent in graph.get(key).parent_entity_keys}
+
+
+def _node_of(step: str) -> str:
+    # The steps of a graph are named after the graph: the step that materializes its asset is one of them.
+    return step.split(".", maxsplit=1)[0]

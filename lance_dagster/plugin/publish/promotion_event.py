@@ -7,7 +7,8 @@ import dagster as dg
 
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.publication import Publication, runs_of
+from lance_dagster.plugin.commit_properties import runs_of
+from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.version_report import change_entries
 
 

@@ -40,6 +40,7 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import runs_of, sources_of, values_of
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
@@ -576,24 +577,3 @@ def is_withdrawn(table: LanceTable, landed: Version) -> bool:
     restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
     newest = next(filter(None, restored), None)
     return newest is not None and table.at(newest).number < landed.number
-
-
-def values_of(version: Version, key: str) -> list[str]:
-    """Return the values of a property of a commit; a merge of several runs has several run ids."""
-    own = [version.properties[key]] if key in version.properties else []
-    if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
-        return own
-    return [*own, *json.loads(version.properties[md.PUBLISHED_RUNS])]
-
-
-def sources_of(version: Version) -> list[str]:
-    """Return the versions of run branches that a commit of `main` published, as refs."""
-    several = json.loads(version.properties.get(md.SOURCES, "[]"))
-    # A merge of one branch names the audited version, or has it as its second parent.
-    audited = version.properties.get(md.AUDITED_VERSION)
-    return [*several, *([audited] if audited is not None else version.parents[1:])]
-
-
-def runs_of(version: Version) -> list[str]:
-    """Return the runs whose rows a commit of `main` published."""
-    return values_of(version, md.RUN_ID)

@@ -21,9 +21,9 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_readers import read_by
 from lance_dagster.plugin.checks.table_check import describe_asset
-from lance_dagster.plugin.publish.dependencies import Dependencies
+from lance_dagster.plugin.commit_properties import runs_of
+from lance_dagster.plugin.publish.dependencies import Dependencies, read_by
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
 from lance_dagster.plugin.publish.publication import (
@@ -37,7 +37,6 @@ from lance_dagster.plugin.publish.publication import (
     move_tags,
     refuse_branches_named,
     retire_all,
-    runs_of,
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled

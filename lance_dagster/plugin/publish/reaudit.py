@@ -25,7 +25,6 @@ A check that is a plain `@asset_check` cannot be evaluated on another version. T
 the policy `stale_checks="accept"` lets it pass, which is recorded.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ import dagster as dg
 from lance_dagster.errors import MergeConflictError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
+from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.merge.rules.strategy import Conflict
@@ -43,6 +43,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import partitions_of
 from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check, open_other, partitions_with_rows
 from lance_dagster.plugin.checks.table_check import BoundCheck, CheckOutcome, describe_asset
+from lance_dagster.plugin.commit_properties import are_strings, strings_on_main
 from lance_dagster.plugin.publish.publication import (
     Publication,
     in_turns,
@@ -58,6 +59,8 @@ from lance_dagster.table import LanceTable
 
 # The entry of a recorded audit with the plain checks that could not be evaluated again.
 _ACCEPTED = "accepted although stale"
+# The entries that decide, each a list of strings.
+_LISTS = ("checks", "ignored", _ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +209,7 @@ class Reaudit:
         plain = [check for check in missing if check not in known]
         reasons = [
             reason
-            for source in (json.loads(version.properties.get(md.SOURCES, "[]")) if plain else ())
+            for source in (strings_on_main(version, md.SOURCES) if plain else ())
             for reason in reasons_against(_subject_of(one, source), plain, log=self.log, chain=self.chain)
         ]
         return (one, [problem, *reasons]) if reasons else self.audit_main(one, version, problem)
@@ -438,9 +441,12 @@ def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey
 
 def recorded_audit(version: Version) -> dict[str, Any]:
     """Return the record of the audit of the preview that a version of `main` was published from; empty without one."""
-    text = version.properties.get(md.AUDITED_AGAIN)
-    found = {} if text is None else json.loads(text)
-    return found if isinstance(found, dict) else {"ignored": ["unreadable record"]}
+    with suppress(ValueError):
+        found = parsed_json(version.properties.get(md.AUDITED_AGAIN, "{}"))
+        if isinstance(found, dict) and all(are_strings(found.get(key, [])) for key in _LISTS):
+            return found
+    # Another program wrote it, so it says nothing about what let the version pass.
+    return {"ignored": ["unreadable record"]}
 
 
 def _has_new_rows(one: Publication) -> bool:

@@ -22,8 +22,9 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import SEARCHED, Publication, runs_of
+from lance_dagster.plugin.publish.publication import SEARCHED, Publication
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.publish_together import Together, Unpromoted
 from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, is_written, started_at

@@ -20,8 +20,9 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
+from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as, runs_of
+from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.repeated_appends import PublishedAppend, published_append, redone_on_main
