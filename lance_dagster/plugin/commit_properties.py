@@ -6,15 +6,17 @@ another form is refused; on `main` it counts as absent, because no commit of `ma
 
 import reprlib
 from contextlib import suppress
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from lance_dagster.errors import FormatError
 from lance_dagster.format.validation import parsed_json
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
 
-def values_of(version: Version, key: str) -> list[str]:
+
+def values_of(version: "Version", key: str) -> list[str]:
     """Return the values of a property of a commit; a merge of several runs has several run ids."""
     own = [version.properties[key]] if key in version.properties else []
     if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
@@ -22,7 +24,7 @@ def values_of(version: Version, key: str) -> list[str]:
     return [*own, *strings_on_main(version, md.PUBLISHED_RUNS)]
 
 
-def sources_of(version: Version) -> list[str]:
+def sources_of(version: "Version") -> list[str]:
     """Return the versions of run branches that a commit of `main` published, as refs."""
     several = strings_on_main(version, md.SOURCES)
     # A merge of one branch names the audited version, or has it as its second parent.
@@ -30,12 +32,12 @@ def sources_of(version: Version) -> list[str]:
     return [*several, *([audited] if audited is not None else version.parents[1:])]
 
 
-def runs_of(version: Version) -> list[str]:
+def runs_of(version: "Version") -> list[str]:
     """Return the runs whose rows a commit of `main` published."""
     return values_of(version, md.RUN_ID)
 
 
-def strings_of(version: Version, key: str) -> list[str]:
+def strings_of(version: "Version", key: str) -> list[str]:
     """Return the strings of a property of a commit that is a JSON list; empty without the property.
 
     Raises:
@@ -44,14 +46,14 @@ def strings_of(version: Version, key: str) -> list[str]:
     return _strings(_decoded(version, key, "[]"), version, key)
 
 
-def strings_on_main(version: Version, key: str) -> list[str]:
+def strings_on_main(version: "Version", key: str) -> list[str]:
     """Return what `strings_of` returns, and nothing for a value that another program wrote to a commit of `main`."""
     with suppress(FormatError):
         return strings_of(version, key)
     return []
 
 
-def string_lists_of(version: Version, key: str) -> dict[str, list[str]]:
+def string_lists_of(version: "Version", key: str) -> dict[str, list[str]]:
     """Return the lists of strings of a property of a commit that is a JSON object; empty without the property.
 
     Raises:
@@ -63,14 +65,14 @@ def string_lists_of(version: Version, key: str) -> dict[str, list[str]]:
     return {name: _strings(value, version, key) for name, value in found.items()}
 
 
-def _decoded(version: Version, key: str, default: str) -> object:
+def _decoded(version: "Version", key: str, default: str) -> object:
     try:
         return parsed_json(version.properties.get(key, default))
     except ValueError:
         raise foreign_value(version, key) from None
 
 
-def _strings(found: object, version: Version, key: str) -> list[str]:
+def _strings(found: object, version: "Version", key: str) -> list[str]:
     if not are_strings(found):
         raise foreign_value(version, key)
     return found
@@ -81,7 +83,7 @@ def are_strings(found: object) -> TypeGuard[list[str]]:
     return isinstance(found, list) and all(isinstance(value, str) for value in found)
 
 
-def foreign_value(version: Version, key: str) -> FormatError:
+def foreign_value(version: "Version", key: str) -> FormatError:
     """Return the error for a property of a commit with a value that the plugin does not write."""
     return FormatError(
         f"{version} has the property {key!r} with the value {reprlib.repr(version.properties[key])}, which the plugin "
