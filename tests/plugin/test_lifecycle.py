@@ -316,3 +316,19 @@ def test_failed_audit_in_a_process_of_its_own(
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
     assert list(shop.table().branches.list("run/*")) == [f"run/{result.run_id}"]
     assert shop.read_by_mart == [[1, 2, 3]]
+
+
+def test_a_check_of_rewritten_rows_says_nothing_about_the_rows_before(
+    shop: Shop, stored_instance: dg.DagsterInstance
+) -> None:
+    """A check without a version that passes in a re-execution of its asset does not let the parent's rows pass."""
+    shop.play(orders=[-1])
+    failed = shop.execute(stored_instance)
+    assert not failed.success
+    shop.play(orders=[5])
+    steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count"]
+    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id, step_selection=steps))
+    assert again.success
+    refused = shop.publish(stored_instance, ref=f"run/{failed.run_id}")
+    assert "no run recorded a materialization of run/" in failure(refused)
+    assert {} == shop.table().tags.list()
