@@ -87,5 +87,6 @@ def foreign_value(version: "Version", key: str) -> FormatError:
     """Return the error for a property of a commit with a value that the plugin does not write."""
     return FormatError(
         f"{version} has the property {key!r} with the value {reprlib.repr(version.properties[key])}, which the plugin "
-        f"does not write, so another program did; a run branch with it can only be discarded"
+        f"does not write, so another program did; to go on without these rows, run the publisher with the config "
+        f"discard: {version.branch} and a reason"
     )

@@ -161,6 +161,18 @@ def test_reads_that_another_program_wrote(stall: Stall, instance: dg.DagsterInst
     assert [branch] == [*stall.table.branches.list("run/*")]
 
 
+def test_a_branch_with_foreign_properties_is_discarded(stall: Stall, instance: dg.DagsterInstance) -> None:
+    """A publication of all branches names the one that it cannot read; others are published by ref meanwhile."""
+    broken = stall.write(instance, 7)
+    stall.table.config.set({"owner": "ann"}, branch=broken, properties={md.PARTITION_KEYS: "["})
+    other = stall.write(instance, 8)
+    assert f"discard: {broken} and a reason" in failure(stall.publish(instance))
+    assert stall.publish(instance, other).success
+    assert stall.publish(instance, discard=broken, reason="written by hand").success
+    assert {} == stall.table.branches.list("run/*")
+    assert [1, 8] == stall.published()
+
+
 def test_without_movement_nothing_is_audited_again(stall: Stall, instance: dg.DagsterInstance) -> None:
     """When `main` did not move, the run branch itself is merged, and the checks are evaluated once."""
     branch = stall.write(instance, 7)
