@@ -1,6 +1,18 @@
 """Repositories of many tables that are committed, published and promoted together, using only object storage."""
 
 from lance_dagster.repository.adoption import Adopted, AdoptedChannel
+from lance_dagster.repository.candidates.audits import Verdict
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.record import CandidateRecord
+from lance_dagster.repository.candidates.writes import (
+    WRITE_MARK,
+    ClosedWrites,
+    RecordedWrite,
+    WriteChanges,
+    WriteMode,
+    WriteRequest,
+    published_twin,
+)
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import AdvanceOptions, Channels, PromoteOptions, RollbackOptions
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage
@@ -19,19 +31,24 @@ __all__ = [
     "COMMIT",
     "DEFAULT_CHANNEL",
     "RESTORES",
+    "WRITE_MARK",
     "Adopted",
     "AdoptedChannel",
     "AdvanceOptions",
+    "CandidateRecord",
     "Channel",
     "ChannelHold",
     "ChannelState",
     "Channels",
+    "ClosedWrites",
     "CommitRetention",
     "Lagging",
     "LanceRepository",
+    "NumberSet",
     "PromoteOptions",
     "PublishOptions",
     "Published",
+    "RecordedWrite",
     "RefEntry",
     "ReleaseTag",
     "Releases",
@@ -45,5 +62,10 @@ __all__ = [
     "TableState",
     "TableVersion",
     "TableView",
+    "Verdict",
     "VersionToPublish",
+    "WriteChanges",
+    "WriteMode",
+    "WriteRequest",
+    "published_twin",
 ]

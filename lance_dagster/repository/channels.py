@@ -48,6 +48,7 @@ from lance_dagster.repository.commits.snapshot import (
     RepositoryCommit,
     TableVersion,
     new_commit,
+    writes_of,
 )
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
 from lance_dagster.repository.registry import RepositoryContext
@@ -275,7 +276,12 @@ class Channels:
                 # `forward_only` does not move the channel back to that one.
                 parents = (commit,) if present is None else (present, commit)
                 target, data = new_commit(
-                    wanted, parents, author=person(), message=options.get("reason", ""), properties=properties
+                    wanted,
+                    parents,
+                    author=person(),
+                    message=options.get("reason", ""),
+                    properties=properties,
+                    writes=writes_of(wanted, (commit, *parents)),
                 )
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)

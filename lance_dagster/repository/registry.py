@@ -18,6 +18,7 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
+from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
@@ -282,11 +283,12 @@ class RepositoryContext:
 
     logs: RefLogs
     registry: Registry
+    record: CandidateRecord
 
     @classmethod
     def on(cls, store: Store, storage_options: Mapping[str, str]) -> "RepositoryContext":
         """Return the context of the repository in a store; nothing is read yet."""
-        return cls(RefLogs(store), Registry(store, storage_options))
+        return cls(RefLogs(store), Registry(store, storage_options), CandidateRecord(store))
 
     @property
     def store(self) -> Store:

@@ -43,13 +43,21 @@ from lance_dagster.history.context import Properties
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.adoption import Adopted, Adoption
+from lance_dagster.repository.candidates.record import CandidateRecord
+from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
-from lance_dagster.repository.publish.exact_versions import PlanAgain, VersionToPublish, exact_request, version_in
+from lance_dagster.repository.publish.exact_versions import (
+    PlanAgain,
+    VersionToPublish,
+    exact_request,
+    version_in,
+    write_changes,
+)
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
@@ -424,10 +432,12 @@ class LanceRepository:
             reads: Other tables that the audit reads. Tables that no commit has yet are left out.
 
         Raises:
-            ConflictError: `main` of a table moved again and again; nothing is visible.
+            ConflictError: `main` of a table moved again and again; or a recorded write was closed meanwhile, or adds
+                rows that `main` has; nothing is visible.
         """
         current, registry = dict(wanted), self._context.registry
         request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
+        request = replace(request, writes=write_changes(self._context, current))
         if audit is not None:
 
             def look(tables: Mapping[str, TableVersion]) -> None:
@@ -439,6 +449,42 @@ class LanceRepository:
         lagging = project(registry, done.commit, current, main=True)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
+
+    def drop_writes(
+        self, writes: Iterable[RecordedWrite], *, message: str, properties: Properties = None
+    ) -> RepositoryCommit:
+        """Commit that recorded writes will never be published; writes that are closed stay as they are.
+
+        The commit has the same tables. A publication of one of these writes that is under way is refused, or was
+        faster: whichever is first in the log of `main`.
+
+        Args:
+            writes: The recorded writes.
+            message: The commit message, such as the reason.
+            properties: Kept with the commit.
+        """
+        request = CommitRequest(
+            branch=MAIN,
+            stage=_nothing,
+            names=(),
+            message=message,
+            properties=properties or {},
+            writes=WriteChanges(drop=tuple(writes)),
+        )
+        return commit_tables(self._context.logs, request).commit
+
+    @property
+    def record(self) -> CandidateRecord:
+        """The record of the candidates: what runs wrote and what was audited."""
+        return self._context.record
+
+    def table_id(self, name: str) -> str:
+        """Return the identity of a table, which is registered if it is not.
+
+        Raises:
+            TableNotFoundError: There is no table of that name.
+        """
+        return self._context.registry.register(name)
 
     def name_of(self, table: LanceTable) -> str:
         """Return the name of a table in the repository.

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundError
 from lance_dagster.history.context import TableContext
+from lance_dagster.repository import CandidateRecord
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry, RepositoryContext
 from lance_dagster.store import LocalStore, Store
@@ -73,7 +74,7 @@ def scripted(root: str, script: Script, open_root: Callable[[str], Store] = open
     repository = LanceRepository(root, FAST)
     store = ScriptedStore(open_root(root), script)
     # No public function takes a store.
-    repository._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST))  # noqa: SLF001
+    repository._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST), CandidateRecord(store))  # noqa: SLF001
     return repository
 
 

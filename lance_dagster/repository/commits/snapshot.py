@@ -5,21 +5,24 @@ parents are covered by the id. A ref of the repository is a log of entries; the 
 names, and whether the ref is held there.
 
     commit  {"format", "parents", "generation", "committed_at", "author", "message", "properties",
-             "tables": {name: {"id", "branch", "version", "commit", "lands"}}}
+             "tables": {name: {"id", "branch", "version", "commit", "lands"}},
+             "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}}}
     entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write"}
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
 import pendulum
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
+from lance_dagster.repository.candidates.writes import ClosedWrites, closed_value, parse_closed
 
 FORMAT = 1
 Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
@@ -30,6 +33,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 100_000_000
 # The text of a parser's error may quote the file, which can be long.
 _LONGEST_PROBLEM = 200
+_NO_WRITES: Mapping[str, ClosedWrites] = MappingProxyType({})
 T = TypeVar("T")
 
 
@@ -75,6 +79,8 @@ class RepositoryCommit:
         author: Who made it.
         message: The commit message, which the log shows.
         properties: Further values that are recorded with it, such as the run and its assets.
+        writes: The recorded writes that are closed, by table id: those whose rows the versions of the commit have, and
+            those that will never be published.
     """
 
     id: str
@@ -86,6 +92,7 @@ class RepositoryCommit:
     author: str
     message: str
     properties: Mapping[str, str] = field(default_factory=dict)
+    writes: Mapping[str, ClosedWrites] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         """Return the beginning of the id and the message."""
@@ -155,9 +162,10 @@ def new_commit(
     author: str,
     message: str,
     properties: Mapping[str, str],
+    writes: Mapping[str, ClosedWrites] = _NO_WRITES,
 ) -> tuple[RepositoryCommit, bytes]:
     """Return a new commit and its bytes."""
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "parents": [parent.id for parent in parents],
         # A search for an ancestor ends where generations are too small, without reading older commits.
@@ -177,6 +185,8 @@ def new_commit(
             for name, at in tables.items()
         },
     }
+    if writes:
+        content["writes"] = closed_value(writes)
     # Before anything is stored: no reader accepts other values.
     validate_commit_info(message, properties)
     check_string("the author", author)
@@ -184,6 +194,22 @@ def new_commit(
     commit_id = hashlib.sha256(data).hexdigest()
     # Parsed from its bytes: the writer holds what each reader will hold.
     return parse_commit(commit_id, data, commit_id), data
+
+
+def writes_of(tables: Mapping[str, TableVersion], commits: Iterable[RepositoryCommit]) -> dict[str, ClosedWrites]:
+    """Return the closed writes of versions of tables that are taken from several commits.
+
+    Args:
+        tables: The versions.
+        commits: The commits; the writes of a table are those of the first commit that names its version.
+    """
+    writes: dict[str, ClosedWrites] = {}
+    versions = {at.id: at for at in tables.values()}
+    for commit in commits:
+        for at in commit.tables.values():
+            if versions.get(at.id) == at and at.id in commit.writes:
+                writes.setdefault(at.id, commit.writes[at.id])
+    return writes
 
 
 def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
@@ -207,6 +233,8 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
             author=_text(found["author"]),
             message=_text(found["message"]),
             properties=_texts(found["properties"]),
+            # Commits of repositories in which no run recorded a write have none.
+            writes=parse_closed(found.get("writes", {})),
         )
 
     return _parsed(parse, data, path)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lance_dagster.errors import ConflictError, InvalidInputError
+from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.publish.staging import for_each_table
@@ -49,6 +50,7 @@ class CommitRequest:
         reads: Tables that the audit reads besides those that change; it gets their versions as the commit will name
             them.
         since: The newest entry of the branch, if it was read before; an outdated one only costs an attempt.
+        writes: The recorded writes that the commit publishes or drops.
     """
 
     branch: str
@@ -62,6 +64,7 @@ class CommitRequest:
     audit: AuditStaged | None = None
     reads: tuple[str, ...] = ()
     since: RefEntry | None = None
+    writes: WriteChanges = field(default_factory=WriteChanges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,8 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
     Raises:
         RefNotFoundError: There is no such branch.
         MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
-        ConflictError: Other processes moved the branch each time.
+        ConflictError: Other processes moved the branch each time; or they closed a recorded write that is to be
+            published.
         CommitStateUnknownError: The storage failed; the commit may or may not have landed.
     """
     # By table, the version of the repository that it was staged on top of, and the version that was made.
@@ -91,8 +95,10 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
         staged |= _staged_again(request, head, staged)
         changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
+        # After the head was read: the put of the entry proves that no other commit closed a write meanwhile.
+        writes = request.writes.apply(head.writes)
         # A call that is repeated after a crash ends here when its commit exists.
-        if not changed and kept == head.tables:
+        if not changed and kept == head.tables and writes == head.writes:
             return CommittedTables(commit=head, changed={})
         # Before the commit is stored, so that refused versions are named by nothing and are collected.
         _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
@@ -102,6 +108,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
             author=request.author or person(),
             message=request.message,
             properties=request.properties,
+            writes=writes,
         )
         # Stored before the entry that names it: a crash in between leaves a commit that nothing names, which a
         # collection deletes. In the opposite order, readers could find an entry without its commit.

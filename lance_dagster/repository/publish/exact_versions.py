@@ -12,10 +12,12 @@ from lance_dagster.errors import ConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import TableChange, capture, stage_merge
-from lance_dagster.repository.registry import Registry
+from lance_dagster.repository.registry import Registry, RepositoryContext
 
 _TRIES = 5
 PlanAgain = Callable[[str], "VersionToPublish"]
@@ -24,11 +26,23 @@ PlanAgain = Callable[[str], "VersionToPublish"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionToPublish:
-    """A version to publish as it is: of a branch, or of `main`; the message and properties of its merge into `main`."""
+    """A version to publish as it is.
+
+    Attributes:
+        version: A version of a branch, or of `main`.
+        message: The message of its merge into `main`.
+        properties: The properties of that merge.
+        writes: The recorded writes whose rows the version has, and `main` has not yet.
+        drops: The recorded writes that this publication supersedes; nobody will publish them.
+        withdraws: The numbers of the published writes whose rows the version lacks, because it restores an older one.
+    """
 
     version: Version
     message: str
     properties: Mapping[str, str] = field(default_factory=dict)
+    writes: tuple[RecordedWrite, ...] = ()
+    drops: tuple[RecordedWrite, ...] = ()
+    withdraws: NumberSet = field(default_factory=NumberSet)
 
 
 def exact_request(
@@ -65,6 +79,20 @@ def exact_request(
         raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
 
     return CommitRequest(branch=MAIN, stage=stage, names=tuple(current), message=message, properties=properties)
+
+
+def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPublish]) -> WriteChanges:
+    """Return the recorded writes that a commit of versions of tables closes."""
+    return WriteChanges(
+        publish=tuple(write for version in versions.values() for write in version.writes),
+        drop=tuple(write for version in versions.values() for write in version.drops),
+        related=context.record.of_candidate,
+        withdraw={
+            context.registry.register(name): version.withdraws
+            for name, version in versions.items()
+            if version.withdraws.runs
+        },
+    )
 
 
 def version_in(registry: Registry, commit: RepositoryCommit, name: str, wanted: VersionToPublish) -> TableVersion:

@@ -1,0 +1,209 @@
+"""The files of the record of candidates, and the only code that reads and writes them.
+
+    _repository/writes/{table id}/{number}.json           a recorded write; numbers count down: newest first
+    _repository/candidates/{candidate}/{table id}@{n}     empty: write n of the table belongs to the candidate
+    _repository/audits/{table id}/{commit id}/{n}.json    verdicts of checks on one version, in the order they were put
+
+Every file is put if absent and never changed. The commits of the repository say which writes are closed
+(`writes.ClosedWrites`), so the state of a write is read from the commit that a reader has resolved anyway.
+
+What waits in a table is one listing, however many writes it had: the listing begins with the newest write and ends
+where the commit says that everything older is closed. What else a candidate wrote is one listing of its folder.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import quote
+
+from lance_dagster.errors import ConflictError
+from lance_dagster.repository.candidates.audits import Verdict, parse_verdicts, verdicts_bytes
+from lance_dagster.repository.candidates.writes import (
+    ClosedWrites,
+    RecordedWrite,
+    WriteRequest,
+    parse_write,
+    write_bytes,
+)
+from lance_dagster.repository.commits.ref_log import FOLDER
+from lance_dagster.store import Store, put_once
+
+WRITES = f"{FOLDER}/writes"
+CANDIDATES = f"{FOLDER}/candidates"
+AUDITS = f"{FOLDER}/audits"
+# Names count down: storages list names in ascending order, so a listing begins with the newest file.
+_NUMBERS = 10**15
+_PUTS = 100
+_READERS = 8
+# How many names the first listing of a log asks for; each further listing asks for many more.
+_PAGE = 16
+_FACTOR = 32
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRecord:
+    """The record of the candidates of one repository; `repository.record`."""
+
+    store: Store
+    # The newest number that this process has seen in the log of each table, and the writes it has read: neither a
+    # number nor a write ever changes.
+    _newest: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _writes: dict[tuple[str, int], RecordedWrite] = field(default_factory=dict, repr=False, compare=False)
+
+    def put(self, table_id: str, request: WriteRequest) -> RecordedWrite:
+        """Record a write, before its rows are committed.
+
+        Returns:
+            The recorded write, whose mark belongs among the properties of the commit.
+
+        Raises:
+            ConflictError: Other processes took the next number each time.
+            StoreError: The storage failed; the write may have been recorded, and no commit has its mark.
+        """
+        write_id = uuid.uuid4().hex
+        newest = self._newest.get(table_id)
+        for _ in range(_PUTS):
+            if newest is None:
+                newest = self._newest_number(table_id)
+            write = RecordedWrite(table_id=table_id, number=newest + 1, request=request, id=write_id)
+            path = _write_path(table_id, write.number)
+            # Read back, because the refusal may be the answer to a second copy of this very request.
+            if self.store.put_if_absent(path, write_bytes(write)) or self._is_own(path, write_id):
+                self._keep(write)
+                # Before the commit: a re-execution must find the write before anybody can publish it.
+                mark = f"{_candidate_folder(request.candidate)}/{quote(write.mark, safe='@')}"
+                put_once(self.store, mark, b"")
+                return write
+            newest = None
+        raise ConflictError(
+            f"other processes recorded a write of the table {table_id} each of {_PUTS} times; try again"
+        )
+
+    def open_writes(self, table_id: str, closed: ClosedWrites) -> list[RecordedWrite]:
+        """Return the recorded writes of a table that are not closed, oldest first.
+
+        Args:
+            table_id: The identity of the table.
+            closed: Its closed writes, by the newest commit.
+        """
+        numbers = self._numbers_from(table_id, closed.first_open)
+        return self._read([(table_id, number) for number in numbers if number not in closed])
+
+    def of_candidate(self, candidate: str) -> list[RecordedWrite]:
+        """Return all recorded writes of a candidate, closed or not; by table, then oldest first."""
+        marks = sorted(map(_parse_mark, self.store.list(_candidate_folder(candidate))))
+        return self._read(marks)
+
+    def write(self, mark: str) -> RecordedWrite | None:
+        """Return the recorded write that the property of a commit names; None where there is no such write."""
+        table_id, separator, number = mark.rpartition("@")
+        if not separator or not number.isascii() or not number.isdecimal():
+            return None
+        return next(iter(self._read([(table_id, int(number))])), None)
+
+    def put_verdicts(self, table_id: str, commit_id: str, verdicts: Sequence[Verdict]) -> None:
+        """Record what checks found on a version of a table.
+
+        Args:
+            table_id: The identity of the table.
+            commit_id: The commit id of the version.
+            verdicts: The results; a later verdict of a check takes the place of an earlier one.
+
+        Raises:
+            ConflictError: Other processes took the next number each time.
+        """
+        writer = uuid.uuid4().hex
+        data, folder = verdicts_bytes(verdicts, writer), _audit_folder(table_id, commit_id)
+        number = 1
+        for _ in range(_PUTS):
+            path = f"{folder}/{_file(number)}"
+            if self.store.put_if_absent(path, data) or writer.encode() in (self.store.get(path) or b""):
+                return
+            names = self.store.list(folder, 1)
+            number = max(number, _number(names[0]) if names else 0) + 1
+        raise ConflictError(f"other processes recorded verdicts on {commit_id[:12]} each of {_PUTS} times; try again")
+
+    def verdicts(self, table_id: str, commit_id: str) -> dict[str, Verdict]:
+        """Return the last verdict of each check on a version, by the name of the check."""
+        folder = _audit_folder(table_id, commit_id)
+        names = self.store.list(folder)
+        paths = [f"{folder}/{name}" for name in sorted(names, reverse=True) if name.endswith(".json")]
+        contents = _together(self.store.get, paths)
+        return {
+            verdict.check: verdict
+            for path, data in zip(paths, contents, strict=True)
+            if data is not None
+            for verdict in parse_verdicts(data, f"{self.store.uri}/{path}")
+        }
+
+    def _newest_number(self, table_id: str) -> int:
+        names = self.store.list(f"{WRITES}/{quote(table_id, safe='')}", 1)
+        return max(self._newest.get(table_id, 0), _number(names[0]) if names else 0)
+
+    def _numbers_from(self, table_id: str, first: int) -> list[int]:
+        """List the numbers of recorded writes from a number on, in ascending order."""
+        folder, limit = f"{WRITES}/{quote(table_id, safe='')}", _PAGE
+        while True:
+            names = self.store.list(folder, limit)
+            if len(names) < limit or _number(names[-1]) <= first:
+                return sorted(number for number in map(_number, names) if number >= first)
+            limit *= _FACTOR
+
+    def _read(self, numbers: Iterable[tuple[str, int]]) -> list[RecordedWrite]:
+        wanted = list(numbers)
+        missing = [key for key in wanted if key not in self._writes]
+        for (table_id, number), data in zip(
+            missing, _together(lambda key: self.store.get(_write_path(*key)), missing), strict=True
+        ):
+            if data is not None:
+                self._keep(parse_write(data, f"{self.store.uri}/{_write_path(table_id, number)}"))
+        return [self._writes[key] for key in wanted if key in self._writes]
+
+    def _keep(self, write: RecordedWrite) -> None:
+        self._newest[write.table_id] = max(write.number, self._newest.get(write.table_id, 0))
+        self._writes[write.table_id, write.number] = write
+
+    def _is_own(self, path: str, write_id: str) -> bool:
+        data = self.store.get(path)
+        return data is not None and parse_write(data, f"{self.store.uri}/{path}").id == write_id
+
+
+def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:
+    """Read several files at the same time, and return their contents in order."""
+    if len(keys) <= 1:
+        return [read(key) for key in keys]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, keys))
+
+
+def _file(number: int) -> str:
+    return f"{_NUMBERS - number:015d}.json"
+
+
+def _number(name: str) -> int:
+    # A file of another program, such as `.DS_Store`, counts as older than everything.
+    digits = name.removesuffix(".json")
+    return _NUMBERS - int(digits) if len(digits) == len(_file(1)) - len(".json") and digits.isdecimal() else 0
+
+
+def _write_path(table_id: str, number: int) -> str:
+    return f"{WRITES}/{quote(table_id, safe='')}/{_file(number)}"
+
+
+def _candidate_folder(candidate: str) -> str:
+    encoded = quote(candidate, safe="")
+    # `..` as an id would lead out of the folder.
+    return f"{CANDIDATES}/{encoded.replace('.', '%2E', 1) if encoded.startswith('.') else encoded}"
+
+
+def _audit_folder(table_id: str, commit_id: str) -> str:
+    return f"{AUDITS}/{quote(table_id, safe='')}/{commit_id}"
+
+
+def _parse_mark(name: str) -> tuple[str, int]:
+    table_id, _, number = name.rpartition("@")
+    return table_id, int(number) if number.isdecimal() else 0

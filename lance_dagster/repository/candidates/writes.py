@@ -1,0 +1,353 @@
+"""Recorded writes: their values, and the rules by which a commit publishes some and drops others.
+
+A run records each of its writes before it commits the rows to its branch. The record is a file of the next number in
+the log of the table, put if absent, so the numbers are the order of the writes, whatever clocks show. The commit on
+the branch has the mark of the record among its properties (`WRITE_MARK`); rows without a recorded write are not those
+of a run.
+
+Each commit of the repository says which writes are closed: published, so `main` has their rows; or dropped, so they
+will never be published. A commit is made by one put in the log of `main`, and refused when the log moved. Hence a
+write is published at most once, and of two that exclude each other, one:
+
+- a write that is closed stays closed
+- an append is refused when `main` has the rows of another append of the same work (same candidate, table, output and
+  partitions) that it does not replace; in its turn it drops those that wait
+- a write that replaces rows drops older writes of the same work
+
+Example: run `r1` appends as write 1. Its re-execution `r2` starts anew and appends the same as write 2. Whichever is
+published first drops the other. A retry of `r1` as write 3 `replaces` 1: its branch has no rows of write 1, so 3 may
+be published after 1, and drops 1 when that still waits.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from lance_dagster.errors import ConflictError, CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format.validation import parsed_json
+from lance_dagster.repository.candidates.number_set import NumberSet
+
+FORMAT = 1
+WRITE_MARK = "lance/write"
+"""Property of a commit on a branch: the record of the write whose rows it has, as `RecordedWrite.mark`."""
+WriteMode = Literal["append", "overwrite", "replace", "upsert"]
+"""How a write changes rows."""
+_MODES: tuple[str, ...] = get_args(WriteMode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRequest:
+    """A write that a run is about to commit to its branch of a table.
+
+    Attributes:
+        candidate: The id of the candidate: of the root run, or of the backfill, that the run belongs to.
+        run_id: The run.
+        branch: The branch of the run.
+        work: What the run produces, such as the asset and its output: equal for each attempt at the same rows.
+        partitions: The keys of the partitions; empty for the whole table.
+        mode: How rows are changed.
+        step: The step of the run, and the number of its attempt from 0.
+        replaces: The numbers of writes of earlier attempts on the branch, whose rows this write takes back.
+    """
+
+    candidate: str
+    run_id: str
+    branch: str
+    work: str
+    partitions: tuple[str, ...] = ()
+    mode: WriteMode
+    step: str = ""
+    attempt: int = 0
+    replaces: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWrite:
+    """A write of a run to a table, as the record has it.
+
+    Attributes:
+        table_id: The identity of the table.
+        number: The place among all recorded writes of the table, from 1.
+        request: What the run was about to write.
+        id: A random id by which a writer recognises its own file when the response of the storage was lost.
+    """
+
+    table_id: str
+    number: int
+    request: WriteRequest
+    id: str
+
+    @property
+    def mark(self) -> str:
+        """The text that names the record among the properties of a commit."""
+        return f"{self.table_id}@{self.number}"
+
+    def __str__(self) -> str:
+        """Return the branch, the number and the partitions, for messages."""
+        partitions = f" of {', '.join(self.request.partitions)}" if self.request.partitions else ""
+        return f"write {self.number} of {self.request.branch} ({self.request.mode}{partitions})"
+
+    def is_same_work(self, other: "RecordedWrite") -> bool:
+        """Return whether two writes are attempts at the same rows, or at some of the same rows."""
+        own, beside = self.request, other.request
+        if (self.table_id, own.candidate, own.work) != (other.table_id, beside.candidate, beside.work):
+            return False
+        return self.number != other.number and _overlap(own.partitions, beside.partitions)
+
+    def covers(self, other: "RecordedWrite") -> bool:
+        """Return whether this write has all partitions of another write."""
+        return not self.request.partitions or (
+            bool(other.request.partitions) and {*other.request.partitions} <= {*self.request.partitions}
+        )
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether the rows would be there twice if the same work were published twice."""
+        return self.request.mode == "append"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWrites:
+    """The recorded writes of one table that a commit has closed.
+
+    Attributes:
+        published: The numbers of writes whose rows the commit's version of the table has.
+        dropped: The numbers of writes that will never be published: discarded, replaced, superseded or withdrawn.
+    """
+
+    published: NumberSet = field(default_factory=NumberSet)
+    dropped: NumberSet = field(default_factory=NumberSet)
+
+    def __contains__(self, number: object) -> bool:
+        """Return whether a write is closed."""
+        return number in self.published or number in self.dropped
+
+    @property
+    def first_open(self) -> int:
+        """The smallest number that is not closed; no smaller number waits."""
+        return (self.published | self.dropped).first_gap
+
+
+NONE_CLOSED = ClosedWrites()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteChanges:
+    """The recorded writes that a commit closes.
+
+    Attributes:
+        publish: The writes whose rows the commit brings to `main`.
+        drop: The writes that will never be published.
+        related: Returns all recorded writes of a candidate. It is called at each attempt to commit, after the newest
+            commit was read, so that it returns each write that this commit has published.
+        withdraw: By table id, the published writes whose rows a commit takes back, because it restores an older version
+            of the table. They may be made again, by another write.
+    """
+
+    publish: tuple[RecordedWrite, ...] = ()
+    drop: tuple[RecordedWrite, ...] = ()
+    related: Callable[[str], Iterable[RecordedWrite]] = lambda _: ()
+    withdraw: Mapping[str, NumberSet] = field(default_factory=dict)
+
+    def apply(self, closed: Mapping[str, ClosedWrites]) -> dict[str, ClosedWrites]:
+        """Return the closed writes after a commit, by table id.
+
+        Args:
+            closed: The closed writes of the newest commit.
+
+        Raises:
+            ConflictError: A write was dropped meanwhile; or `main` has the rows of another append of the same work.
+        """
+        changed = dict(closed)
+        for table_id, withdrawn in self.withdraw.items():
+            before = changed.get(table_id, NONE_CLOSED)
+            changed[table_id] = ClosedWrites(before.published - withdrawn, before.dropped | withdrawn)
+        new = [write for write in self.publish if write.number not in _of(changed, write).published]
+        related = {write.request.candidate: list(self.related(write.request.candidate)) for write in new}
+        for write in new:
+            self._refuse(write, related[write.request.candidate], changed)
+        for write in new:
+            before = _of(changed, write)
+            changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
+        excluded = [beside for write in new for beside in _excluded(write, related[write.request.candidate])]
+        for write in (*self.drop, *excluded):
+            before = _of(changed, write)
+            if write.number not in before:
+                changed[write.table_id] = ClosedWrites(before.published, before.dropped | NumberSet.of([write.number]))
+        return changed
+
+    def _refuse(
+        self, write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
+    ) -> None:
+        if write.number in _of(closed, write).dropped:
+            raise ConflictError(
+                f"{write} was discarded, or replaced by a newer one, before this publication committed; nothing was "
+                "published"
+            )
+        if (published := published_twin(write, related, closed)) is not None:
+            raise ConflictError(
+                f"{write} adds the rows that run {published.request.run_id} added as {published}, which is published: "
+                "they would be there twice; nothing was published"
+            )
+
+
+def published_twin(
+    write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
+) -> RecordedWrite | None:
+    """Return a published write whose rows an append would add a second time; None where there is none.
+
+    Args:
+        write: The write that is to be published.
+        related: All recorded writes of its candidate.
+        closed: The closed writes of the newest commit, by table id.
+    """
+    if not write.adds_rows:
+        return None
+    every = list(related)
+    replaced = replaced_by(write, every)
+    published = _of(closed, write).published
+    return next(
+        (
+            twin
+            for twin in every
+            if twin.is_same_work(write) and twin.number in published and twin.number not in replaced
+        ),
+        None,
+    )
+
+
+def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[int]:
+    """Return the numbers of the writes that a write replaces, itself or through the writes that it replaces."""
+    requests = {beside.number: beside.request for beside in related if beside.table_id == write.table_id}
+    replaced, waiting = set[int](), list(write.request.replaces)
+    while waiting:
+        number = waiting.pop()
+        if number not in replaced:
+            replaced.add(number)
+            waiting += requests[number].replaces if number in requests else ()
+    return replaced
+
+
+def _excluded(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[RecordedWrite]:
+    """Return the writes that will never be published once a write is: those it replaces, or whose work it did."""
+    every = list(related)
+    replaced = replaced_by(write, every)
+    return [
+        beside
+        for beside in every
+        if beside.table_id == write.table_id
+        and (
+            beside.number in replaced
+            or (
+                beside.is_same_work(write)
+                and write.covers(beside)
+                and (write.adds_rows or beside.number < write.number)
+            )
+        )
+    ]
+
+
+def _of(closed: Mapping[str, ClosedWrites], write: RecordedWrite) -> ClosedWrites:
+    return closed.get(write.table_id, NONE_CLOSED)
+
+
+def _overlap(partitions: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    # No partition keys mean the whole table.
+    return not partitions or not others or not {*partitions}.isdisjoint(others)
+
+
+def write_bytes(write: RecordedWrite) -> bytes:
+    """Return the bytes of the file of a recorded write."""
+    request = write.request
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "table": write.table_id,
+            "number": write.number,
+            "candidate": request.candidate,
+            "run": request.run_id,
+            "branch": request.branch,
+            "work": request.work,
+            "partitions": list(request.partitions),
+            "mode": request.mode,
+            "step": request.step,
+            "attempt": request.attempt,
+            "replaces": list(request.replaces),
+            "id": write.id,
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+    ).encode()
+
+
+def parse_write(data: bytes, path: str) -> RecordedWrite:
+    """Parse the file of a recorded write; `path` is used in messages.
+
+    Raises:
+        CorruptFileError: The bytes are not a recorded write.
+        UnsupportedFeatureError: A later release wrote them.
+    """
+    try:
+        content = parsed_json(data)
+        if _count(content["format"]) > FORMAT:
+            raise UnsupportedFeatureError(path, [f"format {content['format']} of recorded writes"])
+        return RecordedWrite(
+            table_id=_text(content["table"]),
+            number=_count(content["number"]),
+            request=WriteRequest(
+                candidate=_text(content["candidate"]),
+                run_id=_text(content["run"]),
+                branch=_text(content["branch"]),
+                work=_text(content["work"]),
+                partitions=tuple(map(_text, content["partitions"])),
+                mode=_mode(content["mode"]),
+                step=_text(content["step"]),
+                attempt=_count(content["attempt"]),
+                replaces=tuple(map(_count, content["replaces"])),
+            ),
+            id=_text(content["id"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            path, f"it is not a recorded write: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
+
+
+def closed_value(closed: Mapping[str, ClosedWrites]) -> dict[str, dict[str, list[list[int]]]]:
+    """Return the closed writes of a commit as JSON has them."""
+    return {
+        table_id: {"published": [*map(list, of.published.runs)], "dropped": [*map(list, of.dropped.runs)]}
+        for table_id, of in sorted(closed.items())
+        if of != NONE_CLOSED
+    }
+
+
+def parse_closed(value: Mapping[str, Any]) -> dict[str, ClosedWrites]:
+    """Parse the closed writes of a commit.
+
+    Raises:
+        ValueError: A run of numbers is malformed.
+    """
+    return {
+        _text(table_id): ClosedWrites(NumberSet.of_runs(of["published"]), NumberSet.of_runs(of["dropped"]))
+        for table_id, of in value.items()
+    }
+
+
+def _mode(value: object) -> WriteMode:
+    if value not in _MODES:
+        raise ValueError(f"{value!r} is not a mode of a write")
+    return cast("WriteMode", value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a valid number there")
+    return value
