@@ -95,6 +95,7 @@ class RunChain:
     job_name: str | None = None
     backfill_id: str | None = None
     branch_tag: str | None = None
+    run_partition: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None) -> "RunChain":
@@ -107,6 +108,7 @@ class RunChain:
             job_name=run.job_name,
             backfill_id=backfill_of(run, instance),
             branch_tag=run.tags.get(BRANCH_TAG),
+            run_partition=tuple(run.tags[tag] for tag in _PARTITION_TAGS if tag in run.tags),
         )
 
     @classmethod
@@ -151,6 +153,11 @@ class RunChain:
     def run_id(self) -> str | None:
         """The id of the run itself."""
         return self.run_ids[0] if self.run_ids else None
+
+    @property
+    def candidate_id(self) -> str:
+        """The id of the candidate that the run belongs to: of its backfill, or of the run that it re-executes."""
+        return self.backfill_id or self.root_run_id or self.run_id or ""
 
     @property
     def branch_names(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceRepository, NotFoundError
 from lance_dagster.errors import CommitStateUnknownError, StoreError
+from lance_dagster.repository import CandidateRecord
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import RepositoryContext
 from tests.forked_program import ready_processes
@@ -234,7 +235,7 @@ def test_a_repository_that_was_half_made_is_none(tmp_path: Path, writes: int) ->
             super().__init__(root, options)
             plug = Plug(writes, lambda request: request.writes)
             store = ScriptedStore(opened(str(root)), plug)
-            self._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST))
+            self._context = RepositoryContext(RefLogs(store), ScriptedRegistry(store, FAST), CandidateRecord(store))
 
     with pytest.raises(PlugPulledError):
         Scripted.create(tmp_path)

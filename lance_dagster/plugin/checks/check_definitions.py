@@ -139,12 +139,18 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         # Imported only in a run, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.branch_extent import partitions_of
-        from lance_dagster.plugin.checks.evaluation import evaluate_check, open_candidate, run_partitions
+        from lance_dagster.plugin.checks.evaluation import (
+            evaluate_check,
+            open_candidate,
+            record_outcome,
+            run_partitions,
+        )
 
         lance: LanceResource = getattr(context.resources, resource_key)
         candidate = open_candidate(context, asset, resource_key=resource_key)
         keys = partitions_of(candidate.table, candidate.version) or run_partitions(context, bound, candidate)
         outcome = evaluate_check(bound, candidate, lance=lance, context=context, partition_keys=keys)
+        record_outcome(lance, candidate, key=bound.check.name, outcome=outcome, run_id=context.run.run_id)
         return dg.AssetCheckResult(
             passed=outcome.passed,
             severity=outcome.severity,

@@ -24,6 +24,7 @@ from lance_dagster.plugin.checks.table_check import (
     CheckOutcome,
     describe_asset,
 )
+from lance_dagster.plugin.recorded_writes import put_verdict
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
@@ -125,6 +126,33 @@ def evaluate_check(
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
         said = f"the check broke: {type(error).__name__}: {error}"
         return CheckOutcome(passed=False, description=said, counts=md.checked_partitions(partition_keys))
+
+
+def record_outcome(
+    lance: LanceResource, candidate: PinnedTable, *, key: str, outcome: CheckOutcome, run_id: str
+) -> None:
+    """Record what a check found on the candidate of a run, for the publishers of the table.
+
+    Args:
+        lance: The resource.
+        candidate: The version that the check looked at.
+        key: The name of the check.
+        outcome: The result.
+        run_id: The run that evaluated the check.
+    """
+    from lance_dagster.repository import Verdict
+
+    repository = lance.open_repository()
+    if repository is not None:
+        read = md.plain(outcome.counts.get(md.READ))
+        verdict = Verdict(
+            check=key,
+            passed=not outcome.blocks,
+            description=outcome.description,
+            reads={str(asset): str(mark) for asset, mark in read.items()} if isinstance(read, Mapping) else {},
+            run_id=run_id,
+        )
+        put_verdict(repository, candidate.table, candidate.version, verdict)
 
 
 def _broken() -> tuple[type[Exception], ...]:

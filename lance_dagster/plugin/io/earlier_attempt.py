@@ -9,34 +9,21 @@ Where nobody else has committed to the branch since, one commit restores the ver
 rows of the attempt are reverted, and its columns stay.
 """
 
-import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import dagster as dg
-
 from lance_dagster.errors import ConflictError
-from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.commit_properties import values_of
 from lance_dagster.plugin.io.write_request import Write
-from lance_dagster.plugin.publish.publication import is_withdrawn, landed_as
-from lance_dagster.plugin.repeated_appends import published_append
 from lance_dagster.plugin.run_branch import (
-    BACKFILL_TAG,
     RunBranch,
-    RunChain,
-    earlier_runs,
     is_restore,
     is_written,
-    started_at,
 )
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
-    from lance_dagster.plugin.resource import LanceResource
-    from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,116 +84,6 @@ class EarlierAttempt:
                 "partial re-execution of this one"
             ) from error
         return True
-
-
-def published_before(
-    branch: RunBranch, properties: Mapping[str, str], *, lance: "LanceResource", instance: dg.DagsterInstance | None
-) -> str:
-    """Return why an append must not be repeated: its rows are published, and it would not replace them there.
-
-    Empty when it may be repeated. The branch of the run need not exist yet.
-
-    Args:
-        branch: The branch of the run.
-        properties: The properties of the append.
-        lance: The resource, whose repository `main` of the table is brought up to.
-        instance: The Dagster instance that records runs; None outside of a run.
-    """
-    table, chain, asset = branch.table, branch.chain, properties[md.ASSET_KEY]
-    said = _appended_before(table, chain, asset, lance=lance, instance=instance)
-    # A publisher deletes the branches that it published, unless it was interrupted. The append replaces the rows that
-    # are on such a branch, and the next publication replaces them on `main`.
-    there = {one.properties[md.RUN_ID] for one in branch.attempts(properties)} if said else ()
-    if there:
-        said = _appended_before(table, chain, asset, lance=lance, instance=instance, but=there)
-    return said or _appended_in_backfill(table, chain, properties, lance=lance, instance=instance)
-
-
-def _appended_before(
-    table: "LanceTable",
-    chain: RunChain,
-    asset: str,
-    *,
-    lance: "LanceResource",
-    instance: dg.DagsterInstance | None,
-    but: Container[str] = (),
-) -> str:
-    """Return why an append must not be repeated: a run that this one continues, or repeats, has published it.
-
-    Empty when none has, or when the publication was rolled back by a commit on `main`.
-
-    Args:
-        table: The table.
-        chain: The run, and the runs that it continues.
-        asset: The key of the asset.
-        lance: The resource, whose repository `main` of the table is brought up to.
-        instance: The Dagster instance that records runs; None outside of a run.
-        but: The runs whose rows the append would replace.
-    """
-    earlier = () if instance is None else tuple(one for one in earlier_runs(chain, instance) if one not in but)
-    if not earlier or instance is None:
-        return ""
-    if lagging := _lagging(table, lance):
-        return f"an earlier run that this one continues or repeats may have published {asset}: {lagging}"
-    since = started_at(dg.RunsFilter(run_ids=list(earlier)), instance)
-    landed = landed_as(table, {md.RUN_ID: earlier, md.ASSET_KEY: [asset]}, since)
-    if landed is None or is_withdrawn(table, landed):
-        return ""
-    run_id = next(one for one in values_of(landed, md.RUN_ID) if one in earlier)
-    continues = run_id in chain.run_ids
-    advice = "leave the step out" if continues else "re-execute that run from its failure"
-    return (
-        f"run {run_id}, which this run {'continues' if continues else 'repeats'}, appended to {asset} and published it "
-        f"as {landed}; repeating the step would add its rows again: {advice}, or start a new run"
-    )
-
-
-def _appended_in_backfill(
-    table: "LanceTable",
-    chain: RunChain,
-    properties: Mapping[str, str],
-    *,
-    lance: "LanceResource",
-    instance: dg.DagsterInstance | None,
-) -> str:
-    """Return why an append must not be repeated by the re-execution of a backfill: a run of the backfill published it.
-
-    Empty when none has, or when the publication was rolled back by a commit on `main`.
-
-    Args:
-        table: The table.
-        chain: The run, and the runs that it continues.
-        properties: The properties of the append.
-        lance: The resource, whose repository `main` of the table is brought up to.
-        instance: The Dagster instance that records runs; None outside of a run.
-    """
-    run = None if instance is None else instance.get_run_by_id(chain.run_id or "")
-    # A run of the first backfill comes before those of its re-executions.
-    if run is None or instance is None or chain.backfill_id in (None, run.tags.get(BACKFILL_TAG)):
-        return ""
-    asset = properties[md.ASSET_KEY]
-    if lagging := _lagging(table, lance):
-        return f"an earlier run of the same backfill may have published {asset}: {lagging}"
-    keys = json.loads(properties.get(md.PARTITION_KEYS, "[]"))
-    # Those of the same root run were looked at, and some of them may be replaced by the append.
-    but, key = earlier_runs(chain, instance), dg.AssetKey.from_user_string(asset)
-    found = published_append(table, key, keys, run_id=run.run_id, instance=instance, but=but)
-    if found is None:
-        return ""
-    left_out = found.rows if found.partitions else "the step"
-    return (
-        f"run {found.run_id} of the same backfill appended {found.rows} to {asset} and published it as {found.landed}; "
-        f"repeating the step would add its rows again: leave {left_out} out, or launch a new backfill"
-    )
-
-
-def _lagging(table: "LanceTable", lance: "LanceResource") -> str:
-    """Bring `main` of a table up to its repository, and return why it cannot follow; empty when it does."""
-    # A publisher may have died after the commit of the repository, which published the rows, and before `main` of the
-    # table followed, where they are looked for.
-    repository = lance.open_repository()
-    lagging = () if repository is None else repository.follow(MAIN, [repository.name_of(table)])
-    return str(lagging[0]) if lagging else ""
 
 
 def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> "Version | None":

@@ -6,7 +6,7 @@ that an output that is refused leaves no commit. The exception is a Spark frame 
 its rows with the branch, so the earlier attempt is taken back before that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, assert_never, cast
@@ -23,7 +23,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt, published_before
+from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
@@ -39,6 +39,7 @@ from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.shared_outputs import refuse_second_replacement
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
+from lance_dagster.plugin.recorded_writes import WriteRecorder
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAddress
@@ -83,20 +84,37 @@ class OutputWriter:
         # branch would be mistaken for one that an earlier run left.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        if write.mode == "append":
-            said = published_before(branch, write.properties, lance=self.lance, instance=self.instance)
-            if said:
-                raise InvalidInputError(said)
+        # A branch that is forked now has no commits of an earlier attempt.
+        is_new, recorder = start.branch == MAIN, self._recorder
+        attempts = () if is_new or recorder is None else recorder.attempts(branch, write.properties)
+        if (
+            recorder is not None
+            and write.mode == "append"
+            and (reason := recorder.refuse_published(branch, write.properties, attempts))
+        ):
+            raise InvalidInputError(reason)
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # Only one asset writes its table, and outputs of several ops may share one.
         is_shared = write.asset.startswith(md.OP_OUTPUT)
         if is_shared:
             refuse_second_replacement(branch, write)
-        # A branch that was forked just now has no commits of an earlier attempt.
-        earlier = None if start.branch == MAIN else EarlierAttempt.of(branch, write)
+        earlier = None if is_new else EarlierAttempt.of(branch, write)
+
+        def record() -> dict[str, str]:
+            if recorder is None:
+                return {}
+            return recorder.put(branch, recorder.request(branch, write.properties, write.mode, attempts))
+
         output = _Output(
-            write=write, branch=branch, head=head, earlier=earlier, rows=rows, vectors=vectors, is_owned=is_owned
+            write=write,
+            branch=branch,
+            head=head,
+            earlier=earlier,
+            rows=rows,
+            vectors=vectors,
+            is_owned=is_owned,
+            record=record,
         )
         version, tally, notes = output.commit(schema, columns)
         if is_shared:
@@ -117,6 +135,11 @@ class OutputWriter:
             }
         )
         set_data_version(context, version.transaction)
+
+    @property
+    def _recorder(self) -> WriteRecorder | None:
+        """The recorder of the run's writes; None outside of a run, which writes `main` itself."""
+        return WriteRecorder(self.lance.create_repository(), self.chain) if self.chain.run_ids else None
 
     def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
@@ -142,7 +165,8 @@ class OutputWriter:
 class _Output:
     """The rows of one output on their way to the branch of the run, whose newest version was `head`.
 
-    `earlier` is what earlier attempts of the step left there; None when the branch was forked for this output.
+    `earlier` is what earlier attempts of the step left there; None when the branch was forked for this output. `record`
+    records the write, and returns a property for the commit.
     """
 
     write: Write
@@ -152,6 +176,7 @@ class _Output:
     rows: Rows
     vectors: Mapping[str, int]
     is_owned: bool
+    record: Callable[[], Mapping[str, str]]
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
@@ -170,6 +195,8 @@ class _Output:
         rows: StagedFiles | StagedUpsert | pa.Table
         rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
+        # Before the first commit: rows on a branch without a recorded write are those of another program.
+        recorded = replace(write, properties={**write.properties, **self.record()})
         # Spark has matched the rows with what is left without the earlier attempt.
         is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)
         if isinstance(rows, StagedFiles) and within:
@@ -186,7 +213,7 @@ class _Output:
             describe_columns(table, name, columns, props)
         if edits and isinstance(rows, StagedUpsert):
             rows, tally = self._after(edits, rows, tally, within)
-        version = self._committed(rows, within.predicate if within else "true", is_alone=is_alone)
+        version = self._committed(recorded, rows, within.predicate if within else "true", is_alone=is_alone)
         return version, tally, change.notes
 
     @property
@@ -375,12 +402,14 @@ class _Output:
                     "committed"
                 )
 
-    def _committed(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, *, is_alone: bool) -> Version:
-        table, name, write = self.branch.table, self.branch.name, self.write
+    def _committed(
+        self, write: Write, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, *, is_alone: bool
+    ) -> Version:
+        table, name = self.branch.table, self.branch.name
         message = f"{write.mode} {write.asset}" + (f" {', '.join(write.keys[:3])}" if write.keys else "")
         props, keys = write.properties, write.keys
         if isinstance(rows, StagedUpsert):
-            return self._upserted(rows, predicate, message)
+            return self._upserted(write, rows, predicate, message)
         match write.mode:
             case "append":
                 # A repeated append removes the rows of the earlier attempt in the same commit, unless they are gone.
@@ -395,12 +424,14 @@ class _Output:
                     predicate, rows, branch=name, message=message, properties=props, partitions=keys
                 )
             case "upsert":
-                return self._upserted(rows, predicate, message)
+                return self._upserted(write, rows, predicate, message)
             case _:
                 assert_never(write.mode)
 
-    def _upserted(self, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, message: str) -> Version:
-        table, name, write = self.branch.table, self.branch.name, self.write
+    def _upserted(
+        self, write: Write, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, message: str
+    ) -> Version:
+        table, name = self.branch.table, self.branch.name
         with self._errors_of_upsert():
             version = table.upsert(
                 rows,

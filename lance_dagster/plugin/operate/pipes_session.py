@@ -20,6 +20,7 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
+from lance_dagster.plugin.recorded_writes import WriteRecorder
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from lance_dagster.edit.write_result import WriteResult
     from lance_dagster.history.context import Properties
     from lance_dagster.history.versions import Version
+    from lance_dagster.repository import WriteMode
     from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
-_SETTINGS = ("uri", "dotted", "storage_options", "chain", "properties", "partitions", "branch_head", "published")
+_SETTINGS = ("uri", "root", "dotted", "storage_options", "chain", "properties", "partitions", "branch_head")
 
 
 class _Commit(TypedDict):
@@ -73,7 +75,6 @@ def pipes_extras(
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
     # Imported here: they import Arrow, which a code location does not need when it is loaded.
-    from lance_dagster.plugin.io.earlier_attempt import published_before
     from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
 
     partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
@@ -86,16 +87,15 @@ def pipes_extras(
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     # Other runs may write a branch that a tag names, so the process has to know where its own commits begin.
-    head, published = 0, ""
+    head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.
     with suppress(TableNotFoundError):
         table = lance.open_at(place)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
-        branch = RunBranch(table=table, chain=chain)
-        published = published_before(branch, properties, lance=lance, instance=context.instance)
     settings = {
         "uri": lance.uri_at(place),
+        "root": lance.tables_root(),
         "dotted": place.dotted,
         "storage_options": dict(lance.connection_options if storage_options is None else storage_options),
         "chain": {
@@ -104,11 +104,11 @@ def pipes_extras(
             "job_name": chain.job_name,
             "backfill_id": chain.backfill_id,
             "branch_tag": chain.branch_tag,
+            "run_partition": list(chain.run_partition),
         },
         "properties": properties,
         "partitions": partitions.encoded(),
         "branch_head": head,
-        "published": published,
     }
     return {_EXTRA: settings}
 
@@ -154,7 +154,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             )
         given = dict(settings["chain"])
         self._settings = settings
-        self._chain = RunChain(**{**given, "run_ids": tuple(given["run_ids"])})
+        lists = {name: tuple(given[name]) for name in ("run_ids", "run_partition")}
+        self._chain = RunChain(**{**given, **lists})
         self._checks: list[tuple[str, bool, dict[str, PipesMetadataRawValue]]] = []
         self.branch = self._chain.branch_names[0] if self._chain.branch_names else MAIN
         from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
@@ -196,8 +197,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             InvalidInputError: A row is outside of the partitions of the run, or a run that this one continues appended
                 to the table and was published; nothing was committed.
         """
-        branch, info = self._ready(rows, adds=True), self._commit("append", message, properties)
+        branch, info = self._ready(rows), self._commit("append", message, properties)
         earlier = branch.earlier_attempt(info["properties"])
+        info = self._recorded(branch, info, "append")
         return self._counted(info, branch.table.append(self._held(rows), replaces=earlier, **info))
 
     def overwrite(self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None) -> "WriteResult":
@@ -206,7 +208,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         Raises:
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
-        table, info = self._ready(rows).table, self._commit("overwrite", message, properties)
+        branch = self._ready(rows)
+        table, info = branch.table, self._recorded(branch, self._commit("overwrite", message, properties), "overwrite")
         # The rows are held in their own schema, which becomes that of the table.
         return self._counted(info, table.overwrite(self._partitions.held(rows, rows.schema), **info))
 
@@ -322,7 +325,26 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         info = self._commit("replace", message, properties)
         # Only a replacement of the same rows leaves nothing of that of an earlier attempt.
         info["properties"][md.WRITE] += f" where {predicate}"
+        info = self._recorded(RunBranch(table=self.table, chain=self._chain), info, "replace")
         return self._counted(info, self.table.replace_where(predicate, self._held(rows), **info))
+
+    def _recorded(self, branch: RunBranch, info: "_Commit", mode: "WriteMode") -> "_Commit":
+        """Record a write that is about to be committed; return the commit with the mark of the record.
+
+        Raises:
+            InvalidInputError: The write adds rows that were added and published before.
+        """
+        from lance_dagster.repository import LanceRepository
+
+        if not self._chain.run_ids:
+            return info
+        repository = LanceRepository.create(self._settings["root"], self._settings["storage_options"])
+        recorder, properties = WriteRecorder(repository, self._chain), info["properties"]
+        attempts = recorder.attempts(branch, properties)
+        if mode == "append" and (reason := recorder.refuse_published(branch, properties, attempts)):
+            raise InvalidInputError(reason)
+        mark = recorder.put(branch, recorder.request(branch, properties, mode, attempts))
+        return {**info, "properties": {**properties, **mark}}
 
     def _counted(self, info: "_Commit", made: "WriteResult") -> "WriteResult":
         """Count a write that was committed, and return its result."""
@@ -362,18 +384,18 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         for write, one in newest.items():
             if write.startswith("append") and write not in self._writes:
                 info: _Commit = {**self._commit("append"), "properties": {**self._properties, md.WRITE: write}}
+                info = self._recorded(branch, info, "append")
                 version = branch.table.append(branch.table.schema(self.branch).empty_table(), replaces=one, **info)
         return version
 
     def _held(self, rows: "Rows") -> "Rows":
         return self._partitions.held(rows, self.table.schema(self.branch)) if self.partition_keys else rows
 
-    def _ready(self, rows: "Rows", *, adds: bool = False) -> RunBranch:
+    def _ready(self, rows: "Rows") -> RunBranch:
         """Return the branch of the run, forked; create the table when it does not exist.
 
         Raises:
-            InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files; or
-                the write adds rows that were added and published before.
+            InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files.
         """
         from lance_dagster.datafiles import StagedFiles
         from lance_dagster.table import LanceTable
@@ -391,8 +413,6 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         # This comes before the fork, so that refusing a table of another asset leaves no branch.
         start = branch.start()
         is_owned = ownership.is_recorded(start)
-        if adds and self._settings["published"]:
-            raise InvalidInputError(self._settings["published"])
         branch.ensure(start)
         if not is_owned:
             ownership.record()

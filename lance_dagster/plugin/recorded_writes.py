@@ -1,0 +1,137 @@
+"""Record what a run writes in the repository at the root, before the rows are committed to the branch of the run.
+
+The candidate of a run is what its root run and all re-executions of that run write, or what all runs of a backfill and
+of its re-executions write. So two attempts at the same rows are always writes of one candidate, and the repository
+lets only one of two appends be published (`repository/candidates/writes`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
+    from lance_dagster.repository import LanceRepository, RecordedWrite, Verdict, WriteMode, WriteRequest
+    from lance_dagster.table import LanceTable
+
+
+def work_of(properties: Mapping[str, str], chain: RunChain) -> str:
+    """Return a text that is equal for all attempts at the same rows, apart from their partitions.
+
+    Args:
+        properties: The properties of the commit with the rows.
+        chain: The run.
+    """
+    asset = properties.get(md.ASSET_KEY, "")
+    work = [asset, properties.get(md.OUTPUT, ""), properties.get(md.WRITE, "")]
+    # Dagster numbers the steps of an asset anew in a re-execution; an op has one step for each place in the graph.
+    if asset.startswith(md.OP_OUTPUT):
+        work.append(properties.get(md.STEP_KEY, ""))
+    # Runs of a backfill may each append to a table without partitions.
+    if md.PARTITION_KEYS not in properties:
+        work += chain.run_partition
+    return json.dumps(work)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecorder:
+    """Records the writes of one run."""
+
+    repository: "LanceRepository"
+    chain: RunChain
+
+    def request(
+        self, branch: RunBranch, properties: Mapping[str, str], mode: "WriteMode", replaces: tuple[int, ...] = ()
+    ) -> "WriteRequest":
+        """Return the record of a write that is about to be committed.
+
+        Args:
+            branch: The branch of the run.
+            properties: The properties of the commit with the rows.
+            mode: How the write changes rows.
+            replaces: The numbers of writes of earlier attempts on the branch.
+        """
+        from lance_dagster.repository import WriteRequest
+
+        return WriteRequest(
+            candidate=self.chain.candidate_id,
+            run_id=self.chain.run_id or "",
+            branch=branch.name,
+            work=work_of(properties, self.chain),
+            partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),
+            mode=mode,
+            step=properties.get(md.STEP_KEY, ""),
+            replaces=replaces,
+        )
+
+    def refuse_published(self, branch: RunBranch, properties: Mapping[str, str], replaces: tuple[int, ...]) -> str:
+        """Return why an append must not be made, because its rows are published; empty when it may.
+
+        The publication would be refused as well. This is asked before, because writing the rows takes long.
+
+        Args:
+            branch: The branch of the run.
+            properties: The properties of the commit with the rows.
+            replaces: The numbers of writes of earlier attempts on the branch.
+        """
+        from lance_dagster.repository import RecordedWrite, published_twin
+
+        related = self.repository.record.of_candidate(self.chain.candidate_id)
+        table_id = self.repository.table_id(self.repository.name_of(branch.table))
+        beside = [write for write in related if write.table_id == table_id]
+        # The first run of a candidate finds nothing, and reads no commit.
+        if not beside:
+            return ""
+        request = self.request(branch, properties, "append", replaces)
+        write = RecordedWrite(table_id=table_id, number=0, request=request, id="")
+        twin = published_twin(write, beside, self.repository.head().writes)
+        if twin is None:
+            return ""
+        run_id = twin.request.run_id
+        does = "continues" if run_id in self.chain.run_ids else "repeats"
+        advice = "leave the step out" if does == "continues" else "re-execute that run from its failure"
+        return (
+            f"run {run_id}, which this run {does}, appended to {properties[md.ASSET_KEY]} and published it ({twin}); "
+            f"repeating the step would add its rows again: {advice}, or start a new run"
+        )
+
+    def put(self, branch: RunBranch, request: "WriteRequest") -> dict[str, str]:
+        """Record a write; return the property that its commit needs."""
+        table_id = self.repository.table_id(self.repository.name_of(branch.table))
+        return {_mark(): self.repository.record.put(table_id, request).mark}
+
+    def attempts(self, branch: RunBranch, properties: Mapping[str, str]) -> tuple[int, ...]:
+        """Return the numbers of the writes that earlier attempts of a step committed to the branch."""
+        own = (version for version in branch.own_versions() if branch.is_of_step(version, properties))
+        return tuple(number for version in own if (number := write_number(version)))
+
+
+def write_number(version: "Version") -> int:
+    """Return the number of the recorded write whose rows a commit has; 0 where it has those of none."""
+    number = version.properties.get(_mark(), "").rpartition("@")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0
+
+
+def write_of(repository: "LanceRepository", version: "Version") -> "RecordedWrite | None":
+    """Return the recorded write whose rows a commit has; None for a commit that no run recorded."""
+    mark = version.properties.get(_mark())
+    return None if mark is None else repository.record.write(mark)
+
+
+def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Version", verdict: "Verdict") -> None:
+    """Record what a check found on a version of a run's branch; a version of `main` is audited by its publication."""
+    if version.branch != MAIN:
+        table_id = version.properties.get(_mark(), "").rpartition("@")[0]
+        table_id = table_id or repository.table_id(repository.name_of(table))
+        repository.record.put_verdicts(table_id, version.id, [verdict])
+
+
+def _mark() -> str:
+    from lance_dagster.repository import WRITE_MARK
+
+    return WRITE_MARK
