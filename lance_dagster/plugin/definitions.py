@@ -65,7 +65,6 @@ class LanceAssetsOptions(TypedDict, total=False):
     google: GoogleOptions | None
     environment: str | dg.EnvVar
     unchecked: bool
-    repository: bool
     name: str
     resource_key: str
     io_manager_key: str
@@ -104,10 +103,8 @@ def lance_assets(
             expression in UTC; Sundays at 3 if left out, None for no such job. `s3`, `azure`, `google` or
             `storage_options`, credentials of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
-            `unchecked`, whether tables may have no check. `repository=False` publishes each table by itself; by default
-            all tables of a run are published as one commit of the repository at the root. `name`, put before the names
-            of the jobs and the sensor, for a code location that calls this several times; then `resource_key` and
-            `io_manager_key` differ too.
+            `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
+            a code location that calls this several times; then `resource_key` and `io_manager_key` differ too.
 
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds a mistake.
@@ -128,9 +125,9 @@ def lance_assets(
     _refuse_wrong_schedule(options.get("schedule"))
     _refuse_wrong_maintenance(options.get("maintenance"))
     storage = dict(options.get("storage_options", {}))
-    environment, together = options.get("environment", ""), options.get("repository", True)
+    environment = options.get("environment", "")
     providers = {name: options.get(name) for name in ("s3", "azure", "google")}
-    lance = LanceResource(root=root, storage_options=storage, environment=environment, repository=together, **providers)
+    lance = LanceResource(root=root, storage_options=storage, environment=environment, **providers)
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{require_name('name', options['name'])}_" if options.get("name") else ""

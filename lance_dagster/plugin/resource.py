@@ -148,13 +148,6 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default="main", description="Ref at which the tables of an environment are forked: main, or a tag."
     )
 
-    repository: bool = Field(
-        default=True,
-        description="Publish all tables of a run as one commit of the repository at the root, which the first "
-        "publication makes. Readers of a promoted node see all tables of one run at the same commit. False publishes "
-        "each table by itself.",
-    )
-
     _root_uri: str = PrivateAttr(default="")
     _repository: "LanceRepository | None" = PrivateAttr(default=None)
     _definition: dg.ResourceDefinition | None = PrivateAttr(default=None)
@@ -250,14 +243,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return LanceTable.open(uri, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
-        """Return the repository at the root; None where there is none yet, or `repository` is False.
+        """Return the repository at the root; None where nothing was published yet.
 
         Nothing is written: a reader of tables needs no write permission, and does not create a repository.
         """
-        return self.repository_there() if self.repository else None
-
-    def repository_there(self) -> "LanceRepository | None":
-        """Return the repository at the root, if there is one, even where `repository` is False."""
         if self._repository is None:
             # Imported here, because most processes do not need it.
             from lance_dagster.repository import LanceRepository
@@ -266,20 +255,31 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 self._repository = LanceRepository.open(self.tables_root(), self.connection_options)
         return self._repository
 
-    def create_repository(self) -> "LanceRepository | None":
-        """Return the repository at the root, which is made if there is none; None if `repository` is False."""
-        if self.open_repository() is None and self.repository:
+    def repository_to_publish(self) -> "LanceRepository":
+        """Return the repository at the root; where there is none, one without commits that `create_repository` makes.
+
+        Nothing is written, so that a dry run and a refused publication leave no repository behind.
+        """
+        from lance_dagster.repository import LanceRepository
+
+        return self.open_repository() or LanceRepository(self.tables_root(), self.connection_options)
+
+    def create_repository(self) -> "LanceRepository":
+        """Return the repository at the root, which is created if there is none."""
+        repository = self.open_repository()
+        if repository is None:
             from lance_dagster.repository import LanceRepository
 
-            self._repository = LanceRepository.create(self.tables_root(), self.connection_options)
-        return self._repository
+            repository = LanceRepository.create(self.tables_root(), self.connection_options)
+            self._repository = repository
+        return repository
 
     def version_at(self, table: "LanceTable", ref: str, run_id: str | None) -> "Version":
         """Return the version of a table that a tag or another ref names for a run.
 
-        In a repository, all steps of a run read a channel such as `production` at the commit that the first of them
-        saw, so that tables read one after the other are consistent. A table that the channel does not name is read
-        at its own tag: it was published by itself, and not through the repository yet.
+        All steps of a run read a channel such as `production` at the commit that the first of them saw, so that tables
+        read one after the other are consistent. A table that the channel does not name is read at its own tag, which
+        another program or an older version of this package has set.
 
         Raises:
             RefNotFoundError: There is no such ref; or the channel never had the table, or its commit lacks the table.

@@ -55,7 +55,7 @@ class Unsteady(LanceIOManager):
 
 def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
     """The candidate, its checks and a publisher for each tag, with the resources that they need."""
-    lance = LanceResource(root=root, repository=is_repository(root))
+    lance = LanceResource(root=root)
     metadata: dict[str, Any] = {"lance/write_mode": kind}
     partitions = dg.StaticPartitionsDefinition(list(REGIONS)) if kind == "replace" else None
     if partitions:
@@ -69,11 +69,6 @@ def assets_of(root: str, kind: Kind, tags: Sequence[str]) -> tuple[list[Any], di
     checks = build_table_checks(orders, [RowCount(minimum=1), InRange("id", minimum=0), Unique("id")])
     publishers = [build_publisher([orders], tag=tag, partitions_def=partitions) for tag in tags]
     return [orders, *checks, *publishers], {"lance": lance, "io_manager": Unsteady(lance=lance)}
-
-
-def is_repository(root: str) -> bool:
-    """Whether the tables under a root are published as commits of a repository."""
-    return Path(root).name.startswith("repository")
 
 
 def execute(root: str, kind: Kind, tags: Sequence[str], home: str, region: str) -> None:
@@ -173,39 +168,31 @@ class Team:
             self.changes += 1
 
     def roll_back(self) -> None:
-        """A person withdraws the last publication, by a revert or by holding the tag."""
+        """A person withdraws a publication by a revert, or holds the channel."""
         older = sorted(self.published)[:-1]
         if not older or self.held:
             return
-        if is_repository(self.root) and self.random.random() < 0.5:
+        if self.random.random() < 0.5:
             # One table cannot be held at an older version than the others; the channel is held where it is.
             self._note("hold")
             region = REGIONS[0] if self.kind == "replace" else None
             assert self._publisher("production", region, hold=True, reason="wrong prices").success, self.story
             self.held = True
             return
-        hows = ["revert"] if is_repository(self.root) else ["revert", "hold"]
-        version, how = self.random.choice(older), self.random.choice(hows)
-        self._note(f"roll back to {version} by {how}")
+        version = self.random.choice(older)
+        self._note(f"roll back to {version}")
         region = REGIONS[0] if self.kind == "replace" else None
-        result = self._publisher("production", region, ref=f"main@{version}", rollback=how, reason="wrong prices")
+        result = self._publisher("production", region, ref=f"main@{version}", reason="wrong prices")
         assert result.success, self.story
-        self.readers["production"] = self.published[version]
-        if how == "hold":
-            self.held = True
-        else:
-            self.main = self.published[version]
-            self.changes += 1
-            self._remember()
+        self.readers["production"] = self.main = self.published[version]
+        self.changes += 1
+        self._remember()
 
     def release(self) -> None:
-        """A person releases the tag."""
+        """A person releases the channel."""
         if self.held:
             self._note("release")
-            assert self.table is not None
-            self.table.tags.release("production", reason="repaired", who="a test")
-            if is_repository(self.root):
-                LanceRepository.create(self.root).channels.release("production", reason="repaired", who="a test")
+            LanceRepository.open(self.root).channels.release("production", reason="repaired", who="a test")
             self.held = False
 
     # The rule.
@@ -242,8 +229,8 @@ class Team:
             return
         names = [tag for tag in self.table.tags.list() if not tag.startswith("repository-")]
         assert self.readers == {tag: self._rows(tag) for tag in names}, self.story
-        if is_repository(self.root):
-            repository = LanceRepository.create(self.root)
+        if self.readers:
+            repository = LanceRepository.open(self.root)
             views = {name: repository.at(name)["shop/orders"] for name in repository.channels.list()}
             assert self.readers == {name: _counted(view.read()) for name, view in views.items()}, self.story
         assert self.main == self._rows("main"), self.story

@@ -13,6 +13,6 @@ class ScriptedLake(LanceResource):
     # The scripts are in a list, because a function that is an attribute of a class becomes a method.
     scripts: ClassVar[list[Script]] = []
 
-    def repository_there(self) -> LanceRepository | None:
+    def open_repository(self) -> LanceRepository | None:
         """Open the repository anew."""
         return scripted(self.root, self.scripts[-1])

@@ -1,6 +1,5 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from lance_dagster import (
     InvalidInputError,
     LanceRepository,
-    LanceResource,
     LanceTable,
     build_branch_sweeper,
     build_waiting_checks,
@@ -71,15 +69,13 @@ def test_branch_of_a_failed_run_is_kept_and_then_deleted(shop: Shop, stored_inst
 
 
 def test_the_tables_of_a_run_stay_together(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A merged branch is kept while another table of its run waits; without a repository it is deleted."""
+    """A merged branch is kept while another table of its run waits."""
     run_id = shop.run(instance, selection=[ORDERS, CUSTOMERS]).run_id
     shop.table().merge(f"run/{run_id}")
     said = text(shop, instance)
     assert "1 kept, because other tables of the run are not merged yet" in said
     assert f"waiting to be published: 1 branch: shop/customers run/{run_id[:8]}" in said
     assert [f"run/{run_id}"] == branches(shop)
-    alone = replace(shop, lance=LanceResource(root=shop.lance.root, repository=False))
-    assert f"deleted 1 branch: shop/orders run/{run_id[:8]} (main contains it)" in text(alone, instance)
 
 
 def test_branches_of_a_chain_stay_while_a_run_of_it_is_unfinished(
@@ -246,12 +242,8 @@ def test_a_check_warns_of_what_waits(shop: Shop, instance: dg.DagsterInstance) -
     assert "nothing waits" == checked(NOW)[2]
 
 
-@pytest.mark.parametrize("repository", [True, False])
-def test_a_check_of_some_tables_counts_the_others_of_the_publisher(
-    shop: Shop, instance: dg.DagsterInstance, *, repository: bool
-) -> None:
-    """In a repository a run that failed in another table does not wait, as nothing of it may be published."""
-    shop = replace(shop, lance=LanceResource(root=shop.lance.root, repository=repository))
+def test_a_check_of_some_tables_counts_the_others_of_the_publisher(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A run that failed in another table does not wait, as nothing of it may be published."""
     shop.play(customers_fail=True)
     assert not shop.run(instance, selection=[ORDERS, CUSTOMERS]).success
     (publisher,) = [one for one in shop.assets if PRODUCTION_ORDERS in getattr(one, "keys", ())]
@@ -259,7 +251,7 @@ def test_a_check_of_some_tables_counts_the_others_of_the_publisher(
     selection = dg.AssetSelection.checks(check)
     result = dg.materialize([*shop.assets, check], selection=selection, resources=shop.resources, instance=instance)
     (found,) = result.get_asset_check_evaluations()
-    assert repository == found.passed
+    assert found.passed
 
 
 def test_waiting_branch_is_published(shop: Shop, stored_instance: dg.DagsterInstance) -> None:

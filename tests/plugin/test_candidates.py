@@ -334,15 +334,6 @@ def test_a_candidate_is_discarded_whole(strict: Strict) -> None:
         assert {} == strict.lance.table(key).branches.list("run/*")
 
 
-def test_without_a_repository_each_table_is_published_by_itself(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """With `repository=False` a table that passed is published although another one of its run failed."""
-    alone = Strict(tmp_path / "lake", instance, repository=False)
-    assert not alone.run(-2).success
-    assert alone.act().success
-    assert [2] == alone.seen()
-    assert not alone.lance.table(KEYS[1]).tags.list()
-
-
 def test_rows_of_a_failed_attempt_are_not_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """An attempt wrote `a` and failed, and the next one left `a` out: only `b` is published, and the rest is swept."""
     attempts: list[int] = []

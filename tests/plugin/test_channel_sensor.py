@@ -113,8 +113,7 @@ def test_what_a_publisher_promoted_is_not_reported_twice(root: Path, instance: d
 
 def test_a_root_that_becomes_a_repository(root: Path, instance: dg.DagsterInstance) -> None:
     """Tags are watched before there is a repository; the adoption of their versions is not reported."""
-    before = Location(root, instance=instance, repository=False)
-    assert before.run(1).success
+    Location(root, instance=instance).publish_by_tags(1)
     ticks = watching(root, instance)
     assert [] == ticks.announced()
     assert Location(root, instance=instance).run(2).success

@@ -71,10 +71,10 @@ class Shop:
         return dg.materialize(self.assets, resources=resources, instance=self.instance, raise_on_error=False, **options)
 
 
-@pytest.fixture(params=[True, False], ids=["repository", "table by table"])
-def shop(request: pytest.FixtureRequest, lake: LanceResource, instance: dg.DagsterInstance) -> Shop:
+@pytest.fixture
+def shop(lake: LanceResource, instance: dg.DagsterInstance) -> Shop:
     """A shop in which order 1 and a line of it are published."""
-    made = Shop(LanceResource(root=lake.root, repository=request.param), instance)
+    made = Shop(lake, instance)
     assert made.run(ORDERS, LINES).success
     return made
 

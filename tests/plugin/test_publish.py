@@ -16,14 +16,6 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.plugin import InRange, RowCount
-from lance_dagster.plugin.publish.publication import (
-    Publication,
-    find_by_run,
-    merge_all,
-    move_tags,
-    retire_all,
-)
-from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from tests.plugin.shop import (
     CUSTOMERS,
     ORDERS,
@@ -32,7 +24,6 @@ from tests.plugin.shop import (
     Shop,
     failure,
     recorded,
-    shop_at,
 )
 
 CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
@@ -50,15 +41,6 @@ def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
     result = shop.run(instance, selection=CANDIDATES)
     assert result.success
     return result.run_id
-
-
-def publications(shop: Shop) -> list[Publication]:
-    """The publications of both tables, before anything is looked up for them."""
-    nodes = ((ORDERS, PRODUCTION_ORDERS), (CUSTOMERS, PRODUCTION_CUSTOMERS))
-    return [
-        Publication(candidate=candidate, promoted=promoted, table=shop.table(candidate))
-        for candidate, promoted in nodes
-    ]
 
 
 def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -259,47 +241,6 @@ def test_materialized_without_a_branch(lake: LanceResource, instance: dg.Dagster
         [orders, build_publisher([orders])], instance=instance, resources={"lance": lake}, raise_on_error=False
     )
     assert "materialized it, but left no branch" in reasons(result)
-
-
-STEPS = ["nothing", "merge one", "merge all", "tag one", "tag all", "retire one", "retire all"]
-
-
-@pytest.mark.parametrize("done", range(len(STEPS)), ids=STEPS)
-def test_publication_that_was_cut_off_is_finished(shop: Shop, instance: dg.DagsterInstance, done: int) -> None:
-    """Wherever a publisher dies, the next one reaches the same final state, with one merge in each table."""
-    run_id = candidates(shop, instance)
-    chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [
-        find_by_run(one, chain, head=RunBranch(table=one.table, chain=chain).written(), instance=instance)
-        for one in publications(shop)
-    ]
-    merged = merge_all(found[: {0: 0, 1: 1}.get(done, 2)], chain)
-    move_tags(merged[: {3: 1}.get(done, 2 if done > 3 else 0)], "production", {})
-    retire_all(merged[: {5: 1}.get(done, 2 if done > 5 else 0)], chain)
-    assert shop.publish(instance, *PROMOTED, ref=f"run/{run_id}").success
-    assert (shop.ids("production"), shop.ids("production", CUSTOMERS)) == ([1, 2, 3], [10, 20])
-    for key in (ORDERS, CUSTOMERS):
-        assert shop.table(key).branches.list("run/*") == {}
-        assert shop.table(key).head().number == 2
-        assert shop.tag(key) == "main@2"
-
-
-def test_run_that_was_overtaken_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """A publisher that died before its tag moved, and resumes after a later publication, does not move the tag back."""
-    shop.play(mode="append")
-    run_id = candidates(shop, instance)
-    chain = RunChain.of(instance.get_run_by_id(run_id), instance)
-    found = [
-        find_by_run(one, chain, head=RunBranch(table=one.table, chain=chain).written(), instance=instance)
-        for one in publications(shop)
-    ]
-    merged = merge_all(found[:1], chain)
-    shop.play(mode="append", orders=[4])
-    assert shop.run(instance, selection=dg.AssetSelection.assets(ORDERS, PRODUCTION_ORDERS)).success
-    later = shop.tag()
-    move_tags(merged, "production", {})
-    assert shop.tag() == later
-    assert shop.ids("production") == [1, 2, 3, 4]
 
 
 def test_leftover_branch_does_not_move_the_tag_back(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -556,7 +497,7 @@ def test_failed_check_beside_a_skipped_output(lake: LanceResource) -> None:
 
 
 def test_a_run_that_selects_one_of_its_promoted_nodes(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """In a repository the publication is refused and names the node left out; then one button publishes the run."""
+    """The publication is refused and names the node left out; then one button publishes the run."""
     one = CANDIDATES | dg.AssetSelection.checks_for_assets(ORDERS) | dg.AssetSelection.assets(PRODUCTION_ORDERS)
     refused = reasons(shop.run(instance, selection=one))
     assert "the run also writes shop/customers" in refused
@@ -578,18 +519,6 @@ def test_a_continued_run_selects_one_of_the_promoted_nodes(shop: Shop, stored_in
     assert ("main@2", "main@2") == (shop.tag(), shop.tag(CUSTOMERS))
     options = dg.ReexecutionOptions.from_failure(again.run_id, stored_instance)
     assert shop.execute(stored_instance, options, job="one_promoted").success
-
-
-def test_a_run_without_a_repository_selects_one_of_its_promoted_nodes(
-    lake: LanceResource, instance: dg.DagsterInstance
-) -> None:
-    """Without a repository the selected table is published by itself, and the other one waits."""
-    shop = shop_at(lake.root, repository=False)
-    one = CANDIDATES | dg.AssetSelection.checks_for_assets(ORDERS) | dg.AssetSelection.assets(PRODUCTION_ORDERS)
-    assert shop.run(instance, selection=one).success
-    assert ("main@2", None) == (shop.tag(), shop.tag(CUSTOMERS))
-    assert shop.publish(instance, PRODUCTION_CUSTOMERS).success
-    assert "main@2" == shop.tag(CUSTOMERS)
 
 
 def test_the_status_of_the_repository_names_superseded_runs(shop: Shop, instance: dg.DagsterInstance) -> None:

@@ -20,6 +20,8 @@ from lance_dagster import (
     build_table_checks,
 )
 from lance_dagster.errors import RefNotFoundError
+from lance_dagster.plugin.publish.publication import Publication, landing_properties
+from lance_dagster.plugin.run_branch import RunChain
 from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import failure
 from tests.plugin.test_repository_publish import ids_of
@@ -65,6 +67,19 @@ class Location:
         self.number = number
         return self._execute([*self.assets, *self.checks, *([self.publisher] if publish else [])])
 
+    def publish_by_tags(self, number: int) -> None:
+        """Write a row, and bring it to `main` and to the tag of each table, without a commit of all tables."""
+        run_id = self.run(number, publish=False).run_id
+        for asset in self.assets:
+            table = self.lance.table(asset.key)
+            sources = (table.head(f"run/{run_id}"),)
+            one = Publication(candidate=asset.key, promoted=asset.key, table=table, sources=sources)
+            about = landing_properties(one, RunChain(run_ids=(run_id,)))
+            landed = table.merge(f"run/{run_id}", mode="ff-only", properties=about)
+            place = table.tags.move if self.tag in table.tags.list() else table.tags.create
+            place(self.tag, landed)
+            table.branches.delete(f"run/{run_id}")
+
     def act(self, *selection: dg.AssetKey, **config: object) -> dg.ExecuteInProcessResult:
         """Materialize the promoted nodes, as *Materialize* does."""
         return self._execute(
@@ -96,11 +111,10 @@ def repository_at(root: Path) -> LanceRepository:
 
 def test_tables_that_were_published_before_are_adopted(root: Path, instance: dg.DagsterInstance) -> None:
     """The channel starts at the tags' versions, so a rollback can return there; the log says so; no tag moves."""
-    before = Location(root, instance=instance, repository=False)
-    assert before.run(1).success
-    assert before.run(2).success
-    assert not (root / "_repository").exists()
     after = Location(root, instance=instance)
+    after.publish_by_tags(1)
+    after.publish_by_tags(2)
+    assert not (root / "_repository").exists()
     assert ([1, 2], [1, 2]) == (after.seen(), after.seen("lines"))
     done = after.run(3)
     assert done.success
@@ -117,7 +131,7 @@ def test_tables_that_were_published_before_are_adopted(root: Path, instance: dg.
 
 def test_a_table_that_nobody_published_is_left_alone(root: Path, instance: dg.DagsterInstance) -> None:
     """Unpublished tables below the root are neither registered nor changed, and are read at their own tags."""
-    assert Location(root, "lines", instance=instance, repository=False).run(1).success
+    Location(root, "lines", instance=instance).publish_by_tags(1)
     files = sorted(path for path in (root / "shop" / "lines.lance").rglob("*") if path.is_file())
     orders = Location(root, "orders", instance=instance)
     assert orders.run(2).success
@@ -127,13 +141,21 @@ def test_a_table_that_nobody_published_is_left_alone(root: Path, instance: dg.Da
 
 
 def test_whoever_only_reads_makes_no_repository(root: Path, instance: dg.DagsterInstance) -> None:
-    """Neither reading a tag nor a dry run creates a repository or writes below the root."""
-    assert Location(root, instance=instance, repository=False).run(1).success
+    """Neither reading a tag, nor a dry run, nor a refused publication, hold or release creates a repository."""
     location = Location(root, instance=instance)
-    assert [1] == location.seen()
-    assert location.run(2, publish=False).success
+    assert location.run(0, publish=False).success
+    assert "nothing was published to production yet" in failure(location.act(hold=True, reason="wait"))
+    assert "nothing was published to production yet" in failure(location.act(release=True, reason="go on"))
+    location.publish_by_tags(1)
+    location.publish_by_tags(2)
+    assert [1, 2] == location.seen()
+    assert location.run(3, publish=False).success
     assert location.act(dry_run=True).success
+    assert location.act(ref="production~1", reason="wrong", dry_run=True).success
+    assert "a rollback needs a reason" in failure(location.act(ref="production~1"))
     assert not (root / "_repository").exists()
+    assert location.act(ref="production~1", reason="wrong").success
+    assert ([1], True) == (location.seen(), (root / "_repository").exists())
 
 
 def test_a_reader_without_the_right_to_write(root: Path, instance: dg.DagsterInstance) -> None:
@@ -189,49 +211,37 @@ def test_a_moved_table_is_read_before_it_is_published_again(root: Path, instance
     assert ["shop/lines", "shop/sales"] == list(repository_at(root).at("production"))
 
 
-def test_a_table_of_a_channel_is_not_published_by_itself(root: Path, instance: dg.DagsterInstance) -> None:
-    """A publication that the channel's readers would not see is refused; the advice in the error works."""
-    assert Location(root, instance=instance).run(1).success
-    alone = Location(root, instance=instance, repository=False)
-    said = failure(alone.run(2))
-    assert "shop/lines, shop/orders cannot be published with repository=False" in said.replace(
-        "shop/orders, shop/lines", "shop/lines, shop/orders"
-    )
-    assert [1] == alone.seen()
-    repository_at(root).channels.delete("production", reason="table by table")
-    assert alone.act().success
-    assert [1, 2] == alone.seen() == Location(root, instance=instance).seen()
-
-
-def test_a_channel_is_not_released_table_by_table(root: Path, instance: dg.DagsterInstance) -> None:
-    """A hold or a release that the channel would not follow is refused, so nobody believes that it is released."""
-    location = Location(root, instance=instance)
-    assert location.run(1).success
-    assert location.act(hold=True, reason="wait").success
-    alone = Location(root, instance=instance, repository=False)
-    for done, config in (("released", {"release": True}), ("held", {"hold": True})):
-        said = failure(alone.act(reason="by itself", **config))
-        assert f"cannot be {done} with repository=False: channel 'production'" in said
-    assert not location.run(2).success
-    assert location.act(release=True, reason="go on").success
-    assert location.run(3).success
-    assert ([1, 3], [1, 3]) == (location.seen(), location.seen("lines"))
-
-
-def test_a_table_that_was_held_before_the_channel_is_released(root: Path, instance: dg.DagsterInstance) -> None:
-    """The publisher releases a table that the channel does not name yet, and says nothing else failed.
+@pytest.mark.parametrize("channel", [False, True])
+def test_a_table_that_was_held_before_the_channel_is_released(
+    root: Path, instance: dg.DagsterInstance, *, channel: bool
+) -> None:
+    """The publisher releases a table that the channel does not name yet, whether the channel is held too or not.
 
     With another table alone in the channel, a hold on the tag of this one would otherwise keep both back for ever.
     """
-    before = Location(root, "orders", instance=instance, repository=False)
-    assert before.run(1).success
-    assert before.act(hold=True, reason="wait").success
+    before = Location(root, "orders", instance=instance)
+    before.publish_by_tags(1)
+    before.lance.table("shop/orders").tags.hold("production", reason="wait")
     assert Location(root, "lines", instance=instance).run(1).success
     both = Location(root, instance=instance)
     assert "held" in failure(both.run(2))
+    if channel:
+        repository_at(root).channels.hold("production", reason="the whole channel")
     assert both.act(release=True, reason="go on").success
     assert both.act().success
     assert ([1, 2], [1, 2]) == (both.seen(), both.seen("lines"))
+
+
+def test_a_table_that_the_channel_left_while_it_was_held_is_released(root: Path, instance: dg.DagsterInstance) -> None:
+    """A release reaches the tag of a table that a rollback took out of the held channel."""
+    lines, both = Location(root, "lines", instance=instance), Location(root, instance=instance)
+    assert lines.run(1).success
+    assert both.run(2).success
+    assert both.act(hold=True, reason="wait").success
+    assert lines.act(ref="production~1", rollback="hold", reason="wrong").success
+    assert both.act(release=True, reason="go on").success
+    assert both.run(3).success
+    assert ([2, 3], [1, 2, 3]) == (both.seen(), both.seen("lines"))
 
 
 def test_a_channel_is_held_on_the_page_of_a_new_table(root: Path, instance: dg.DagsterInstance) -> None:

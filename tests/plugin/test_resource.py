@@ -49,7 +49,7 @@ def test_place_of_a_table(key: str, metadata: dict[str, object], expected: str) 
         ({"root": "/lake", "rot": "/x"}, "LanceResource has no field 'rot'; did you mean 'root'?"),
         (
             {"root": "/lake", "zone": "x"},
-            "fields: azure, environment, environment_from, google, read_ref, repository, root, s3, storage_options",
+            "fields: azure, environment, environment_from, google, read_ref, root, s3, storage_options",
         ),
     ],
 )

@@ -4,7 +4,6 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceResource
 from tests.plugin.shop import (
     CUSTOMERS,
     ORDERS,
@@ -13,7 +12,6 @@ from tests.plugin.shop import (
     Shop,
     failure,
     recorded,
-    shop_at,
 )
 from tests.plugin.test_publish import CANDIDATES, reasons
 
@@ -22,12 +20,7 @@ BACK = {"ref": "main@2", "reason": "wrong prices"}
 
 @pytest.fixture
 def rolled(shop: Shop, instance: dg.DagsterInstance) -> Shop:
-    """A shop with two publications."""
-    return twice_published(shop, instance)
-
-
-def twice_published(shop: Shop, instance: dg.DagsterInstance) -> Shop:
-    """Publish [1, 2, 3] at main@2, and [4] appended at main@3."""
+    """A shop with two publications: [1, 2, 3] at main@2, and [4] appended at main@3."""
     shop.play(mode="append")
     assert shop.run(instance).success
     shop.play(mode="append", orders=[4])
@@ -122,30 +115,6 @@ def test_a_contradiction_is_refused(
     """A config that lacks a reason or would do what nobody asked for is refused before anything is changed."""
     assert said in reasons(rolled.publish(instance, **config))
     assert ("main@3", "main@3") == (rolled.tag(), str(rolled.table().head()))
-
-
-def test_a_held_table_waits_for_its_release(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """A held tag moves back and stays, main keeps its rows, and the run's other table is published."""
-    rolled = twice_published(shop_at(lake.root, repository=False), instance)
-    assert rolled.publish(instance, **BACK, rollback="hold").success
-    assert ("main@2", [1, 2, 3], "main@3") == (rolled.tag(), rolled.ids("production"), str(rolled.table().head()))
-    assert "hold" == recorded(instance, PRODUCTION_ORDERS).metadata["lance/rollback"]
-    rolled.play(mode="append", orders=[5], customers=[30])
-    result = rolled.run(instance)
-    assert result.success
-    assert [30] == rolled.ids("production", CUSTOMERS)[-1:]
-    made = [event.asset_key for event in result.asset_materializations_for_node("publish_production")]
-    assert [PRODUCTION_CUSTOMERS] == made
-    assert ("main@2", [f"run/{result.run_id}"]) == (rolled.tag(), list(rolled.table().branches.list()))
-    refused = reasons(rolled.publish(instance, ref=f"run/{result.run_id}"))
-    assert "held by" in refused
-    assert "wrong prices; set release: true and a reason" in refused
-    assert rolled.publish(instance, release=True, reason="prices mended").success
-    assert "main@2" == rolled.tag()
-    assert rolled.publish(instance, ref=f"run/{result.run_id}").success
-    assert [1, 2, 3, 4, 5] == rolled.ids("production")
-    (hold,) = rolled.table().tags.get("production").holds
-    assert ("wrong prices", "prices mended") == (hold.reason, hold.release_reason)
 
 
 def test_a_run_of_a_held_table_alone_fails(rolled: Shop, instance: dg.DagsterInstance) -> None:

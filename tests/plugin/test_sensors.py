@@ -18,7 +18,8 @@ from lance_dagster import (
     build_ref_sensor,
     ref_asset_specs,
 )
-from tests.plugin.shop import CUSTOMERS, ORDERS, Shop, shop_at
+from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
+from tests.plugin.test_publish import candidates
 
 ROWS = pa.table({"id": [1]})
 
@@ -98,10 +99,11 @@ def test_published_versions_name_their_run(shop: Shop, instance: dg.DagsterInsta
     assert merged.metadata["lance/run_id"].value == run_id
 
 
-def test_foreign_move_of_a_tag(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Each foreign move of a tag materializes the promoted node once."""
-    shop = shop_at(lake.root, repository=False)
-    shop.run(instance)
+def test_foreign_move_of_a_tag(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """Each move of the tag of a lake without a repository materializes the promoted node once."""
+    run_id = candidates(shop, instance)
+    shop.table().merge(f"run/{run_id}")
+    shop.table().tags.create("production", "main")
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"]), shop.lance, instance)
     assert ticks.announced() == []
     lance.dataset(shop.table().uri).tags.update("production", 1)
@@ -143,7 +145,6 @@ def test_a_tag_that_comes_back_requests_a_run(
 
     orders.append(ROWS)
     orders.tags.create("production", "main@1")
-    lake = LanceResource(root=lake.root, repository=False)
     ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"], job=follow_up), lake, instance)
     ticks.tick()
     keys = []
@@ -154,23 +155,6 @@ def test_a_tag_that_comes_back_requests_a_run(
     assert (3, 3) == (len(keys), len(set(keys)))
     ticks.cursor = before
     assert keys[-1] == ticks.tick().run_requests[0].run_key
-
-
-def test_the_publishers_move_of_a_tag_requests_a_run(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Also without a repository a job that follows a tag runs after a publication, which is not reported again."""
-
-    @dg.job
-    def follow_up() -> None:
-        pass
-
-    shop = shop_at(lake.root, repository=False)
-    shop.run(instance)
-    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=["production"], job=follow_up), shop.lance, instance)
-    ticks.tick()
-    shop.run(instance)
-    found = ticks.tick()
-    assert ([], ["main@3"]) == (found.asset_events, [one.tags["lance/ref"] for one in found.run_requests])
-    assert [] == ticks.tick().run_requests
 
 
 def test_dropped_table_is_reported_when_it_is_created_again(

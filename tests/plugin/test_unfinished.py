@@ -101,37 +101,34 @@ def killed(shop: Shop, instance: dg.DagsterInstance, at: Callable[[Request], boo
     written(shop, instance)
     plug = Plug(after, at)
     Dying.scripts.append(plug)
-    lance, shop.lance = shop.lance, Dying(root=shop.lance.root, repository=shop.lance.repository)
+    lance, shop.lance = shop.lance, Dying(root=shop.lance.root)
     assert not shop.publish(instance, *PROMOTED).success
     assert plug.pulled
     shop.lance = lance
 
 
 @pytest.mark.parametrize(
-    "repository,at,after",
+    "at,after",
     [
-        pytest.param(True, main_moves, 1, id="between the tables"),
-        pytest.param(True, channel_moves, 0, id="before the channel"),
-        pytest.param(True, pinned, 0, id="before the event"),
-        pytest.param(False, tag_moves, 0, id="before the first tag"),
-        pytest.param(False, tag_moves, 1, id="between the tags"),
+        pytest.param(main_moves, 1, id="between the tables"),
+        pytest.param(channel_moves, 0, id="before the channel"),
+        pytest.param(tag_moves, 0, id="before the first tag"),
+        pytest.param(tag_moves, 1, id="between the tags"),
+        pytest.param(pinned, 0, id="before the event"),
     ],
 )
 def test_the_next_publication_does_the_rest(
-    shop: Shop, instance: dg.DagsterInstance, *, repository: bool, at: Callable[[Request], bool], after: int
+    shop: Shop, instance: dg.DagsterInstance, *, at: Callable[[Request], bool], after: int
 ) -> None:
     """Both tables are promoted, with an event each, and no branch is left; a later foreign commit is not promoted."""
-    shop = shop_at(shop.lance.root, repository=repository)
-    if repository:
-        assert shop.run(instance).success
+    assert shop.run(instance).success
     killed(shop, instance, at, after)
     # If `main` of the orders had not followed yet, the foreign rows would be audited and published with the orders.
     foreign = shop.table().append(pa.table({"id": [99]})) if not after else shop.table().head()
     assert shop.publish(instance, *PROMOTED).success
     assert ([1, 2, 3, 4], [10, 20, 30]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
     for key, node in zip((ORDERS, CUSTOMERS), PROMOTED, strict=True):
-        # The branch of a table that was promoted already is left to the sweeper.
-        assert (key == ORDERS and not repository and after) or shop.table(key).branches.list("run/*") == {}
+        assert shop.table(key).branches.list("run/*") == {}
         assert shop.tag(key) == recorded(instance, node).metadata["lance/to"]
     assert after or str(foreign) == str(shop.table().head())
 

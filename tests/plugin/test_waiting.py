@@ -20,10 +20,10 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.plugin.branch_extent import in_order
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure, shop_at
+from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
-from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves, killed, main_moves, tag_moves
+from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves, killed, main_moves
 from tests.store.scripted import Request
 
 
@@ -238,12 +238,10 @@ def test_of_two_attempts_whose_checks_pass_later_one_is_published(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repository", [True, False])
 def test_a_repeated_publisher_of_a_backfill_leaves_withdrawn_rows(
-    lake: LanceResource, instance: dg.DagsterInstance, *, repository: bool
+    lake: LanceResource, instance: dg.DagsterInstance
 ) -> None:
     """What the backfill published, and a person withdrew, is promoted only by name."""
-    lake = LanceResource(root=lake.root, repository=repository)
     stall = Stall(lake, [Unique("id")], days=True, once=True, mode="replace")
     tags = {"dagster/backfill": "bf"}
     for day, number in (("mon", 1), ("tue", 2)):
@@ -391,18 +389,16 @@ def test_a_candidate_is_discarded_whole_or_not_at_all(shop: Shop, instance: dg.D
 
 
 @pytest.mark.parametrize(
-    "repository,at",
+    "at",
     [
-        pytest.param(True, main_moves, id="before main of the first table"),
-        pytest.param(True, channel_moves, id="before the channel"),
-        pytest.param(False, tag_moves, id="before the first tag"),
+        pytest.param(main_moves, id="before main of the first table"),
+        pytest.param(channel_moves, id="before the channel"),
     ],
 )
 def test_rows_that_are_committed_are_not_discarded(
-    shop: Shop, instance: dg.DagsterInstance, *, repository: bool, at: Callable[[Request], bool]
+    shop: Shop, instance: dg.DagsterInstance, at: Callable[[Request], bool]
 ) -> None:
     """Where a publisher died after its commit, `discard` says what takes the rows back, and that does it."""
-    shop = shop_at(shop.lance.root, repository=repository)
     assert shop.run(instance).success
     killed(shop, instance, at)
     (branch,) = shop.table().branches.list("run/*")
@@ -551,10 +547,7 @@ def test_a_run_that_publishes_its_own_rows_prevents_no_discard(shop: Shop, insta
     assert ([True], [8], {}) == (done, shop.ids("production"), shop.table().branches.list("run/*"))
 
 
-@pytest.mark.parametrize("repository", [True, False])
-def test_a_branch_deleted_by_hand_is_not_published(
-    lake: LanceResource, instance: dg.DagsterInstance, *, repository: bool
-) -> None:
+def test_a_branch_deleted_by_hand_is_not_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A publisher whose branch is deleted while the preview of its merge is audited fails before its commit."""
 
     @table_check(asset=ITEMS)
@@ -563,7 +556,7 @@ def test_a_branch_deleted_by_hand_is_not_published(
             items.table.branches.delete(waiting)
         return True
 
-    stall = Stall(LanceResource(root=lake.root, repository=repository), [given_up])
+    stall = Stall(lake, [given_up])
     assert stall.run(instance).success
     waiting, table = stall.write(instance, 2), stall.table
     table.append(pa.table({"id": [3]}))

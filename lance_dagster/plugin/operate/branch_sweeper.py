@@ -87,13 +87,13 @@ def build_branch_sweeper(
     end where it succeeded. It never deletes a branch while its run, or a re-execution with the same root run, is
     unfinished or about to be retried, nor a branch that a tag or another branch needs, nor a branch that waits to be
     published: its run, or one that continues it, succeeded, or all tables of the run were written and passed their
-    checks before a later step failed. With a repository a run is one candidate: a
+    checks before a later step failed. A run is one candidate: a
     branch that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are
     deleted after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
 
     Args:
         name: The sensor's name.
-        tables: The candidates, as definitions or keys. With a repository, give all tables of a publisher to one
+        tables: The candidates, as definitions or keys. Give all tables of a publisher to one
             sweeper, or give it `publisher`: whether a run may be published depends on all tables that it wrote.
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
@@ -101,7 +101,7 @@ def build_branch_sweeper(
             each state of these branches, unless the channel or the tag is held (`publish`). That run publishes whatever
             waits and passed, also what is younger than `waiting_after`. The text of the tick names such branches in
             each case.
-        publisher: The result of `build_publisher`, for the policy `publish`. With a repository its other tables count
+        publisher: The result of `build_publisher`, for the policy `publish`. Its other tables count
             too when the sweeper decides whether a run may be published.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
@@ -199,7 +199,7 @@ class _Cursor:
 class _Sweep:
     """One tick of the sweeper.
 
-    `together` are the watched tables and the others of their publisher: with a repository, what a run wrote to all of
+    `together` are the watched tables and the others of their publisher: what a run wrote to all of
     them is one candidate.
     """
 
@@ -296,10 +296,8 @@ class _Sweep:
     def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
         """Return whether another table has rows on the same branch that `main` lacks.
 
-        In a repository these tables are one candidate: they are published, and re-executed, as the run left them.
+        These tables are one candidate: they are published, and re-executed, as the run left them.
         """
-        if not self.lance.repository:
-            return False
         if name not in self.unmerged:
             # Needed only for branches that `main` contains and whose publisher died, which are few.
             found = (other.name for other in self.together if other is not one and self._is_unmerged(other, name))
@@ -411,7 +409,7 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
 
 
 def with_published(watched: Sequence[WatchedTable], publisher: dg.AssetsDefinition | None) -> tuple[WatchedTable, ...]:
-    """Return some tables and the others of their publisher: with a repository, what a run wrote is one candidate."""
+    """Return some tables and the others of their publisher: what a run wrote is one candidate."""
     published = () if publisher is None else _published_by(publisher)
     return tuple({one.key: one for one in (*published, *watched)}.values())
 

@@ -176,7 +176,7 @@ def _written_table(context: dg.OpExecutionContext, lance: LanceResource, one: Wa
     try:
         return lance.table(one.key, one.metadata)
     except TableNotFoundError as error:
-        repository, name = lance.repository_there(), str(lance.address_of(one.key, one.metadata))
+        repository, name = lance.open_repository(), str(lance.address_of(one.key, one.metadata))
         if repository is not None and name in repository.tables():
             uri = lance.uri_of(one.key, one.metadata)
             raise TableNotFoundError(f"the table at {uri}, which the repository has, is gone") from error

@@ -122,13 +122,13 @@ class WaitingCandidates:
         records = {record.dagster_run.run_id: record for record in found}
         newest_first = [records[run] for run in reversed(runs) if run in records]
         succeeded = next((record for record in newest_first if record.dagster_run.is_success), None)
-        # Without a repository each table is published by itself.
-        tables = self.watched if self.lance.repository else (one,)
         if succeeded is not None or not newest_first:
             return succeeded
         # The table of the branch comes first: the other tables may not have been written by these runs.
         written = self._has_passed(one, runs) and all(
-            self._has_passed(each, runs) for each in tables if any(self.log.plans([each.key], run) for run in runs)
+            self._has_passed(each, runs)
+            for each in self.watched
+            if any(self.log.plans([each.key], run) for run in runs)
         )
         return newest_first[0] if written else None
 

@@ -45,7 +45,7 @@ def build_waiting_checks(
     schedule.
 
     Args:
-        tables: The candidates, as definitions or keys. With a repository, give all tables of a publisher, or give
+        tables: The candidates, as definitions or keys. Give all tables of a publisher, or give
             `publisher`: whether what a failed run wrote may be published depends on all tables that it wrote.
         after: How long a version may wait after the end of its run.
         automation_condition: When the check is executed automatically, such as

@@ -1,14 +1,10 @@
-"""The steps that take audited run branches to the tag that readers follow.
+"""The steps that take audited run branches to the channel that readers follow.
 
 1. find:   look up the version to publish in every table
-2. merge:  move `main` to these versions, or to the audited previews of their merges (`reaudit`), by fast-forward only;
-           a version that `main` contains already is skipped
-3. move:   move the tag of every table
-4. retire: delete the run branches, which nothing needs after the merge; a failure is only reported
-
-Lance has no transaction over several tables. The order of the steps replaces it as far as possible: no tag moves
-before all tables are merged, so a reader who follows a tag never finds a table that is not merged yet. Readers
-can see one tag moved before the next.
+2. commit: one commit of the repository names these versions, or the audited previews of their merges (`reaudit`), and
+           `main` of every table follows (`publish_together`)
+3. move:   move the channel, for all tables at once; the tag of every table follows
+4. retire: delete the run branches, which nothing needs after the commit; a failure is only reported
 
 Each step is idempotent. A process may be killed between two steps, or between two tables within a step; the next
 publication starts at the first step, recognises what is done and does the rest. When the branches are deleted,
@@ -26,12 +22,9 @@ from typing import NamedTuple, TypeVar
 import dagster as dg
 
 from lance_dagster.errors import (
-    AlreadyExistsError,
     ConflictError,
     InvalidInputError,
-    MergeConflictError,
     PublishRefusedError,
-    RefMovedError,
     RefNotFoundError,
     Remedy,
 )
@@ -51,13 +44,10 @@ from lance_dagster.plugin.run_branch import (
 )
 from lance_dagster.table import LanceTable
 
-_TRIES = 5
 # The work on a table mostly waits for the storage, so more threads than processors make it faster.
 _WORKERS = 8
 T = TypeVar("T")
 S = TypeVar("S")
-_NOTHING_MERGED = "cannot merge, so no table was merged and no tag moved:"
-_SOME_MERGED = "cannot merge, so no tag moved; what was merged before stays merged, and the next publication finds it:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +55,9 @@ class Publication:
     """The publication of one table.
 
     `sources` are the versions to merge. `landed` is the version of `main` that contains them, None before the
-    merge. `previous` is the tag before the publication, and `promoted_to` the version that the tag names after
+    commit. `previous` is the tag before the publication, and `promoted_to` the version that the channel names after
     it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
-    Otherwise a tag moves only forward: when another publisher has moved it to a later version of `main`, that
+    Otherwise a channel moves only forward: when another publisher has moved it to a later version of `main`, that
     version contains the rows of this publication. `planned` is the audited preview of the merge of the sources into
     `base`, a version of `main`; it is None when the source itself is merged. `overtaken` has each waiting branch whose
     rows one of the sources replaces, with that source's branch. `about` has further metadata entries for the promoted
@@ -315,52 +305,6 @@ def publish_alone(publications: Iterable[Publication], branch: str) -> str:
     )
 
 
-def merge_all(
-    publications: Iterable[Publication],
-    chain: RunChain,
-    plan_again: Callable[[Publication], Publication] | None = None,
-) -> list[Publication]:
-    """Move `main` of every table to its audited version, and return the publications with the versions of `main`.
-
-    Args:
-        publications: The tables.
-        chain: The run that publishes.
-        plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
-
-    Raises:
-        MergeConflictError: A table cannot be merged. The tables before it are merged, and no tag has moved.
-        ConflictError: A branch was deleted, or `main` moved each time.
-    """
-    merged: list[Publication] = []
-    for publication in publications:
-        merged.append(_merged(publication, chain, plan_again, _SOME_MERGED if merged else _NOTHING_MERGED))
-    return merged
-
-
-def _merged(
-    publication: Publication,
-    chain: RunChain,
-    plan_again: Callable[[Publication], Publication] | None,
-    refusal: str,
-) -> Publication:
-    for _ in range(_TRIES):
-        # A version of `main`, or sources that an interrupted publication merged: there is nothing to merge.
-        if publication.planned is None and (publication.landed is not None or not publication.sources):
-            return publication
-        refuse_deleted([publication])
-        try:
-            return replace(publication, landed=_fast_forward(publication, chain))
-        except MergeConflictError as error:
-            source = publication.planned or publication.sources[-1]
-            # The kind `history` means that `main` moved, so a new plan can succeed. Any other conflict would recur.
-            moved = any(isinstance(one, Conflict) and one.kind == "history" for one in error.conflicts)
-            if not moved or plan_again is None:
-                found = named_conflicts(publication, source, error.conflicts)
-                raise MergeConflictError(refusal, found, remedy=next_steps([publication], found)) from error
-        publication = plan_again(publication)
-    raise ConflictError(f"{publication.name}: main moved each time its merge was audited; publish again")
-
-
 def refuse_deleted(publications: Iterable[Publication]) -> None:
     """Refuse to publish branches that were deleted since they were looked at: the last look before the commit.
 
@@ -378,18 +322,6 @@ def refuse_deleted(publications: Iterable[Publication]) -> None:
         )
 
 
-def _fast_forward(publication: Publication, chain: RunChain) -> Version:
-    """Move `main` to the planned merge, or to the single source, unless `main` has commits that this one lacks."""
-    return publication.table.merge(
-        publication.planned or publication.sources[0],
-        into=MAIN,
-        # A merge in any other mode could combine rows that no check has seen together.
-        mode="ff-only",
-        message=landing_message(publication),
-        properties=landing_properties(publication, chain),
-    )
-
-
 def landing_message(publication: Publication) -> str:
     """Return the message of the commit that moves `main` of a table to its audited version."""
     sources = publication.sources
@@ -402,7 +334,7 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
     sources = publication.sources
     properties = merge_properties(publication, sources[-1], chain)
     if publication.planned is None:
-        # In a repository the parent of the merge commit is a staged version, on a branch that no audit names.
+        # The parent of the merge commit is a staged version, on a branch that no audit names.
         return properties | {md.AUDITED_VERSION: str(sources[0])}
     runs = dict.fromkeys(_run_of_source(source) for source in sources)
     return properties | {
@@ -425,59 +357,6 @@ def merge_properties(publication: Publication, source: Version, chain: RunChain)
 
 def _run_of_source(source: Version) -> str:
     return source.properties.get(md.RUN_ID) or run_of(source.branch) or ""
-
-
-def move_tags(publications: Sequence[Publication], tag: str, metadata: Mapping[str, str]) -> list[Publication]:
-    """Move the tag of every table to its version, and return the publications with the versions tagged.
-
-    Args:
-        publications: The tables, all of them merged.
-        tag: The name of the tag.
-        metadata: Metadata of the tag about the move, such as its reason.
-
-    Raises:
-        RefMovedError: A person chose the version, and the tag moved since this publication looked at it.
-    """
-    return [_moved(publication, tag, metadata) for publication in publications]
-
-
-def _moved(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Publication:
-    # pylance keeps the metadata of a tag when it moves the tag. The metadata therefore names the version it is
-    # about, so that a reader can tell whether it describes the latest move.
-    about = {**metadata, md.MOVED_TO: str(publication.version)}
-    tagged = _choose(publication, tag, about) if publication.chosen else _advance(publication, tag, about)
-    if tagged.ref == str(publication.version):
-        return replace(publication, promoted_to=publication.version)
-    # With `branch:`, because other programs allow a tag and a branch of the same name.
-    return replace(publication, promoted_to=publication.table.at(f"branch:{tagged.ref}"))
-
-
-def _choose(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
-    # Compare-and-swap: the person chose on the basis of the version that the tag named then.
-    expected = None if publication.previous is None else publication.previous.ref
-    try:
-        return publication.table.tags.move(tag, publication.version, expected=expected, metadata=metadata)
-    except RefMovedError:
-        current = find_tag(publication.table, tag)
-        # An interrupted attempt of this step, or another person, moved the tag there already.
-        if current is None or current.ref != str(publication.version):
-            raise
-        return current
-
-
-def _advance(publication: Publication, tag: str, metadata: Mapping[str, str]) -> Tag:
-    table, version, current = publication.table, publication.version, publication.previous
-    for _ in range(_TRIES):
-        # Never move the tag back: a slower publisher must not undo a faster one that merged later rows.
-        if current is not None and current.branch == MAIN and current.version >= version.number:
-            return current
-        with suppress(RefMovedError, AlreadyExistsError):
-            if current is None:
-                return table.tags.create(tag, version, metadata=metadata)
-            return table.tags.move(tag, version, expected=current.ref, metadata=metadata)
-        # Another publisher created or moved the tag since it was read.
-        current = find_tag(table, tag)
-    raise RefMovedError(tag, str(version), "another version each time it was looked at")
 
 
 def refuse_branches_named(tag: str, publications: Iterable[Publication]) -> None:

@@ -1,7 +1,7 @@
 """Execute the publisher's step: do what its config asks for, for the promoted nodes that are selected.
 
-The order is that of `publication`: find, audit, merge, move, retire. Nothing is merged before every table has passed,
-and no tag moves before every table is merged.
+The order is that of `publication`: find, audit, commit, move, retire. Nothing is committed before every table has
+passed, and the channel moves for all tables at once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,21 +33,17 @@ from lance_dagster.plugin.publish.publication import (
     find_by_ref,
     find_by_run,
     in_turns,
-    merge_all,
-    move_tags,
     refuse_branches_named,
     retire_all,
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled
-from lance_dagster.plugin.publish.publish_together import AuditBeside, Together, refuse_named_by_channel
+from lance_dagster.plugin.publish.publish_together import AuditBeside, Together
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
 from lance_dagster.plugin.publish.rollback import (
     about_rollback,
     audited_behind,
-    hold_at,
     is_rollback,
-    revert_to,
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
@@ -93,7 +89,7 @@ class PublishStep:
     accept_stale: bool = False
     log: AuditLog = field(init=False)
     chain: RunChain = field(init=False)
-    together: Together | None = field(init=False)
+    together: Together = field(init=False)
     hold: ChannelHold | None = field(init=False)
     chosen: RepositoryView | None = field(init=False, default=None)
     whole: WholeCandidates = field(init=False)
@@ -104,10 +100,10 @@ class PublishStep:
         """Read the event log and the channel once for all tables."""
         self.log = AuditLog(self.instance)
         self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
-        self.together = self._together(self.lance.open_repository())
-        self.hold = None if self.together is None else self.together.hold
+        self.together = self._together(self.lance.repository_to_publish())
+        self.hold = self.together.hold
         self.whole = WholeCandidates(
-            nodes=self.nodes if self.lance.repository else (),
+            nodes=self.nodes,
             tag=self.tag,
             table=self._table,
             audit=lambda one, head: self._audit_of(one, head)[1],
@@ -128,11 +124,13 @@ class PublishStep:
         self.config = with_whole_run_id(self.config, self.nodes, self._table)
         asked = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
         for done in (done for done, wanted in asked.items() if wanted):
-            # A candidate is discarded as a whole: a table that is left could be published without the others.
-            whole = done == "discarded" and self.lance.repository
             refuse_cancelled(self.context)
-            # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
-            self.hold = self._changes.make(done, self.nodes if whole else nodes)
+            if done == "discarded":
+                # A candidate is discarded as a whole: a table that is left could be published without the others.
+                self._changes.discard(self.nodes)
+            else:
+                # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
+                self.hold = self._changes.move(done, nodes)
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
         if self.config.ref or not any(asked.values()):
             yield from self._publish(nodes)
@@ -140,7 +138,7 @@ class PublishStep:
     def _publish(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
         # channel left them behind.
-        if self.together is not None and self._is_alone and not self.config.dry_run:
+        if self._is_alone and not self.config.dry_run:
             self.together.catch_up(self._names_of(nodes))
         # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
         found, ignored = self._gate(self._find(nodes))
@@ -160,7 +158,8 @@ class PublishStep:
             self.reaudit.drop([*found, *merged])
         # In most publications each table links to one run, and all tables link to the same run.
         has_run = cache(self.instance.has_run)
-        for one in self._move(merged):
+        self._log_moves(merged)
+        for one in merged:
             # A second event for the same version would start the readers for nothing.
             if self._is_unchanged(one):
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
@@ -187,7 +186,7 @@ class PublishStep:
             self.context.log.warning("branch kept: %s", reason)
         for one in merged if self.chain.backfill_id is not None else ():
             drop_stale_previews(one.table, self.chain, self.instance, READS)
-        if self.together is not None and (waits := self.together.uncollected(merged)):
+        if waits := self.together.uncollected(merged):
             self.context.log.warning(waits)
 
     def _find(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
@@ -198,7 +197,7 @@ class PublishStep:
         """
         search = Search()
         # A run is looked up in each table separately. Any other ref may name one commit of all tables.
-        if self.together is not None and self.config.ref and run_of(self.config.ref) is None:
+        if self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
         for one in self._look_whole(nodes, search):
             self._sort(one, search)
@@ -222,7 +221,7 @@ class PublishStep:
     def _look_whole(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
         looked, left = self._look_all(nodes, search), [node for node in self.nodes if node not in nodes]
-        if not (left and self._is_alone and self.lance.repository):
+        if not (left and self._is_alone):
             return self.whole.without_overtaken(looked, ())
         # With a search of its own: its messages are about nodes that nobody selected.
         others = self._look_all(left, Search())
@@ -278,7 +277,7 @@ class PublishStep:
     def _keep_together(self, search: Search) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""
         # With `ref` a person chose the tables. In a run of the publisher alone, `WholeCandidates` has decided already.
-        if not (self.lance.repository and search.found) or self.config.ref or self._is_alone:
+        if not search.found or self.config.ref or self._is_alone:
             return
         selected = self.context.selected_asset_keys
         if search.held:
@@ -331,8 +330,7 @@ class PublishStep:
             search.missing.append(f"{one.name}: no run branch of this run")
 
     def _open(self, node: PromotedNode) -> Opened:
-        opened = Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain)
-        return opened if self.together is None else self.together.as_named(opened)
+        return self.together.as_named(Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain))
 
     def _try_open(self, node: PromotedNode) -> Opened | NotFoundError:
         try:
@@ -349,8 +347,9 @@ class PublishStep:
             raise opened
         empty = self._empty(node, opened)
         if self.config.ref:
-            if self.together is not None and (view := self.chosen) is not None:
-                return replace(empty, landed=self.together.version_in(view, empty, self.config.ref), chosen=True)
+            if self.chosen is not None:
+                landed = self.together.version_in(self.chosen, empty, self.config.ref)
+                return replace(empty, landed=landed, chosen=True)
             return find_by_ref(empty, self.config.ref, instance=self.instance)
         # The branch of a run may have rows of an attempt that failed; the next one left the optional output out.
         is_left_out = self.log.is_left_out(node.candidate, self.chain.run_ids[::-1])
@@ -380,7 +379,7 @@ class PublishStep:
 
     def _check_rollback(self, found: Sequence[Publication]) -> None:
         """Refuse a rollback that changes none of its tables, and warn of tables that it leaves out."""
-        if self.together is None or self.chosen is None:
+        if self.chosen is None:
             return
         self.together.refuse_unchanged(self.config.ref, self.chosen, found)
         if not self._rolls_back_all and (stay := self.together.left_behind(self.chosen, found)):
@@ -436,10 +435,7 @@ class PublishStep:
         return reasons
 
     def _merge(self, found: Sequence[Publication]) -> list[Publication]:
-        """Merge run branches into `main`, and commit the rollbacks that are reverts; in a repository as one commit.
-
-        In a repository the channel moves too, and the publications have the version that it names.
-        """
+        """Publish run branches and rollbacks by one commit, move the channel, and return what it names then."""
         refuse_cancelled(self.context)
         # The withdrawn versions are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
@@ -449,41 +445,33 @@ class PublishStep:
             found = [describe(one, withdrawn[one.name]) if one.name in withdrawn else one for one in found]
             if self.partitioned:
                 self.context.log.warning("the rollback of %s moves all partitions, not one", ", ".join(withdrawn))
-        reverts = self.config.rollback is Rollback.revert
-        together = self._begin(found)
-        if together is not None:
-            # A rollback that holds makes no commit: the channel names an earlier one again.
-            if withdrawn and not reverts:
-                return together.roll_back(self.chosen, found)
-            audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
-            done = together.commit(found, self._plan_again, audit)
-            # Another publisher may have committed since the tables were looked at; the next attempt looks again.
-            if not withdrawn and any(self._rest(done.published)):
-                raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
-            return together.promote(done, self.chosen if withdrawn else None)
-        if not withdrawn:
-            return merge_all(found, self.chain, self._plan_again)
-        return [
-            revert_to(one, self.chain, self._about_move) if reverts and one.name in withdrawn else one for one in found
-        ]
+        self._begin(found)
+        # A rollback that holds makes no commit: the channel names an earlier one again.
+        if withdrawn and self.config.rollback is Rollback.hold:
+            return self.together.roll_back(self.chosen, found)
+        audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
+        done = self.together.commit(found, self._plan_again, audit)
+        # Another publisher may have committed since the tables were looked at; the next attempt looks again.
+        if not withdrawn and any(self._rest(done.published)):
+            raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
+        return self.together.promote(done, self.chosen if withdrawn else None)
 
-    def _begin(self, found: Sequence[Publication]) -> Together | None:
-        """Return what publishes tables as one commit of a repository that has them; None without a repository."""
+    def _begin(self, found: Sequence[Publication]) -> None:
+        """Create the repository if there is none, and add tables that have the tag already to the channel."""
         # The repository is created only here, after every audit: a refused publication leaves no repository behind.
-        together = self.together or self._together(self.lance.create_repository())
-        if together is None:
-            names = self._names_of(node for node in self.nodes if node.candidate in {one.candidate for one in found})
-            refuse_named_by_channel(self.lance, self.tag, names, "published")
-            return None
-        if adopted := together.adopt(found):
+        self.lance.create_repository()
+        if adopted := self.together.adopt(found):
             named = ", ".join(f"{name} at {version}" for name, version in adopted.items())
-            root = together.repository.root
+            root = self.together.repository.root
             self.context.log.info("%s of the repository %s begins with what the tags name: %s", self.tag, root, named)
-        return together
 
-    def _together(self, repository: LanceRepository | None) -> Together | None:
-        if repository is None:
-            return None
+    def _tagged(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
+        """Return the tables of some nodes that have the tag."""
+        opened = zip(nodes, in_turns(self._try_open, nodes), strict=True)
+        found = [self._empty(node, one) for node, one in opened if not isinstance(one, NotFoundError)]
+        return [one for one in found if one.previous is not None]
+
+    def _together(self, repository: LanceRepository) -> Together:
         together = Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
         return replace(together, started=together.channel_now())
 
@@ -511,28 +499,15 @@ class PublishStep:
         for one in found:
             self._refuse([one], [reason + hint for reason in self.reaudit.audit_beside(one, audited)])
 
-    def _move(self, merged: Sequence[Publication]) -> Iterator[Publication]:
-        # The channel moved for all tables at once, and the tags follow it.
-        together = [one for one in merged if one.promoted_to is not None]
-        self._log_moves(together)
-        for one in together:
-            for reason in one.lagging:
-                self.context.log.warning("%s lags behind the channel: %s", one.name, reason)
-            yield one
-        # Other tags move one by one, so that Dagster records the event of a table before the next tag moves.
-        for one in merged:
-            if one.promoted_to is None:
-                # A revert has a new version of `main` by now, so what still is a rollback is one that holds.
-                held = [hold_at(one, self.tag, self._about_move)] if is_rollback(one) else []
-                moved = held or move_tags([one], self.tag, self._about_move)
-                self._log_moves(moved)
-                yield from moved
-
     def _log_moves(self, moved: Sequence[Publication]) -> None:
+        """Log the move of the channel, and the tables that lag behind."""
         # Each line of the log is an event that Dagster stores, so there is one for all tables that moved together.
         if moved:
             more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
             self.context.log.info("%s of %s", self.tag, "; ".join([*(one.move for one in moved[:_LOGGED]), *more]))
+        for one in moved:
+            for reason in one.lagging:
+                self.context.log.warning("%s lags behind the channel: %s", one.name, reason)
 
     @property
     def _changes(self) -> TagChanges:
@@ -543,6 +518,8 @@ class PublishStep:
             tag=self.tag,
             together=self.together,
             table=self._table,
+            tagged=self._tagged,
+            begin=self._begin,
             publisher_of=partial(publisher_of, nodes=self.nodes, but=self.chain.run_ids, log=self.log),
             about=self._about_move,
         )
@@ -563,7 +540,7 @@ class PublishStep:
     def _table(self, node: PromotedNode) -> LanceTable:
         # A table of the repository caches what it read, so the commit does not read again what this step has read. In
         # an environment the resource opens the table, because that forks it at its first use.
-        if self.together is not None and not self.lance.environment:
+        if not self.lance.environment:
             with suppress(TableNotFoundError):
                 return self.together.repository.table(str(self.lance.address_of(node.candidate, node.metadata)))
         return self.lance.table(node.candidate, node.metadata)

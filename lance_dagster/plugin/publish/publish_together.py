@@ -1,13 +1,11 @@
-"""Publish the tables of a repository as one commit.
+"""Publish the tables of a repository as one commit; a table alone is a repository of one.
 
-Without a repository the tables of a run are merged one after the other (`publication`), and a reader of two tables can
-see one of them first. With a repository, the audited version of every table is staged on a branch that no reader looks
-at, and one put in the storage publishes all of them: the commit of the repository. `main` of each table follows, then
-the channel moves for all tables at once, and the tag of each table follows the channel.
+The audited version of every table is staged on a branch that no reader looks at, and one put in the storage publishes
+all of them: the commit of the repository. `main` of each table follows, then the channel moves for all tables at once,
+and the tag of each table follows the channel.
 
-A root may have tables that are older than its repository. The first publication creates the repository, and adds the
-tables that it publishes to the channel at the versions that their tags name, so that a rollback can return to these
-versions. Other tables are left alone.
+The first publication creates the repository. Tables that have the tag already are then added to the channel at the
+versions that their tags name, so that a rollback can return to these versions. Other tables are left alone.
 """
 
 import json
@@ -53,7 +51,6 @@ from lance_dagster.plugin.publish.rollback import (
     rollback_message,
     rollback_properties,
 )
-from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import (
     RESTORES,
@@ -112,7 +109,7 @@ class Together:
     """The publication of the tables of one repository.
 
     Attributes:
-        repository: The repository.
+        repository: The repository; before the first publication it has no commits, and is yet to be created.
         channel: The channel that readers follow; it has the name of the tag.
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
@@ -169,8 +166,9 @@ class Together:
         """
         read = parse(ref)
         if read.name == self.channel:
-            # The bare name is the channel as it is now, which each table resolves by its tag.
-            if not (read.steps or read.suffix):
+            # The bare name is the channel as it is now, which each table resolves by its tag. So it does where the tags
+            # are older than the channel, which has no history then.
+            if self.started is None or not (read.steps or read.suffix):
                 return None
             # A retried step must not go back a second time: `production~1` would be counted from the rollback.
             rollback = self._rolled_back()
@@ -330,6 +328,12 @@ class Together:
             )
             look({**views, **kept}, hint)
 
+    def newest(self) -> Mapping[str, TableView]:
+        """Return the tables at the newest commit of `main`, by name; none before the first publication."""
+        with suppress(RefNotFoundError):
+            return self.repository.at(MAIN)
+        return {}
+
     def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
         """Add tables that have the tag already to the channel, at the version of the tag; return these versions."""
         present = self.channel_now()
@@ -408,7 +412,12 @@ class Together:
         Args:
             names: The tables that count; those that the channel names at the same or a later version are left out.
         """
-        present, commit = self.channel_now(), self.repository.head()
+        try:
+            commit = self.repository.head()
+        except RefNotFoundError:
+            # Nothing was published yet.
+            return []
+        present = self.channel_now()
         tables = {} if present is None else self.repository.at(present.commit).commit.tables
         # By id: the channel has the old name of a table that was moved. Another table at its place has another id.
         named = {at.id: at for at in tables.values()}
@@ -442,9 +451,11 @@ class Together:
             None where the channel never named the table.
         """
         found, present = None, self.channel_now()
+        if present is None:
+            return None
         # By id: entries from before the table was moved have its old name.
         of = self.repository.head().tables.get(self.repository.name_of(one.table))
-        for entry in () if present is None else self.repository.channels.history(self.channel, limit=SEARCHED):
+        for entry in self.repository.channels.history(self.channel, limit=SEARCHED):
             try:
                 tables = {} if entry.deleted else self.repository.head(entry.commit).tables
             except NotFoundError:
@@ -484,7 +495,7 @@ class Together:
         """
         if to is None:
             raise InvalidInputError(
-                f"in a repository a rollback that holds moves all tables: set ref to {self.channel}~1 or to the id "
+                f"a rollback that holds moves all tables of {self.channel}: set ref to {self.channel}~1 or to the id "
                 "of a commit, or roll this table back with rollback: revert"
             )
         properties = {**self.about, md.REPORTED: _names(self.repository.name_of(one.table) for one in found)}
@@ -565,32 +576,3 @@ def _place(at: TableVersion) -> str:
 
 def _names(tables: Iterable[str]) -> str:
     return json.dumps(sorted(tables))
-
-
-def refuse_named_by_channel(lance: LanceResource, channel: str, names: Iterable[str], done: str) -> None:
-    """Refuse to publish, hold or release tables one by one when the channel of a repository names them.
-
-    Their tags would change and the channel would not, so that its readers and publishers would not see it.
-
-    Args:
-        lance: The resource, with `repository=False`.
-        channel: The name of the tag and of the channel.
-        names: The tables.
-        done: What would be done, such as `published`.
-
-    Raises:
-        InvalidInputError: The channel names such a table.
-    """
-    # The repository is opened despite `repository=False`: other code locations may publish through it.
-    repository = lance.repository_there()
-    present = None if repository is None else repository.channels.list().get(channel)
-    if repository is None or present is None:
-        return
-    view = repository.at(present.commit)
-    if found := [name for name in names if name in view]:
-        raise InvalidInputError(
-            f"{', '.join(found)} cannot be {done} with repository=False: channel {channel!r} of the repository "
-            f"{repository.root} names it, and its readers would not see the change. Leave repository=True, or let "
-            f"the readers follow the tags again: LanceRepository.open({repository.root!r}).channels.delete("
-            f"{channel!r}, reason='...')"
-        )

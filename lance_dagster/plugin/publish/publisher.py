@@ -96,8 +96,7 @@ def build_publisher(
     It publishes only when every blocking check of every selected table passed on exactly the version to publish;
     the config `ignore_failed_checks` overrides this and requires a reason. All tables are published by one commit of
     the repository at the root, whose channel of the tag's name moves for all of them at once; the tags of the tables
-    follow. With `LanceResource(repository=False)` all tables are merged before the first tag moves, and a reader may
-    see one tag moved before the next. The step is idempotent: a retry after a crash does the rest.
+    follow. The step is idempotent: a retry after a crash does the rest.
 
     Launched by itself, it publishes what waits. A candidate, which is what one run wrote of these tables, is published
     whole or not at all; `ref: run/<id>` publishes the selected tables of a run alone.

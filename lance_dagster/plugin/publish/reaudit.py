@@ -16,7 +16,7 @@ These are audited again:
   did not let pass: of other programs, or published for another tag without the checks or in spite of them
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
-In a repository, checks that read other tables are also evaluated at each attempt to commit, when the commit would name
+Checks that read other tables are also evaluated at each attempt to commit, when the commit would name
 a version of such a table that they did not see, or when the channel names another one. The put of the commit is
 refused when another publication came first, and the next attempt evaluates the checks again, so the tables of a commit
 were audited together.

@@ -1,27 +1,23 @@
-"""Withdraw what was published: roll a table back to an older version, hold its tag there, and release it.
+"""Withdraw what was published: roll tables back to older versions.
 
-A rollback that only moved the tag back would not last: the withdrawn rows are still on `main`, and the next
-publication moves the tag forward over them. A person therefore chooses one of two kinds:
+A rollback that only moved the channel back would not last: the withdrawn rows are still on `main`, and the next
+publication moves the channel forward over them. A person therefore chooses one of two kinds:
 
-- `revert`: a commit on `main` restores the content of the older version, and the tag moves to that commit. Later
+- `revert`: a commit restores the content of the older version on `main`, and the channel moves to that commit. Later
   merges do not bring the withdrawn rows back, not even those of branches that were forked before the rollback,
   because `main` has both the rows and their removal.
-- `hold`: the tag moves back and is held there. `main` is left as it is, and the table is not published until someone
-  releases the tag.
+- `hold`: the channel moves back and is held there. `main` is left as it is, and nothing is published until someone
+  releases the channel.
 
-The commit is made on a branch of its own and merged by fast-forward. So a version that lands on `main` in between is
-not withdrawn unnoticed, and a protected `main` can be rolled back.
+The older version is restored on a branch of its own, which is committed like any other candidate. So a version that
+lands on `main` in between is not withdrawn unnoticed, and a protected `main` can be rolled back.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from lance_dagster.errors import (
-    ConflictError,
-    MergeConflictError,
-    RefNotFoundError,
-)
+from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
@@ -65,33 +61,6 @@ def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str,
     if partitioned:
         about[md.SCOPE] = "all partitions: a tag names one version of the whole table"
     return replace(publication, about=about)
-
-
-def revert_to(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> Publication:
-    """Commit the content of the chosen version to `main`, and return the publication of that commit.
-
-    Args:
-        publication: The table, with an older version of `main` chosen.
-        chain: The run of the publisher.
-        about: Reason, person and run, kept in the properties of the commit.
-
-    Raises:
-        ConflictError: `main` moved while it was rolled back; nothing was changed.
-    """
-    table, target = publication.table, publication.version
-    head = table.head(MAIN)
-    # A step that is retried, or was killed before the tag moved, finds its commit at the head of `main`.
-    if _is_restored(head, target):
-        return replace(publication, landed=head)
-    try:
-        restored = restore_on_branch(publication, head, chain, about)
-        message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
-        landed = table.merge(restored, into=MAIN, mode="ff-only", message=message, properties=properties)
-    except MergeConflictError as error:
-        raise moved_meanwhile(publication, head) from error
-    finally:
-        drop_branch(table, preview_branch(chain, "rollback"))
-    return replace(publication, landed=landed)
 
 
 def restore_on_branch(publication: Publication, head: Version, chain: RunChain, about: Mapping[str, str]) -> Version:
@@ -153,25 +122,6 @@ def rollback_properties(publication: Publication, chain: RunChain, about: Mappin
     return {**about, md.ROLLED_BACK_TO: str(publication.version), md.PUBLISHED_BY: chain.run_id or ""}
 
 
-def hold_at(publication: Publication, tag: str, about: Mapping[str, str]) -> Publication:
-    """Move the tag back to the chosen version and hold it there, in one compare-and-swap.
-
-    Raises:
-        RefMovedError: The tag moved since this publication looked at it.
-    """
-    expected = None if publication.previous is None else publication.previous.ref
-    # The move and the hold are one operation: between two operations a publisher could move the tag forward again.
-    held = publication.table.tags.hold(
-        tag,
-        reason=about[md.REASON],
-        who=about.get(md.WHO, ""),
-        at=publication.version,
-        expected=expected,
-        metadata={**about, md.MOVED_TO: str(publication.version)},
-    )
-    return replace(publication, promoted_to=publication.table.at(held.ref))
-
-
 def audited_behind(table: LanceTable, version: Version) -> Version:
     """Return the version whose audit counts for a version: for a rollback on `main`, the version that it restored."""
     # A rollback may have restored the commit of another rollback.
@@ -184,7 +134,3 @@ def drop_branch(table: LanceTable, name: str) -> None:
     """Delete a preview branch, if it exists."""
     with suppress(RefNotFoundError):
         table.branches.delete(name)
-
-
-def _is_restored(head: Version, target: Version) -> bool:
-    return head.properties.get(md.ROLLED_BACK_TO) == str(target)

@@ -1,4 +1,4 @@
-"""Do what a person asks of a publisher besides publishing: discard what a run wrote, and hold or release the tags."""
+"""Do what a person asks of a publisher besides publishing: discard what a run wrote, hold or release the channel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import dagster as dg
 
 from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
-from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import is_withdrawn
+from lance_dagster.plugin.publish.publication import Publication, is_withdrawn
 from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.publish.publish_together import Together, refuse_named_by_channel
+from lance_dagster.plugin.publish.publish_together import Together
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_over, is_written, run_of
-from lance_dagster.repository import ChannelHold, TableView
+from lance_dagster.repository import Channel, ChannelHold, TableView
 from lance_dagster.table import LanceTable
 
 
@@ -28,8 +27,10 @@ class TagChanges:
         config: What a person asks for, and why.
         lance: The resource.
         tag: The name of the tag, and of the channel.
-        together: The repository; None without one.
+        together: The repository.
         table: Opens the table of a node.
+        tagged: Returns the tables of some nodes that have the tag.
+        begin: Creates the repository if there is none, and adds such tables to the channel.
         publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
         about: Reason, person and run.
     """
@@ -38,87 +39,103 @@ class TagChanges:
     config: PublishConfig
     lance: LanceResource
     tag: str
-    together: Together | None
+    together: Together
     table: Callable[[PromotedNode], LanceTable]
+    tagged: Callable[[Sequence[PromotedNode]], Sequence[Publication]]
+    begin: Callable[[Sequence[Publication]], None]
     publisher_of: Callable[[str], str | None]
     about: Mapping[str, str]
 
-    def make(self, done: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
-        """Discard a branch, or hold or release the tag, and record it as an observation of each promoted node.
+    def discard(self, nodes: Sequence[PromotedNode]) -> None:
+        """Delete the branch of a run in all tables, and record it as an observation of each promoted node.
 
         Args:
-            done: `discarded`, `held` or `released`.
             nodes: The nodes of the tables.
+
+        Raises:
+            PublishRefusedError: No table has the branch.
+            ConflictError: A branch cannot be discarded; then none is.
+        """
+        self._refuse_discard(nodes)
+        missing = []
+        for node in nodes:
+            try:
+                table = self.table(node)
+                head = table.head(self.config.discard)
+                table.branches.delete(head.branch)
+            except NotFoundError as error:
+                missing.append(f"{node.candidate.to_user_string()}: {error}")
+                continue
+            self._record(node, "discarded", str(head), {})
+        if len(missing) == len(nodes):
+            raise PublishRefusedError("nothing to be discarded", missing)
+
+    def move(self, done: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
+        """Hold or release the channel, with all of its tables, and record it as an observation of promoted nodes.
+
+        Args:
+            done: `held` or `released`.
+            nodes: The nodes that get an observation, where the channel names their tables.
 
         Returns:
             The hold of the channel afterwards.
 
         Raises:
-            PublishRefusedError: No table has the branch or tag that is to be changed.
-            ConflictError: A branch cannot be discarded; then none is.
+            PublishRefusedError: Nothing was published yet.
         """
-        change = {"discarded": self._discard, "held": self._hold, "released": self._release}[done]
-        if done == "discarded":
-            self._refuse_discard(nodes)
-        missing = []
-        names = [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
-        hold, named = (None, {}) if done == "discarded" else self._change_channel(names, done)
-        scope = self._scope(named, done)
-        for node, name in zip(nodes, names, strict=True):
-            try:
-                # A table that the channel does not name follows its own tag.
-                changed = str(named[name].version) if name in named else change(self.table(node))
-            except NotFoundError as error:
-                missing.append(f"{node.candidate.to_user_string()}: {error}")
-                continue
-            self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
-            about = {f"lance/{done}": changed, **scope, **self.about}
-            # A materialization would start the readers, although no row changed.
-            self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
-        if len(missing) == len(nodes) and not named:
-            raise PublishRefusedError(f"nothing to be {done}", missing)
-        return hold
+        tagged = self.tagged(nodes)
+        if tagged:
+            self.begin(tagged)
+        if self.together.channel_now() is None:
+            names = [node.candidate.to_user_string() for node in nodes]
+            reasons = [f"{name}: nothing was published to {self.tag} yet" for name in names]
+            raise PublishRefusedError(f"nothing to be {done}", reasons)
+        moved = self._moved(done, tagged)
+        view = self.together.repository.at(moved.commit)
+        scope = self._scope(view, done)
+        for node in nodes:
+            name = str(self.lance.address_of(node.candidate, node.metadata))
+            if name in view:
+                self._record(node, done, str(view[name].version), scope)
+        return moved.hold
 
-    def _change_channel(self, names: Sequence[str], done: str) -> tuple[ChannelHold | None, Mapping[str, TableView]]:
-        """Hold or release the channel, with the tags of all its tables, and return these; none without a channel."""
-        together = self.together
-        present = None if together is None else together.channel_now()
-        if together is None or present is None:
-            refuse_named_by_channel(self.lance, self.tag, names, done)
-            return None, {}
-        moved = together.repository.channels.hold if done == "held" else together.repository.channels.release
-        hold = moved(self.tag, reason=self.config.reason, who=self._who).hold
-        return hold, together.repository.at(present.commit)
+    def _moved(self, done: str, tagged: Sequence[Publication]) -> Channel:
+        repository, reason = self.together.repository, self.config.reason
+        if done == "held":
+            return repository.channels.hold(self.tag, reason=reason, who=self._who)
+        channel = repository.channels.release(self.tag, reason=reason, who=self._who)
+        # A held channel took in no table, and it takes over the hold of a table that it takes in.
+        if self.together.adopt(tagged):
+            channel = repository.channels.release(self.tag, reason=reason, who=self._who)
+        view = repository.at(channel.commit)
+        for one in tagged:
+            # The channel went back to a commit before this table, whose tag nobody moved since.
+            if repository.name_of(one.table) not in view:
+                one.table.tags.release(self.tag, reason=reason, who=self._who)
+        return channel
+
+    def _record(self, node: PromotedNode, done: str, changed: str, scope: Mapping[str, str]) -> None:
+        self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
+        # A materialization would start the readers, although no row changed.
+        about = {f"lance/{done}": changed, **scope, **self.about}
+        self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
 
     def _scope(self, named: Mapping[str, TableView], done: str) -> dict[str, str]:
         """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""
-        if not named:
-            return {}
         what = f"{done} for all {len(named)} tables of {self.tag}, selected or not" if len(named) > 1 else done
         until = ", until a release: nothing of them is published before" if done == "held" else ""
         self.context.log.info("the channel %s is %s%s", self.tag, what, until)
         return {md.SCOPE: f"{what}{until}"}
 
-    def _hold(self, table: LanceTable) -> str:
-        return table.tags.hold(self.tag, reason=self.config.reason, who=self._who).ref
-
-    def _release(self, table: LanceTable) -> str:
-        return table.tags.release(self.tag, reason=self.config.reason, who=self._who).ref
-
-    def _discard(self, table: LanceTable) -> str:
-        head = table.head(self.config.discard)
-        table.branches.delete(head.branch)
-        return str(head)
-
     def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
         # `main` of a table may have yet to follow this commit.
-        view = None if self.together is None else self.together.repository.at(MAIN)
+        view = self.together.newest()
         for node in nodes:
-            # A run need not have written every table; `make` says so when it wrote none.
+            # A run need not have written every table; `discard` says so when it wrote none.
             with suppress(NotFoundError):
                 table, name = self.table(node), str(self.lance.address_of(node.candidate, node.metadata))
                 _refuse_used(table, self.config.discard, self.context.instance, self.publisher_of)
-                _refuse_published(table, self.config.discard, None if view is None else view.get(name))
+                _refuse_published(table, self.config.discard, view.get(name))
 
     @property
     def _who(self) -> str:
@@ -170,7 +187,7 @@ def _refuse_published(table: LanceTable, given: str, named: TableView | None) ->
         table: The table.
         given: The run, as `waiting.resolve_run` returns it.
         named: The table at the newest commit of its repository, which `main` of the table may have yet to follow; None
-            without a repository.
+            where no commit has it.
 
     Raises:
         RefNotFoundError: There is no such branch.

@@ -6,9 +6,9 @@ the publication. It promotes only what that publication was to promote: its comm
 Other versions of `main` that are newer than the tag's are promoted only when a person asks for them: a publisher of
 another tag or another program may have made them, or a person may have withdrawn them from this tag.
 
-In a repository a later run may write only some of the tables of a publication that died. Its publisher would bring the
-rows of that publication to readers in these tables, so the other tables come along in the same move of the channel.
-Where one of them cannot be promoted, nothing is: readers see a publication as a whole or not at all.
+A later run may write only some of the tables of a publication that died. Its publisher would bring the rows of that
+publication to readers in these tables, so the other tables come along in the same move of the channel. Where one of
+them cannot be promoted, nothing is: readers see a publication as a whole or not at all.
 """
 
 import math
@@ -19,7 +19,6 @@ from typing import NamedTuple
 import dagster as dg
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
@@ -54,14 +53,14 @@ class Unfinished:
     Attributes:
         tag: The name of the tag.
         log: The event log, which says what the run of a publication was to promote.
-        together: Publishes tables as one commit; None without a repository.
+        together: Publishes tables as one commit.
         chain: The run that publishes, and the runs that it continues.
         audit: Returns a publication, and the reasons against a version of it.
     """
 
     tag: str
     log: AuditLog
-    together: Together | None
+    together: Together
     chain: RunChain
     audit: Callable[[Publication, Version], tuple[Publication, list[str]]]
 
@@ -78,11 +77,11 @@ class Unfinished:
             if not (one.audited or (one.waiting and self.chain.backfill_id is not None)):
                 publications[place], said[one.name] = self._finished(one, refused)
         for place, one in enumerate(publications):
-            # In a repository a publication is promoted whole or not at all.
-            if self.together is not None and one.name in said and _by(one.landed) in refused:
+            # A publication is promoted whole or not at all.
+            if one.name in said and _by(one.landed) in refused:
                 publications[place] = replace(one, landed=None)
                 said[one.name] = [f"it waits with other tables of the publication of run {_by(one.landed)}"]
-            elif self.together is not None and one.name in said and (others := _left_behind(one, looked)):
+            elif one.name in said and (others := _left_behind(one, looked)):
                 publications[place] = replace(one, landed=None)
                 why = f"whose {MAIN} lacks what the same run wrote, or has it by a merge that no publisher made"
                 advice = f"run the assets again, or promote what is on {MAIN} with ref: {MAIN}"
@@ -110,7 +109,7 @@ class Unfinished:
             look: Returns a table without anything to publish.
         """
         # In the usual case a publisher publishes all of its tables, and nothing is looked at.
-        if self.together is None or not found or len(found) >= len(nodes):
+        if not found or len(found) >= len(nodes):
             return Rest()
         # By table, the number of the last version of `main` that readers will see; that of a branch lands after all.
         shown: dict[str, float] = {
@@ -207,9 +206,10 @@ class Unfinished:
     def _was_named(self, one: Publication, version: Version) -> bool:
         """Return whether the tag named a version before, or a later one, and was moved back from it."""
         since = started_at(dg.RunsFilter(run_ids=[_by(version)]), self.log.instance)
-        named = None if self.together is None else self.together.has_left(one, version, since)
-        # A table that the channel never named was published by its tag alone.
-        return _moved_later(one.previous, version, self.log.instance) if named is None else named
+        named = self.together.has_left(one, version, since)
+        # The channel never named the table. Where it has the tag all the same, another program or an older version of
+        # this package moved the tag, and nobody knows from where.
+        return one.previous is not None if named is None else named
 
     def _description(self, one: Publication, version: Version) -> str:
         at = one.previous.ref if one.previous else "no version"
@@ -242,7 +242,7 @@ def _published(publication: Publication, named: int) -> Iterator[Version]:
 
 
 def _left_behind(publication: Publication, looked: Iterable[Publication]) -> list[str]:
-    """Return the tables whose `main` could not follow the commit of a repository that a publication was to promote.
+    """Return the tables whose `main` could not follow the commit that a publication was to promote.
 
     Commits of another program conflicted with it, so the branches of its runs still wait there, or a person has merged
     them and decided which rows stay.
@@ -263,20 +263,3 @@ def _is_unpublished(table: LanceTable, branch: str) -> bool:
 def _by(version: Version | None) -> str:
     """Return the run whose publisher made a version of `main`."""
     return "" if version is None else version.properties.get(md.PUBLISHED_BY, "")
-
-
-def _moved_later(tag: Tag | None, version: Version, instance: dg.DagsterInstance) -> bool:
-    """Return whether the last move of a tag came after a publication made a version of `main`, or may have.
-
-    Then a tag that names an older version was moved back from this one.
-    """
-    if tag is None:
-        return False
-    by, moved_by = version.properties.get(md.PUBLISHED_BY), tag.metadata.get(md.RUN_ID)
-    # Other programs keep the metadata of a tag that they move; then the metadata describes another version.
-    if tag.metadata.get(md.MOVED_TO) != tag.ref or by is None or moved_by is None:
-        return True
-    records = instance.get_run_records(dg.RunsFilter(run_ids=[by, moved_by]))
-    # The places in the list of runs; the times of the records are those of the machines that launched the runs.
-    places = {record.dagster_run.run_id: record.storage_id for record in records}
-    return moved_by not in places or by not in places or places[moved_by] > places[by]

@@ -69,8 +69,8 @@ class Choice:
 class Candidate:
     """What a run and the re-executions that continue it wrote to the tables of one publisher.
 
-    In a repository it is published whole or not at all: a table that failed its checks, cannot be merged, is held, or
-    was not written because the run failed before, keeps the others back. `run_ids` are oldest first.
+    It is published whole or not at all: a table that failed its checks, cannot be merged, is held, or was not written
+    because the run failed before, keeps the others back. `run_ids` are oldest first.
     """
 
     run_ids: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Decide whether what one run wrote to all tables of a publisher may be published: it is published whole or not at all.
 
-In a repository the tables of a publisher are published by one commit. A table of a candidate that failed its checks,
-cannot be merged, is held, was not written because the run failed before, has lost its branch, or is superseded by a
-newer run, keeps the other tables back.
+The tables of a publisher are published by one commit. A table of a candidate that failed its checks, cannot be merged,
+is held, was not written because the run failed before, has lost its branch, or is superseded by a newer run, keeps the
+other tables back.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class WholeCandidates:
     """Look at the candidates of runs, each once.
 
     Attributes:
-        nodes: The nodes that are published together; none without a repository, where each table is by itself.
+        nodes: The nodes of the publisher, which are published together.
         tag: The name of the tag.
         table: Opens the table of a node.
         audit: Returns the reasons against a version of a table.
@@ -97,8 +97,6 @@ class WholeCandidates:
 
     def held_back(self, one: Publication, head: Version) -> list[str]:
         """Return the reasons against the other tables of the candidate of a branch."""
-        if not self.nodes:
-            return []
         run_id = run_of(head.branch) or ""
         if run_id not in self._against:
             candidate = Candidate.of(run_id, self.log.instance, self.nodes)
@@ -124,7 +122,7 @@ class WholeCandidates:
             beside: Other tables of the publisher, which are only looked at.
         """
         reasons: dict[str, str] = {}
-        for one in (*looked, *beside) if self.nodes else ():
+        for one in (*looked, *beside):
             for older, newer in one.overtaken:
                 runs = Candidate.of(run_of(older) or "", self.log.instance, ()).run_ids
                 # A run that continues another one replaces its rows too, and the two are one candidate.
