@@ -61,6 +61,7 @@ class WriteRecorder:
         return WriteRequest(
             candidate=self.chain.candidate_id,
             run_id=self.chain.run_id or "",
+            origin=self.chain.run_ids[-1],
             branch=branch.name,
             work=work_of(properties, self.chain),
             partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),

@@ -17,10 +17,11 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.repository.commits.ref_log import next_entry
 from lance_dagster.repository.commits.release_tags import refuse_taken
-from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.registry import RepositoryContext
 
@@ -81,6 +82,7 @@ class ChannelMoves:
             # The number is counted from the newest entry and not from `before`: a channel that was deleted continues
             # after its old numbers, since readers take a larger number for a later move.
             wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
+            wanted = replace(wanted, upto=self._upto(name, wanted, newest))
             if self._repository.logs.append("channel", name, wanted):
                 # The mark of a collection is read after the put, so that one of the two sees the other.
                 self._refuse_collected(name, wanted, before)
@@ -89,6 +91,32 @@ class ChannelMoves:
             if once:
                 raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise contended(self._repository, name)
+
+    def _upto(self, name: str, entry: RefEntry, newest: RefEntry | None) -> int:
+        """Return up to which entry of `main` a channel was promoted, or was moved back from, after an entry."""
+        logs, before = self._repository.logs, 0 if newest is None else newest.upto
+        # What was committed for the channel before a rollback counts as withdrawn, promoted or not.
+        commit = logs.current("branch", MAIN).commit if entry.action == "rollback" else entry.commit
+        return max(before, logs.commit(commit).channels.get(name, 0))
+
+    def unpromoted(self, name: str, entry: RefEntry | None) -> tuple[RepositoryCommit, ...]:
+        """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
+
+        The process that made such a commit died before it moved the channel, or is about to move it.
+
+        Args:
+            name: The channel.
+            entry: Its newest entry; None where there is none.
+        """
+        logs, upto = self._repository.logs, 0 if entry is None else entry.upto
+        commits: list[RepositoryCommit] = []
+        number = self._repository.head().channels.get(name, 0)
+        while number > upto:
+            commit = logs.commit(logs.entry("branch", MAIN, number).commit)
+            commits.append(commit)
+            # The commit before it names the entry that was made for the channel before.
+            number = logs.commit(commit.parents[0]).channels.get(name, 0)
+        return tuple(reversed(commits))
 
     def _newest(self, name: str, *, create: bool, known: RefEntry | None) -> RefEntry | None:
         """Return the newest entry of a channel, also one that deleted it."""

@@ -44,6 +44,7 @@ from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_pr
 from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
+    Recorded,
     RefEntry,
     RepositoryCommit,
     TableVersion,
@@ -181,6 +182,14 @@ class Channels:
                     found.append(self._repository.logs.entry("channel", name, each))
         return (*reversed(found), newest)
 
+    def unpromoted(self, name: str) -> tuple[RepositoryCommit, ...]:
+        """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
+
+        A publisher died between its commit and the move of the channel, or is about to move it. Commits that were made
+        before the channel was rolled back are left out.
+        """
+        return self._moves.unpromoted(name, self._repository.logs.newest("channel", name))
+
     def promote(
         self,
         name: str,
@@ -281,7 +290,7 @@ class Channels:
                     author=person(),
                     message=options.get("reason", ""),
                     properties=properties,
-                    writes=writes_of(wanted, (commit, *parents)),
+                    recorded=Recorded(writes_of(wanted, (commit, *parents)), commit.channels),
                 )
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)

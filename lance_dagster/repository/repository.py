@@ -12,6 +12,7 @@ It needs no server, lock or daemon: each step is a conditional put in the storag
 import json
 import os
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +54,7 @@ from lance_dagster.repository.projection import FollowingTag, Lagging, Releases,
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
+    VersionOptions,
     VersionToPublish,
     exact_request,
     version_in,
@@ -414,9 +416,9 @@ class LanceRepository:
         *,
         plan_again: PlanAgain,
         message: str,
-        properties: Properties = None,
         audit: Callable[[Mapping[str, TableView]], None] | None = None,
         reads: Iterable[str] = (),
+        **options: Unpack[VersionOptions],
     ) -> Published:
         """Commit versions of tables exactly as they are, all at once, and bring `main` of each table up to them.
 
@@ -425,19 +427,22 @@ class LanceRepository:
             plan_again: A function that is called with the name of a table whose `main` moved meanwhile, and returns
                 another version.
             message: The commit message.
-            properties: Kept with the commit.
             audit: A function that is called before each attempt to commit, unless none of its versions changed: with
                 the versions that the commit would have of these tables and of those in `reads`. It raises to refuse the
                 commit.
             reads: Other tables that the audit reads. Tables that no commit has yet are left out.
+            **options: `properties` are kept with the commit. `channel` is the channel that the caller promotes the
+                commit to next; another publisher does so if the caller dies.
 
         Raises:
             ConflictError: `main` of a table moved again and again; or a recorded write was closed meanwhile, or adds
                 rows that `main` has; nothing is visible.
         """
         current, registry = dict(wanted), self._context.registry
-        request = exact_request(registry, current, plan_again, message=message, properties=properties or {})
-        request = replace(request, writes=write_changes(self._context, current))
+        check_options(self.publish_versions, options, VersionOptions)
+        properties = options.get("properties") or {}
+        request = exact_request(registry, current, plan_again, message=message, properties=properties)
+        request = replace(request, writes=write_changes(self._context, current), channel=options.get("channel", ""))
         if audit is not None:
 
             def look(tables: Mapping[str, TableVersion]) -> None:
@@ -449,6 +454,27 @@ class LanceRepository:
         lagging = project(registry, done.commit, current, main=True)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
+
+    def commit_with(self, write: RecordedWrite) -> RepositoryCommit | None:
+        """Return the commit of `main` that published a recorded write; None where `main` does not have its rows.
+
+        Two requests where it is the newest commit; otherwise a binary search in the log of `main`.
+        """
+
+        def has(commit: RepositoryCommit) -> bool:
+            return write.table_id in commit.writes and write.number in commit.writes[write.table_id].published
+
+        head = self.head()
+        if not has(head):
+            return None
+        logs = self._context.logs
+        if not head.parents or not has(logs.commit(head.parents[0])):
+            return head
+        numbers = sorted(logs.numbers("branch", MAIN))
+        first = bisect_left(
+            numbers, x=True, key=lambda number: has(logs.commit(logs.entry("branch", MAIN, number).commit))
+        )
+        return logs.commit(logs.entry("branch", MAIN, numbers[first]).commit)
 
     def drop_writes(
         self, writes: Iterable[RecordedWrite], *, message: str, properties: Properties = None

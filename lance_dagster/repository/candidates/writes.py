@@ -43,22 +43,24 @@ class WriteRequest:
     Attributes:
         candidate: The id of the candidate: of the root run, or of the backfill, that the run belongs to.
         run_id: The run.
+        origin: The first of the runs that the run continues; the run itself where it continues none. The writes of all
+            runs with this origin belong to one result, and those of another origin do the work of the candidate anew.
         branch: The branch of the run.
         work: What the run produces, such as the asset and its output: equal for each attempt at the same rows.
         partitions: The keys of the partitions; empty for the whole table.
         mode: How rows are changed.
-        step: The step of the run, and the number of its attempt from 0.
+        step: The step of the run.
         replaces: The numbers of writes of earlier attempts on the branch, whose rows this write takes back.
     """
 
     candidate: str
     run_id: str
+    origin: str
     branch: str
     work: str
     partitions: tuple[str, ...] = ()
     mode: WriteMode
     step: str = ""
-    attempt: int = 0
     replaces: tuple[int, ...] = ()
 
 
@@ -100,6 +102,11 @@ class RecordedWrite:
         return not self.request.partitions or (
             bool(other.request.partitions) and {*other.request.partitions} <= {*self.request.partitions}
         )
+
+    def supersedes(self, older: "RecordedWrite") -> bool:
+        """Return whether this write replaces all rows of an older write, of whichever candidate."""
+        is_newer = self.table_id == older.table_id and self.number > older.number
+        return is_newer and self.request.mode in ("overwrite", "replace") and self.covers(older)
 
     @property
     def adds_rows(self) -> bool:
@@ -267,12 +274,12 @@ def write_bytes(write: RecordedWrite) -> bytes:
             "number": write.number,
             "candidate": request.candidate,
             "run": request.run_id,
+            "origin": request.origin,
             "branch": request.branch,
             "work": request.work,
             "partitions": list(request.partitions),
             "mode": request.mode,
             "step": request.step,
-            "attempt": request.attempt,
             "replaces": list(request.replaces),
             "id": write.id,
         },
@@ -298,12 +305,12 @@ def parse_write(data: bytes, path: str) -> RecordedWrite:
             request=WriteRequest(
                 candidate=_text(content["candidate"]),
                 run_id=_text(content["run"]),
+                origin=_text(content["origin"]),
                 branch=_text(content["branch"]),
                 work=_text(content["work"]),
                 partitions=tuple(map(_text, content["partitions"])),
                 mode=_mode(content["mode"]),
                 step=_text(content["step"]),
-                attempt=_count(content["attempt"]),
                 replaces=tuple(map(_count, content["replaces"])),
             ),
             id=_text(content["id"]),

@@ -6,8 +6,9 @@ names, and whether the ref is held there.
 
     commit  {"format", "parents", "generation", "committed_at", "author", "message", "properties",
              "tables": {name: {"id", "branch", "version", "commit", "lands"}},
-             "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}}}
-    entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write"}
+             "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}},
+             "channels": {name: number of an entry of main}}
+    entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write", "upto"}
 """
 
 import hashlib
@@ -15,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
 import pendulum
@@ -33,7 +33,6 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 100_000_000
 # The text of a parser's error may quote the file, which can be long.
 _LONGEST_PROBLEM = 200
-_NO_WRITES: Mapping[str, ClosedWrites] = MappingProxyType({})
 T = TypeVar("T")
 
 
@@ -81,6 +80,8 @@ class RepositoryCommit:
         properties: Further values that are recorded with it, such as the run and its assets.
         writes: The recorded writes that are closed, by table id: those whose rows the versions of the commit have, and
             those that will never be published.
+        channels: By channel, the number of the last entry of `main` that was made to be promoted to it: the entry of
+            this commit, or of an earlier commit. The commits that a channel has yet to get form a chain.
     """
 
     id: str
@@ -93,6 +94,7 @@ class RepositoryCommit:
     message: str
     properties: Mapping[str, str] = field(default_factory=dict)
     writes: Mapping[str, ClosedWrites] = field(default_factory=dict, repr=False)
+    channels: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         """Return the beginning of the id and the message."""
@@ -137,6 +139,8 @@ class RefEntry:
         hold: The hold that is in force after the entry, or None.
         properties: Further values that were recorded, such as the checks that passed.
         write: A random id by which a writer recognises its own entry when the response of the storage was lost.
+        upto: Of a channel, the number of the last entry of `main` that it had, or was moved back from, when the entry
+            was made. What was committed for the channel after that entry is still to be promoted.
     """
 
     number: int
@@ -148,11 +152,23 @@ class RefEntry:
     hold: ChannelHold | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     write: str = ""
+    upto: int = 0
 
     @property
     def deleted(self) -> bool:
         """Whether the ref was deleted by this entry."""
         return self.action == "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a commit says besides its tables: `RepositoryCommit.writes` and `RepositoryCommit.channels`."""
+
+    writes: Mapping[str, ClosedWrites] = field(default_factory=dict)
+    channels: Mapping[str, int] = field(default_factory=dict)
+
+
+_NOTHING_RECORDED = Recorded()
 
 
 def new_commit(
@@ -162,7 +178,7 @@ def new_commit(
     author: str,
     message: str,
     properties: Mapping[str, str],
-    writes: Mapping[str, ClosedWrites] = _NO_WRITES,
+    recorded: Recorded = _NOTHING_RECORDED,
 ) -> tuple[RepositoryCommit, bytes]:
     """Return a new commit and its bytes."""
     content: dict[str, Any] = {
@@ -185,8 +201,10 @@ def new_commit(
             for name, at in tables.items()
         },
     }
-    if writes:
-        content["writes"] = closed_value(writes)
+    if recorded.writes:
+        content["writes"] = closed_value(recorded.writes)
+    if recorded.channels:
+        content["channels"] = dict(recorded.channels)
     # Before anything is stored: no reader accepts other values.
     validate_commit_info(message, properties)
     check_string("the author", author)
@@ -235,6 +253,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
             properties=_texts(found["properties"]),
             # Commits of repositories in which no run recorded a write have none.
             writes=parse_closed(found.get("writes", {})),
+            channels={_text(name): _count(number) for name, number in found.get("channels", {}).items()},
         )
 
     return _parsed(parse, data, path)
@@ -255,6 +274,7 @@ def entry_bytes(entry: RefEntry) -> bytes:
             "hold": hold and {"reason": hold.reason, "by": hold.held_by, "at": hold.held_at.isoformat()},
             "properties": dict(entry.properties),
             "write": entry.write,
+            "upto": entry.upto,
         }
     )
 
@@ -283,6 +303,7 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
             hold=held or None,
             properties=_texts(found["properties"]),
             write=_text(found["write"]),
+            upto=_count(found.get("upto", 0)),
         )
 
     return _parsed(parse, data, path)

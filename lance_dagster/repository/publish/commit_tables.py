@@ -20,7 +20,7 @@ from typing import TypeVar
 from lance_dagster.errors import ConflictError, InvalidInputError
 from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
-from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.commits.snapshot import Recorded, RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.publish.staging import for_each_table
 
 _TRIES = 50
@@ -51,6 +51,7 @@ class CommitRequest:
             them.
         since: The newest entry of the branch, if it was read before; an outdated one only costs an attempt.
         writes: The recorded writes that the commit publishes or drops.
+        channel: The channel that the commit is to be promoted to; empty for none.
     """
 
     branch: str
@@ -65,6 +66,7 @@ class CommitRequest:
     reads: tuple[str, ...] = ()
     since: RefEntry | None = None
     writes: WriteChanges = field(default_factory=WriteChanges)
+    channel: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,9 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
             author=request.author or person(),
             message=request.message,
             properties=request.properties,
-            writes=writes,
+            recorded=Recorded(
+                writes, {**head.channels, **({request.channel: entry.number + 1} if request.channel else {})}
+            ),
         )
         # Stored before the entry that names it: a crash in between leaves a commit that nothing names, which a
         # collection deletes. In the opposite order, readers could find an entry without its commit.

@@ -7,9 +7,11 @@ while it contains everything that `main` of its table has. When `main` moved, th
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TypedDict
 
 from lance_dagster.errors import ConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.candidates.number_set import NumberSet
@@ -22,6 +24,13 @@ from lance_dagster.repository.registry import Registry, RepositoryContext
 _TRIES = 5
 PlanAgain = Callable[[str], "VersionToPublish"]
 """Returns another version of a table, which contains the newest `main`."""
+
+
+class VersionOptions(TypedDict, total=False):
+    """Options of a publication of versions."""
+
+    properties: Properties
+    channel: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

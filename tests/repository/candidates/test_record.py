@@ -22,7 +22,7 @@ def again(record: CandidateRecord) -> CandidateRecord:
 
 def request(run: str, candidate: str = "r1") -> WriteRequest:
     """An append of a run."""
-    return WriteRequest(candidate=candidate, run_id=run, branch=f"run/{run}", work="orders", mode="append")
+    return WriteRequest(candidate=candidate, run_id=run, origin=run, branch=f"run/{run}", work="orders", mode="append")
 
 
 def test_numbers_are_the_order_of_the_writes(record: CandidateRecord) -> None:

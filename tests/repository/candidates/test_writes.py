@@ -14,7 +14,14 @@ from lance_dagster.repository.candidates.writes import closed_value, parse_close
 
 def write(number: int, **request: Any) -> RecordedWrite:  # noqa: ANN401  # the fields of a request
     """An append of the asset `orders` by run `r1`, with other values where they are given."""
-    fields: dict[str, Any] = {"candidate": "r1", "run_id": "r1", "branch": "run/r1", "work": "orders", "mode": "append"}
+    fields: dict[str, Any] = {
+        "candidate": "r1",
+        "run_id": "r1",
+        "origin": "r1",
+        "branch": "run/r1",
+        "work": "orders",
+        "mode": "append",
+    }
     return RecordedWrite(table_id="t", number=number, request=WriteRequest(**fields | request), id=f"id{number}")
 
 
@@ -95,7 +102,7 @@ def test_a_withdrawn_write_may_be_made_again() -> None:
 
 def test_bytes_of_a_write_and_of_closed_writes_come_back() -> None:
     """What is stored is what is read."""
-    stored = write(7, partitions=("d1", "ü"), replaces=(3,), step="orders", attempt=2)
+    stored = write(7, partitions=("d1", "ü"), replaces=(3,), step="orders")
     assert stored == parse_write(write_bytes(stored), "path")
     value = json.loads(json.dumps(closed_value(closed([1, 2, 5], [3]))))
     assert closed([1, 2, 5], [3]) == parse_closed(value)
