@@ -11,9 +11,8 @@ commits only after, or together with, exactly these versions (`publish.dependenc
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -21,11 +20,12 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import Materialized, newest_materialized
-from lance_dagster.plugin.run_branch import BACKFILL_TAG, READS, RunChain, backfill_of, started_at
+from lance_dagster.plugin.recorded_writes import write_number
+from lance_dagster.plugin.run_branch import READS, RunChain
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.repository import LanceRepository, RecordedWrite
     from lance_dagster.table import LanceTable
 
 
@@ -55,7 +55,7 @@ def read_property(chain: RunChain, instance: dg.DagsterInstance | None) -> dict[
 def read_of_backfill(
     table: "LanceTable",
     chain: RunChain,
-    asset: dg.AssetKey,
+    repository: "LanceRepository | None",
     *,
     instance: dg.DagsterInstance,
     keys: Sequence[str] = (),
@@ -65,27 +65,24 @@ def read_of_backfill(
     Args:
         table: The table.
         chain: The run that reads.
-        asset: The asset of the table, whose materializations show which run wrote which partitions.
-        instance: The Dagster instance that records them.
+        repository: The repository of the table, whose record has what each run wrote; None where there is none.
+        instance: The Dagster instance, which keeps what the run reads as tags of the run.
         keys: The partitions to read; empty for all.
 
     Raises:
         ConflictError: A branch of the backfill cannot be merged with `main` or with another one.
     """
     # A person who names a branch has chosen what is read.
-    if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None:
+    if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None or repository is None:
         return None
-    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: chain.backfill_id}), instance)
-    # Another backfill may have written the same partitions since.
-    by = cache(partial(_belongs_to, chain.backfill_id, instance))
-    written = _by_branch(newest_materialized(asset, instance, keys=keys, since=since, by=by).values())
-    own = {name: made for name, made in written.items() if name in chain.branch_names}
-    others = written.items() - own.items()
+    newest = _newest_by_branch(table, chain.backfill_id, repository, keys)
+    own = {branch: write for branch, write in newest.items() if branch in chain.branch_names}
+    others = newest.items() - own.items()
     for _ in range(_TRIES):
-        found = [version for name, made in others if (version := _waiting(table, name, made, chain.backfill_id))]
+        found = [version for _, write in others if (version := _waiting(table, write))]
         if not found:
             return None
-        continued = [version for name, made in own.items() if (version := _at(table, name, made))]
+        continued = [version for write in own.values() if (version := _version_of(table, write))]
         # A publisher may merge and delete a branch since it was looked up; `main` has its rows then.
         with suppress(RefNotFoundError, VersionNotFoundError):
             merged = _merged(table, [*continued, *found], chain)
@@ -97,36 +94,36 @@ def read_of_backfill(
     )
 
 
-def _belongs_to(backfill_id: str, instance: dg.DagsterInstance, run_id: str) -> bool:
-    run = instance.get_run_by_id(run_id)
-    return run is not None and backfill_of(run, instance) == backfill_id
-
-
-def _by_branch(made: Iterable[Materialized]) -> dict[str, Materialized]:
-    found: dict[str, Materialized] = {}
-    for one in made:
+def _newest_by_branch(
+    table: "LanceTable", backfill_id: str, repository: "LanceRepository", keys: Sequence[str]
+) -> "dict[str, RecordedWrite]":
+    """Return the newest write on each branch of a backfill that wrote some partitions last; all for no keys."""
+    table_id = repository.registered_id(repository.name_of(table))
+    writes = [write for write in repository.record.of_candidate(backfill_id) if write.table_id == table_id]
+    # Oldest first, so that a later write of a partition replaces an earlier one; None stands for the whole table.
+    last = {key: write for write in writes for key in write.request.partitions or (None,)}
+    chosen = [write for key, write in last.items() if not keys or key is None or key in keys]
+    newest: dict[str, RecordedWrite] = {}
+    for write in sorted(chosen, key=lambda write: write.number):
         # A run may have written several partitions one after the other; its last version has all of them.
-        if one.branch != MAIN and (one.branch not in found or found[one.branch].number < one.number):
-            found[one.branch] = one
-    return found
+        newest[write.request.branch] = write
+    return newest
 
 
-def _waiting(table: "LanceTable", branch: str, made: Materialized, backfill_id: str) -> "Version | None":
-    """Return a version on a branch of a backfill that `main` lacks, or None."""
-    known = table.branches.list(branch).get(branch)
-    # A publisher that runs within each run of the backfill deletes the branch; then `main` has the rows.
-    if known is None or known.metadata.get(md.BACKFILL_ID) != backfill_id:
-        return None
-    version = _at(table, branch, made)
+def _waiting(table: "LanceTable", write: "RecordedWrite") -> "Version | None":
+    """Return the version with the rows of a write that `main` lacks, or None."""
+    version = _version_of(table, write)
     return version if version is not None and table.branches.is_merged(version) is None else None
 
 
-def _at(table: "LanceTable", branch: str, made: Materialized) -> "Version | None":
+def _version_of(table: "LanceTable", write: "RecordedWrite") -> "Version | None":
+    """Return the version on the branch of a run that has the rows of a write; None where the branch has no such."""
     with suppress(RefNotFoundError, VersionNotFoundError):
-        version = table.at(f"branch:{branch}@{made.number}")
-        # A branch may have been deleted and created again under its name, with other versions of the same numbers.
-        if version.transaction == made.transaction:
-            return version
+        for number in reversed(table.branches.version_numbers(write.request.branch)):
+            version = table.at(f"branch:{write.request.branch}@{number}")
+            # A branch may have been deleted and created again under its name, with other versions of the same numbers.
+            if write_number(version) == write.number:
+                return version
     return None
 
 

@@ -1,58 +1,69 @@
-"""The extent of a branch: its partitions, whether it replaced their rows, and the newest run of each partition.
+"""The extent of a branch: its recorded writes, its partitions, and whether it replaced their rows."""
 
-From these follows which candidate of a table waits (`waiting_version`).
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-import dagster as dg
-
-from lance_dagster.errors import RefNotFoundError, VersionNotFoundError
+from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import strings_of
-from lance_dagster.plugin.run_branch import is_written, repeated_by, run_of, started_at
+from lance_dagster.plugin.recorded_writes import write_of
+from lance_dagster.plugin.run_branch import is_written
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.repository import LanceRepository, RecordedWrite
     from lance_dagster.table import LanceTable
     from lance_dagster.transactions.claims import Claim
 
 
-# How many materializations are asked for at once.
-_PAGE = 1000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchExtent:
-    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced or appended rows."""
+    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced or appended rows.
+
+    `writes` are the recorded writes on the branch that `main` lacks, newest first.
+    """
 
     head: "Version"
+    writes: "tuple[RecordedWrite, ...]" = ()
     partitions: frozenset[str] = field(default_factory=frozenset)
     replaces: bool = False
     appends: bool = False
 
     @classmethod
-    def of(cls, table: "LanceTable", head: "Version") -> "BranchExtent":
+    def of(cls, table: "LanceTable", head: "Version", repository: "LanceRepository") -> "BranchExtent":
         """Return the extent of the writes of a branch since it was forked from `main`."""
         commits = list(table.log(head, after=MAIN))
         claims = _claims(commits)
-        appends = any(claim.mode == "append" for claim in claims)
-        partitions = frozenset(_partitions(commits))
-        return cls(head=head, partitions=partitions, replaces=_replaces(claims), appends=appends)
+        writes = (write_of(repository, commit) for commit in commits)
+        return cls(
+            head=head,
+            writes=tuple(write for write in writes if write is not None),
+            partitions=frozenset(_partitions(commits)),
+            replaces=_replaces(claims),
+            appends=any(claim.mode == "append" for claim in claims),
+        )
 
-    @classmethod
-    def of_published(cls, commit: "Version") -> "BranchExtent":
-        """Return the extent of the publication that a commit of `main` made."""
-        claims = _claims([commit])
-        named = frozenset(key for claim in claims for key in claim.partitions)
-        partitions = frozenset() if _overwrote(commit) else named
-        return cls(head=commit, partitions=partitions, replaces=_replaces(claims))
+    @property
+    def newest(self) -> int:
+        """The number of the newest recorded write; 0 without any. Numbers are the order of the writes of a table."""
+        return max((write.number for write in self.writes), default=0)
+
+    def contains(self, older: "BranchExtent") -> bool:
+        """Return whether this branch was forked from an older branch after its last write."""
+        return bool(older.writes) and {*older.writes} <= {*self.writes}
+
+    def redoes(self, older: "BranchExtent") -> bool:
+        """Return whether this branch appended what an older branch did, and does not replace the rows of that one."""
+        own = [write for write in self.writes if write.adds_rows]
+        return any(
+            write.is_same_work(before) and write.covers(before)
+            for before in older.writes
+            if before not in self.writes
+            for write in own
+        )
 
     def covers(self, older: "BranchExtent") -> bool:
         """Return whether this branch replaced everything that an older branch wrote."""
@@ -131,115 +142,29 @@ def written_heads(table: "LanceTable", names: Iterable[str]) -> "list[Version]":
     return sorted(found, key=lambda head: head.committed_at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Materialized:
-    """A version that a run materialized."""
+def newest_waiting(repository: "LanceRepository", table: "LanceTable") -> "Version | None":
+    """Return the head of the branch with the newest recorded write of a table that waits to be published, or None.
 
-    run_id: str
-    branch: str
-    number: int
-    transaction: str | None
-
-
-def newest_materialized(
-    asset: dg.AssetKey,
-    instance: dg.DagsterInstance,
-    *,
-    keys: Sequence[str] = (),
-    since: datetime | None = None,
-    by: Callable[[str], bool] = lambda _: True,
-) -> dict[str | None, Materialized]:
-    """Return the newest materialization of each partition that has one; the key is None for the whole table.
+    A write waits until a commit publishes it, or drops it because a newer write took its place or somebody discarded
+    it.
 
     Args:
-        asset: The asset.
-        instance: The Dagster instance.
-        keys: The partitions to look for; empty for all.
-        since: Earlier materializations are left out.
-        by: Returns for the id of a run whether its materializations count.
+        repository: The repository of the table.
+        table: The table.
     """
-    wanted = dg.AssetRecordsFilter(
-        asset_key=asset,
-        asset_partitions=list(keys) or None,
-        after_timestamp=since.timestamp() if since is not None else None,
-    )
-    newest: dict[str | None, Materialized] = {}
-    cursor: str | None = None
-    while True:
-        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-        # The records come newest first.
-        for record in page.records:
-            event = record.asset_materialization
-            named = md.audited_version(event.metadata) if event else None
-            if event is not None and named is not None and event.partition not in newest and by(record.run_id):
-                transaction = md.text(event.metadata, md.TRANSACTION)
-                made = Materialized(run_id=record.run_id, branch=named[0], number=named[1], transaction=transaction)
-                newest[event.partition] = made
-        if not page.has_more:
-            return newest
-        cursor = page.cursor
+    for write in reversed(open_writes(repository, table)):
+        head = table.branches.newest(write.request.branch)
+        # The rows of a write that died before its commit, or whose branch was deleted, wait nowhere.
+        if head is not None and is_written(head) and table.branches.is_merged(head) is None:
+            return head
+    return None
 
 
-def in_order(heads: "Sequence[Version]", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "list[Version]":
-    """Sort the heads of branches by the order in which Dagster recorded their materializations, oldest first.
+def open_writes(repository: "LanceRepository", table: "LanceTable") -> "list[RecordedWrite]":
+    """Return the recorded writes of a table that are neither published nor dropped, oldest first."""
+    from lance_dagster.repository import ClosedWrites
 
-    The times of commits are those of the workers' clocks. By a clock that is ahead, the older of two branches would
-    supersede the newer one. A head that Dagster has no record of keeps its place.
-    """
-    if len(heads) <= 1:
-        return list(heads)
-    wanted = {(head.branch, head.number): head for head in heads}
-    newest_first: list[Version] = []
-    page = instance.fetch_materializations(asset, limit=_PAGE)
-    for record in page.records:
-        event = record.asset_materialization
-        named = md.audited_version(event.metadata) if event else None
-        # A repeated report of a version is not a newer version, but nothing came between the two.
-        if named is not None and (head := wanted.pop(named, None)) is not None:
-            newest_first.append(head)
-    known = iter(reversed(newest_first))
-    return [head if (head.branch, head.number) in wanted else next(known) for head in heads]
-
-
-def waiting_version(table: "LanceTable", asset: dg.AssetKey, instance: dg.DagsterInstance) -> "Version | None":
-    """Return the newest version of an asset that waits to be published, or None when none waits.
-
-    This is the newest materialized version, unless `main` has it. Otherwise it is the head of the newest run branch
-    that `main` lacks, such as that of a day that failed its checks before a later day was published. A branch whose
-    rows a later materialization replaced, or whose append a later run repeated, does not wait.
-
-    Args:
-        table: The table of the asset.
-        asset: The candidate.
-        instance: The Dagster instance, whose event log names the versions.
-    """
-    event = instance.get_latest_materialization_event(asset)
-    made = event.asset_materialization if event else None
-    found = md.audited_version(made.metadata) if made else None
-    if made is None or found is None:
-        return None
-    # A branch may have been deleted and created again under its name, with other versions of the same numbers.
-    with suppress(RefNotFoundError, VersionNotFoundError):
-        version = table.at(f"branch:{found[0]}@{found[1]}")
-        is_same = version.transaction == md.text(made.metadata, md.TRANSACTION)
-        if is_same and version.branch != MAIN and not table.branches.is_merged(version):
-            return version
-    # The publisher deletes the branches that it published, so few are left.
-    heads = [head for head in written_heads(table, table.branches.list("run/*")) if not table.branches.is_merged(head)]
-    newest_first = reversed(in_order(heads, asset, instance))
-    return next((head for head in newest_first if _waits(BranchExtent.of(table, head), asset, instance)), None)
-
-
-def _waits(one: BranchExtent, asset: dg.AssetKey, instance: dg.DagsterInstance) -> bool:
-    """Return whether a branch has rows of an asset of which no later run made others."""
-    run_id = run_of(one.head.branch) or ""
-    newest = newest_materialized(
-        asset,
-        instance,
-        keys=sorted(one.partitions),
-        since=started_at(dg.RunsFilter(run_ids=[run_id]), instance),
-        # What a later run appended does not take the place of these rows.
-        by=lambda by: one.replaces or by == run_id,
-    )
-    is_newest = any(made.branch == one.head.branch for made in newest.values())
-    return is_newest and (one.replaces or repeated_by(run_id, instance) is None)
+    table_id = repository.registered_id(repository.name_of(table))
+    if table_id is None:
+        return []
+    return repository.record.open_writes(table_id, repository.head().writes.get(table_id, ClosedWrites()))

@@ -90,6 +90,10 @@ REASON = "lance/reason"
 WHO = "lance/who"
 # On a commit of `main` that merges a preview: the versions in it, their runs, and what the publisher evaluated.
 SOURCES = "lance/sources"
+# And on each commit of `main` by a publisher: the marks of the recorded writes that it published, as a JSON list.
+WRITES = "lance/writes"
+# Likewise, the commit id and the transaction of each version that it published, as JSON: by the ref of the version.
+AUDITED_TRANSACTIONS = "lance/audited_transactions"
 PUBLISHED_RUNS = "dagster/run_ids"
 AUDITED_AGAIN = "lance/audited_again"
 # On promoted nodes: what a rollback, a hold or a release is about besides the table of the node.

@@ -29,7 +29,7 @@ from lance_dagster.plugin.provider_options import (
     literal_secrets,
     merge_options,
 )
-from lance_dagster.plugin.table_asset import TableAddress, TableKey, asset_key_of, table_address
+from lance_dagster.plugin.table_asset import TableAddress, TableKey, table_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -341,7 +341,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         chain = RunChain.of_context(context)
         if ref is None:
             instance = getattr(context, "instance", None) if chain.backfill_id else None
-            of_backfill = instance and read_of_backfill(table, chain, asset_key_of(asset_key), instance=instance)
+            of_backfill = instance and read_of_backfill(table, chain, self.open_repository(), instance=instance)
             return PinnedTable(table=table, version=of_backfill) if of_backfill else self.pin(chain, table)
         named = self.version_at(table, ref, chain.run_id) if isinstance(ref, str) else table.at(ref)
         return PinnedTable(table=table, version=named)

@@ -15,7 +15,7 @@ step is a process of its own, so a value kept in memory would be unknown to the 
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -66,8 +66,6 @@ _WHO_TAGS = (
 # local time and counts as UTC, which is less than a day.
 _CLOCKS_DIFFER = timedelta(days=1)
 _SIMILAR_TAG = 0.8
-# How many runs of a job that came after a run are searched for one that repeats or continues it.
-_SEARCHED_RUNS = 500
 
 
 def branch_of(run_id: str) -> str:
@@ -372,24 +370,25 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     Args:
         run_id: The run.
         instance: The Dagster instance that records runs.
-        known: Further runs to consider, such as a re-execution from Python of a run that succeeded.
+        known: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
-    tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: run.root_run_id or run_id}))
-    # A re-execution from Python lacks the tag, so it is looked for among the later runs of the job. Only a run that did
-    # not succeed is usually continued, and the search of each run of a large backfill would take long.
-    later: Sequence[dg.RunRecord] = ()
-    if not run.is_success:
-        same_job = dg.RunsFilter(job_name=run.job_name)
-        later = instance.get_run_records(same_job, limit=_SEARCHED_RUNS, cursor=run_id, ascending=True)
-    named = instance.get_run_records(dg.RunsFilter(run_ids=[run_id, *known]))
-    # Not by the times of the records, which are those of the machines that launched the runs.
-    oldest_first = sorted([*tagged, *named, *later], key=lambda record: record.storage_id)
-    runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
     # A full re-execution has the same root but does not continue the run, so ancestry decides.
-    return tuple(one for one, found in runs.items() if run_id in set(_ancestry(found, instance)))
+    runs = _of_root(run, instance, known)
+    return tuple(each.run_id for each in runs if run_id in set(_ancestry(each, instance)))
+
+
+def _of_root(run: dg.DagsterRun, instance: dg.DagsterInstance, known: Iterable[str]) -> list[dg.DagsterRun]:
+    """Return a run and the runs that were re-executed from the same root, oldest first."""
+    root = run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run.run_id
+    tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: root}))
+    named = instance.get_run_records(dg.RunsFilter(run_ids=[*{run.run_id, root, *known}]))
+    # Not by the times of the records, which are those of the machines that launched the runs.
+    oldest_first = sorted([*tagged, *named], key=lambda record: record.storage_id)
+    runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
+    return [each for each in runs.values() if root in (each.run_id, each.root_run_id, each.tags.get(ROOT_RUN_TAG))]
 
 
 def chain_of(run_id: str | None, instance: dg.DagsterInstance) -> tuple[str, ...]:
@@ -409,26 +408,24 @@ def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
     return run is None or run.is_finished
 
 
-def repeated_by(run_id: str, instance: dg.DagsterInstance) -> str | None:
+def repeated_by(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> str | None:
     """Return the newest run that did all the work of a run again and succeeded, or None.
 
     Such a run is a re-execution of all steps, or it finished one that failed. It started from `main`, so whatever the
     earlier run wrote is replaced by what it wrote, and publishing both would add appended rows twice.
+
+    Args:
+        run_id: The run.
+        instance: The Dagster instance that records runs.
+        known: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return None
     *_, first = _ancestry(run, instance)
-    # Not by the tag of the root run, which a re-execution from Python lacks. With the cursor, Dagster returns the runs
-    # that it recorded after this one, whatever the clocks of the machines that launched them showed.
-    wanted = dg.RunsFilter(job_name=run.job_name, statuses=[dg.DagsterRunStatus.SUCCESS])
-    later = instance.get_run_records(wanted, limit=_SEARCHED_RUNS, cursor=run_id, ascending=True)
-    for found in (record.dagster_run for record in reversed(later)):
-        root = found.root_run_id or found.tags.get(ROOT_RUN_TAG) or found.run_id
-        is_related = root == (run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run_id)
-        if is_related and _did_all(found, first, instance):
-            return found.run_id
-    return None
+    runs = _of_root(run, instance, known)
+    later = runs[[each.run_id for each in runs].index(run_id) + 1 :]
+    return next((each.run_id for each in reversed(later) if each.is_success and _did_all(each, first, instance)), None)
 
 
 def _did_all(run: dg.DagsterRun, first: str, instance: dg.DagsterInstance) -> bool:
@@ -457,24 +454,6 @@ def _finishes_parent(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     records = instance.get_records_for_run(parent.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
     done = {record.event_log_entry.step_key for record in records}
     return {*parent.step_keys_to_execute} - done <= {*run.step_keys_to_execute}
-
-
-def earlier_runs(chain: RunChain, instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """Return the other runs that a run continues or repeats: its ancestors, and the re-executions of the same run."""
-    own, root = chain.run_id, chain.root_run_id
-    if own is None or root in (None, own):
-        return chain.run_ids[1:]
-    found = [*chain.run_ids, root]
-    run = instance.get_run_by_id(own)
-    while run is not None and run.parent_run_id is not None:
-        found.append(run.parent_run_id)
-        run = instance.get_run_by_id(run.parent_run_id)
-    found += [one.run_id for one in instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_TAG: root}))]
-    # A re-execution from Python lacks the tag of the root run, so it is looked for among the later runs of the job.
-    same_job = dg.RunsFilter(job_name=chain.job_name)
-    later = instance.get_run_records(same_job, limit=_SEARCHED_RUNS, cursor=root, ascending=True)
-    found += [one.dagster_run.run_id for one in later if one.dagster_run.root_run_id == root]
-    return tuple(one for one in dict.fromkeys(found) if one != own)
 
 
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:

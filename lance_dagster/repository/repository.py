@@ -512,6 +512,10 @@ class LanceRepository:
         """
         return self._context.registry.register(name)
 
+    def registered_id(self, name: str) -> str | None:
+        """Return the identity of a table, or None where it is not registered; nothing is written."""
+        return self._context.registry.id_of(name)
+
     def name_of(self, table: LanceTable) -> str:
         """Return the name of a table in the repository.
 

@@ -15,7 +15,7 @@ from dagster_shared.check import CheckError
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, StoreError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import waiting_version
+from lance_dagster.plugin.branch_extent import newest_waiting
 from lance_dagster.plugin.checks.table_check import (
     LANCE_CHECK,
     Audit,
@@ -169,7 +169,7 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 
     1. the head of the run branch, in a run that wrote the table or that continues such a run; or of the branch that the
        run's tag `lance/branch` names: so a person who executes a check alone chooses another candidate than the newest
-    2. the newest version that any run materialized and that waits to be published: a check that is run alone, from its
+    2. the newest version that any run wrote and that waits to be published: a check that is run alone, from its
        *Execute* button, reads the candidate that waits and not `main`, also when a later one was published
     3. the version that `read_ref` of the resource names
 
@@ -185,7 +185,9 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
     key = asset_key_of(asset)
     table = lance.table(key, {**describe_asset(context, key)[0], **metadata_of(asset)})
     head = RunBranch(table=table, chain=RunChain.of_context(context)).head()
-    version = head or waiting_version(table, key, context.instance) or table.at(lance.read_ref)
+    repository = None if head is not None else lance.open_repository()
+    waiting = None if repository is None else newest_waiting(repository, table)
+    version = head or waiting or table.at(lance.read_ref)
     return PinnedTable(table=table, version=version)
 
 

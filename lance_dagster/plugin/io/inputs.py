@@ -18,7 +18,7 @@ from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_of_backfill
-from lance_dagster.plugin.branch_extent import waiting_version
+from lance_dagster.plugin.branch_extent import newest_waiting
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource, is_checked
 from lance_dagster.plugin.io.input_types import InputType
@@ -115,7 +115,8 @@ class InputReader:
             chain = self._read_chain(context)
             # A check that is executed alone is not part of a run that wrote the table. It reads the waiting candidate.
             alone = RunBranch(table=table, chain=chain).head() is None and is_checked(context)
-            unpublished = waiting_version(table, context.asset_key, context.instance) if alone else None
+            repository = self.lance.open_repository() if alone else None
+            unpublished = None if repository is None else newest_waiting(repository, table)
             unpublished = unpublished or self._of_backfill(context, table)
             found = PinnedTable(table=table, version=unpublished) if unpublished else self.lance.pin(chain, table)
             return found, None
@@ -133,7 +134,8 @@ class InputReader:
         keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
         if context.has_asset_partitions and not keys:
             return None
-        return read_of_backfill(table, self.chain, context.asset_key, instance=context.instance, keys=keys)
+        repository = self.lance.open_repository() if self.chain.backfill_id else None
+        return read_of_backfill(table, self.chain, repository, instance=context.instance, keys=keys)
 
     def _table(self, key: TableKey, metadata: Mapping[str, object]) -> tuple[LanceTable, str | None]:
         """Return the table of an asset, and the tag or branch to read when the asset represents one.

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
-from lance_dagster.format.layout import MAIN
-from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide, short
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, branch_of, is_written, run_of, started_at
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
 
 if TYPE_CHECKING:
@@ -52,7 +51,8 @@ class WaitingCandidates:
 
     def __post_init__(self) -> None:
         """Read no event before it is needed."""
-        self.log = AuditLog(self.instance)
+        repository = self.lance.open_repository()
+        self.log = AuditLog(self.instance, None if repository is None else RecordView(repository=repository))
 
     def decide(
         self, one: WatchedTable, table: "LanceTable", branch: "Branch", *, runs: RunsOfBranches, keep: KeepFor
@@ -80,34 +80,24 @@ class WaitingCandidates:
         if found.action is Action.WAITING and self.log.is_left_out(one.key, self.runs_of(run_id)):
             reason = "the next attempt of its step succeeded without this output"
             found = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
-        elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, one, table):
+        elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, table):
             # The branch has the only rows that are left of the two runs, and a person may publish it by `ref`.
             found = BranchDecision(Action.KEEP, f"its full re-execution {short(found.repeated_by)} was discarded")
         return head, found
 
-    def _is_discarded(self, run_id: str, one: WatchedTable, table: "LanceTable") -> bool:
-        """Return whether what a run wrote to a table is gone: it has no branch, and `main` never got its rows.
-
-        False when `main` no longer tells, since it has no version from before the run.
-        """
-        runs = self.runs_of(run_id)
-        written = any(self.log.was_materialized(one.key, run) for run in runs)
-        if not written or any(table.branches.newest(branch_of(run)) is not None for run in runs):
+    def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
+        """Return whether what a run wrote to a table was dropped, and none of it is published."""
+        candidate = RunChain.of(self.instance.get_run_by_id(run_id), self.instance).candidate_id
+        record = self.log.record
+        if record is None:
             return False
-        since = started_at(dg.RunsFilter(run_ids=list(runs)), self.instance)
-        for version in table.log(MAIN):
-            if since is not None and version.committed_at < since:
-                return True
-            if not set(runs).isdisjoint(runs_of(version)):
-                return False
-            if version.cut:
-                return False
-        return True
+        writes = record.writes_of_runs(candidate, self.runs_of(run_id), table)
+        return bool(writes) and all(record.is_dropped(write) for write in writes)
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:
         """Return a run and those that it continues or that continue it, oldest first."""
         if run_id not in self._runs:
-            self._runs[run_id] = Candidate.of(run_id, self.instance, ()).run_ids
+            self._runs[run_id] = Candidate.of(run_id, self.log, ()).run_ids
         return self._runs[run_id]
 
     def ended_with(self, run_id: str, one: WatchedTable) -> dg.RunRecord | None:
@@ -146,8 +136,11 @@ class WaitingCandidates:
             subject = None if head is None else Subject.of(one.key, head)
             if head is not None and isinstance(subject, Subject):
                 # The sensor does not know which checks are blocking, but the runs planned them.
-                checks = self._checks(one.key, runs)
-                against = reasons_against(subject, checks, log=self.log, chain=RunChain(), unchecked=True)
+                checks, record = self._checks(one.key, runs), self.log.record
+                verdicts = {} if record is None else record.verdicts(table, subject.commit_id)
+                against = reasons_against(
+                    subject, checks, log=self.log, chain=RunChain(), verdicts=verdicts, unchecked=True
+                )
                 return against or [str(conflict) for conflict in table.preview_merge(head).conflicts]
         return []
 

@@ -22,8 +22,9 @@ from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import foreign_value, sources_of, string_lists_of
-from lance_dagster.plugin.publish.publication import Publication, is_withdrawn, landed_as
-from lance_dagster.plugin.run_branch import run_of, started_at
+from lance_dagster.plugin.publish.publication import Publication
+from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.run_branch import RunChain, run_of
 from lance_dagster.table import LanceTable
 
 _STARTED = {
@@ -48,7 +49,12 @@ class _Read:
     number: int
 
     def __str__(self) -> str:
-        return f"{self.branch}@{self.number} of {self.uri}"
+        return f"{self.ref} of {self.uri}"
+
+    @property
+    def ref(self) -> str:
+        """The version as a ref expression."""
+        return f"{self.branch}@{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Dependencies:
     """Decide which publications have to wait until the versions that their rows were computed from are published."""
 
     instance: dg.DagsterInstance
+    record: RecordView
     open_table: Callable[[str], LanceTable]
     # The runs that are not over, and may still publish a version that another run has read.
     under_way: set[str] = field(default_factory=set)
@@ -110,11 +117,12 @@ class Dependencies:
             table = self.open_table(read.uri)
         except TableNotFoundError:
             return False
-        since = started_at(dg.RunsFilter(run_ids=[run_id]), self.instance) if run_id else None
-        landed = landed_as(table, {md.RUN_ID: [run_id or ""]}, since)
-        if landed is not None:
-            return f"{read.branch}@{read.number}" in sources_of(landed) and not is_withdrawn(table, landed)
         run = self.instance.get_run_by_id(run_id) if run_id else None
+        candidate = RunChain.of(run, self.instance).candidate_id or run_id or ""
+        writes = self.record.writes_of_runs(candidate, [run_id or ""], table)
+        landed = self.record.version_with([write for write in writes if self.record.is_published(write)])
+        if landed is not None:
+            return read.ref in sources_of(landed[1])
         if run is not None and not run.is_finished:
             self.under_way.add(run.run_id)
         return False

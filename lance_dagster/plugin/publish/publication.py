@@ -7,23 +7,21 @@
 4. retire: delete the run branches, which nothing needs after the commit; a failure is only reported
 
 Each step is idempotent. A process may be killed between two steps, or between two tables within a step; the next
-publication starts at the first step, recognises what is done and does the rest. When the branches are deleted,
-the properties of the merge commits on `main` still tell which run was published (`landed_as`).
+publication starts at the first step, recognises what is done and does the rest. When the branches are deleted, the
+commits of the repository still tell which writes are published (`record_view`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 import dagster as dg
 
 from lance_dagster.errors import (
     ConflictError,
-    InvalidInputError,
     PublishRefusedError,
     RefNotFoundError,
     Remedy,
@@ -33,15 +31,17 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.commit_properties import runs_of, sources_of, values_of
+from lance_dagster.plugin.commit_properties import runs_of
+from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.recorded_writes import write_number
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
     branch_of,
     is_written,
     run_of,
-    started_at,
 )
+from lance_dagster.repository import RecordedWrite
 from lance_dagster.table import LanceTable
 
 # The work on a table mostly waits for the storage, so more threads than processors make it faster.
@@ -60,8 +60,9 @@ class Publication:
     Otherwise a channel moves only forward: when another publisher has moved it to a later version of `main`, that
     version contains the rows of this publication. `planned` is the audited preview of the merge of the sources into
     `base`, a version of `main`; it is None when the source itself is merged. `overtaken` has each waiting branch whose
-    rows one of the sources replaces, with that source's branch. `about` has further metadata entries for the promoted
-    node's page.
+    rows one of the sources replaces, with that source's branch. `writes` are the recorded writes of the sources, and
+    `drops` those that nobody will publish after them. `about` has further metadata entries for the promoted node's
+    page.
     """
 
     candidate: dg.AssetKey
@@ -75,6 +76,8 @@ class Publication:
     planned: Version | None = None
     base: Version | None = None
     overtaken: tuple[tuple[str, str], ...] = ()
+    writes: tuple[RecordedWrite, ...] = ()
+    drops: tuple[RecordedWrite, ...] = ()
     about: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -171,89 +174,55 @@ class Search:
         return PublishRefusedError(f"nothing to publish{hint}", [*self.wrong, *self.missing])
 
 
-def find_by_run(
-    publication: Publication, chain: RunChain, *, head: Version | None, instance: dg.DagsterInstance
-) -> Publication:
+def find_by_run(publication: Publication, chain: RunChain, *, head: Version | None, record: RecordView) -> Publication:
     """Return the publication of the rows that a chain of runs wrote; it has no sources when they wrote none.
 
     Args:
         publication: The table.
         chain: The run that publishes and the runs that it continues.
         head: The head of the newest branch of the chain that has commits of its own, or None.
-        instance: The Dagster instance that records runs.
+        record: The record of the lake.
     """
-    table = publication.table
     if head is not None and run_of(head.branch) in (None, chain.run_id):
         return replace(publication, sources=(head,))
     # No branch was found, or only the branch of an older run of the chain. A newer run may be published already and
-    # its branch deleted; then the log of `main` has the newer rows.
-    runs = dg.RunsFilter(run_ids=list(chain.run_ids))
-    landed = landed_as(table, {md.RUN_ID: chain.run_ids}, started_at(runs, instance))
-    if landed is not None and (head is None or _is_newer(landed, head, chain)):
-        return replace(publication, landed=landed)
-    if head is not None:
-        return replace(publication, sources=(head,))
-    return publication
+    # its branch deleted; then `main` has the newer rows.
+    landed = record.landed(publication.table, chain)
+    if landed is not None and (head is None or landed[0].number > write_number(head)):
+        return replace(publication, landed=landed[1])
+    return publication if head is None else replace(publication, sources=(head,))
 
 
-def _is_newer(landed: Version, head: Version, chain: RunChain) -> bool:
-    """Return whether a published version comes from a newer run of the chain than the head of a branch."""
-    # The chain is newest first, so a smaller age is newer. A branch of a run outside of the chain, which a
-    # tag of the run named, counts as the newest.
-    ages = {run_id: age for age, run_id in enumerate(chain.run_ids)}
-    newest = min(ages[run_id] for run_id in values_of(landed, md.RUN_ID) if run_id in ages)
-    return newest < ages.get(run_of(head.branch) or "", -1)
-
-
-def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance) -> Publication:
+def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInstance, record: RecordView) -> Publication:
     """Return the publication of a ref expression: a branch to merge, or a version of `main` to promote.
 
     A run that continues others stands for what it and these runs wrote: it has no branch in a table that only they did.
 
     Raises:
-        RefNotFoundError: The ref does not exist, and the log of `main` has no merge of a run branch of this name.
+        RefNotFoundError: The ref does not exist, and no write of a run of this name is published.
     """
-    table = publication.table
-    run_id = run_of(ref)
-    if run_id is not None and (continued := _continued(publication, run_id, instance)) is not None:
-        return continued
-    if run_id is not None and not table.branches.list(ref):
-        since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
-        landed = landed_as(table, {md.RUN_ID: _run_ids_like(table, run_id)}, since)
-        # The run was published and its branch deleted. Its merge is in the log of `main`, so the tag can move there.
+    table, run_id = publication.table, run_of(ref)
+    if run_id is not None:
+        chain = replace(RunChain.of(instance.get_run_by_id(run_id), instance), branch_tag=None)
+        # Without the run's record in Dagster, the run is taken for the first one of its candidate.
+        chain = chain if chain.run_ids else RunChain.of_run_id(run_id)
+        head = table.branches.newest(branch_of(run_id))
+        continued = head
+        if (head is None or not is_written(head)) and len(chain.run_ids) > 1:
+            continued = RunBranch(table=table, chain=chain).written()
+        if continued is not None and continued != head:
+            found = find_by_run(publication, chain, head=continued, record=record)
+            # What the older runs published is left alone: the tag may have moved on since.
+            if found.sources:
+                return found
+        landed = record.landed(table, replace(chain, run_ids=(run_id,))) if head is None else None
+        # The run was published and its branch deleted. Its rows are on `main`, so the tag can move there.
         if landed is not None:
-            return replace(publication, landed=landed)
+            return replace(publication, landed=landed[1])
     version = table.at(ref)
     if version.branch == MAIN:
         return replace(publication, landed=version, chosen=True)
     return replace(publication, sources=(version,))
-
-
-def _continued(publication: Publication, run_id: str, instance: dg.DagsterInstance) -> Publication | None:
-    """Return the publication of what a run continues in a table that it did not write itself, or None."""
-    head = publication.table.branches.newest(branch_of(run_id))
-    chain = replace(RunChain.of(instance.get_run_by_id(run_id), instance), branch_tag=None)
-    if len(chain.run_ids) <= 1 or (head is not None and is_written(head)):
-        return None
-    written = RunBranch(table=publication.table, chain=chain).written()
-    found = find_by_run(publication, chain, head=written, instance=instance)
-    # What the older runs published is left alone: their tags may have moved on since.
-    return found if found.sources else None
-
-
-def _run_ids_like(table: LanceTable, beginning: str) -> list[str]:
-    """Return, in a list, the id of the published run that starts with `beginning`; `beginning` itself without one.
-
-    Raises:
-        InvalidInputError: Several ids start with it, and none is equal to it.
-    """
-    # The branch is deleted, so only the commits of `main` still name the whole id.
-    numbers = table.branches.version_numbers()[-SEARCHED:]
-    found = {run for number in numbers for run in values_of(table.at(f"{MAIN}@{number}"), md.RUN_ID)}
-    like = sorted(run for run in found if run.startswith(beginning))
-    if len(like) > 1 and beginning not in like:
-        raise InvalidInputError(f"run/{beginning} is the beginning of several published runs: {', '.join(like)}")
-    return [beginning] if beginning in like else like or [beginning]
 
 
 def named_conflicts(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
@@ -333,6 +302,8 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
     """Return the properties of the commit that moves `main` of a table to its audited version."""
     sources = publication.sources
     properties = merge_properties(publication, sources[-1], chain)
+    properties[md.WRITES] = json.dumps([write.mark for write in publication.writes])
+    properties[md.AUDITED_TRANSACTIONS] = json.dumps({str(each): [each.id, each.transaction] for each in sources})
     if publication.planned is None:
         # The parent of the merge commit is a staged version, on a branch that no audit names.
         return properties | {md.AUDITED_VERSION: str(sources[0])}
@@ -345,7 +316,7 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
 
 
 def merge_properties(publication: Publication, source: Version, chain: RunChain) -> dict[str, str]:
-    """Return the properties of the commit that merges a source; `landed_as` finds the commit by these properties."""
+    """Return the properties of the commit that merges a source."""
     found = {
         md.RUN_ID: _run_of_source(source),
         md.ASSET_KEY: publication.name,
@@ -410,49 +381,3 @@ def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
         return [work(item) for item in items]
     with ThreadPoolExecutor(_WORKERS) as pool:
         return list(pool.map(work, items))
-
-
-# The search of the log stops at the start of the runs. When Dagster has deleted their records, the start is unknown
-# and this number of versions limits the search: it is assumed that an interrupted publication is resumed before that
-# many others land.
-SEARCHED = 200
-
-
-def landed_as(table: LanceTable, made_by: Mapping[str, Iterable[str]], since: datetime | None) -> Version | None:
-    """Return the newest version of `main` whose properties match.
-
-    Args:
-        table: The table.
-        made_by: The accepted values of each property. Every property must have one of its values.
-        since: The start of the runs that may have made the version; older versions are not searched. None when
-            it is unknown.
-    """
-    wanted = {key: frozenset(values) for key, values in made_by.items()}
-    # Newest first: a run that was published twice is found where its later rows are.
-    for version in _newest_first(table, since):
-        if all(not values.isdisjoint(values_of(version, key)) for key, values in wanted.items()):
-            return version
-    return None
-
-
-def has_landed(table: LanceTable, branch: str, since: datetime | None) -> bool:
-    """Return whether `main` has what a run had on its branch, by a publication or a merge; `since` is its start."""
-    return any(
-        run_of(branch) in runs_of(version) or any(ref.startswith(f"{branch}@") for ref in sources_of(version))
-        for version in _newest_first(table, since)
-    )
-
-
-def _newest_first(table: LanceTable, since: datetime | None) -> Iterator[Version]:
-    for number in reversed(table.branches.version_numbers()[-SEARCHED:]):
-        version = table.at(f"{MAIN}@{number}")
-        yield version
-        if since is not None and version.committed_at < since:
-            return
-
-
-def is_withdrawn(table: LanceTable, landed: Version) -> bool:
-    """Return whether the newest rollback on `main` after a published version restored an older version than that."""
-    restored = (version.properties.get(md.ROLLED_BACK_TO) for version in table.log(MAIN, after=landed))
-    newest = next(filter(None, restored), None)
-    return newest is not None and table.at(newest).number < landed.number

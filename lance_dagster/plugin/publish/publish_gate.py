@@ -1,38 +1,40 @@
-"""Decide from Dagster's event log whether a version passed its audit.
+"""Decide whether a version passed its audit.
 
 In a run that includes the blocking checks, Dagster's graph already keeps the publisher behind them. That is not
 enough: checks can be deselected at launch, and the run of a publisher that is started by hand has no checks. The
 publisher therefore verifies the audit of the exact version that it is about to publish:
 
-1. the newest materialization of the candidate on that run branch must name the version
-2. every blocking check must have an evaluation after that materialization, or by the same attempt of the asset's step
-3. the newest evaluation of each check must name the version, where it names one, and must have passed
+1. the step that wrote the version must have succeeded, and nothing newer was materialized on the branch
+2. every blocking check must have a verdict on exactly this version, and the last verdict must let it pass
 
-An evaluation counts when it comes from the run that wrote the version, or from a run that continues it. One from
-another run, such as a check that a person executed alone, counts when it names exactly this version.
+Table checks leave their verdicts in the record of the lake, under the commit id of the version. Other checks, such as a
+plain `@asset_check`, leave them in Dagster's event log. There an evaluation counts when it names the transaction of
+the version, in whichever run; one that names no version counts when it comes after the materialization, in the run
+that wrote the version or in a run that continues it.
 
 A check that did not run counts as failed, and so does a table without blocking checks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import dagster as dg
 
-from lance_dagster.errors import PublishRefusedError
+from lance_dagster.errors import FormatError, PublishRefusedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import BranchExtent
-from lance_dagster.plugin.run_branch import RunChain, chain_of, family_of, repeated_by, run_of
-from lance_dagster.table import LanceTable
+from lance_dagster.plugin.commit_properties import string_lists_of
+from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, run_of
+from lance_dagster.repository import Verdict
 
+_NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
 _PARENTS_OF_A_MERGE = 2
-# The properties of a commit that are equal for two attempts of the same step.
-_OUTPUT = (md.ASSET_KEY, md.OUTPUT, md.PARTITION_KEYS)
-# How many of the newest evaluations of a check are searched for one of the version: a check that a person executes in
-# order to publish is among the last ones.
-_SEARCHED = 200
+# How many evaluations of a check are asked for at once; all pages are read.
+_PAGE = 200
 # How often a publisher looks for a check of its own run, and after how many seconds: about 40 minutes in all.
 _LOOKS = 60
 _LONGEST_WAIT = 60.0
@@ -41,12 +43,23 @@ _CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The version whose audit decides, on the run branch where it was written, even if it has been merged since."""
+    """The version whose audit decides, on the run branch where it was written, even if it has been merged since.
+
+    Attributes:
+        asset: The candidate.
+        branch: The branch of the version.
+        number: Its number on the branch.
+        run_id: The run that wrote it.
+        commit_id: The commit id of the version, under which the record has its verdicts; empty where it is unknown.
+        transaction: The uuid of its transaction; empty where it is unknown.
+    """
 
     asset: dg.AssetKey
     branch: str
     number: int
     run_id: str
+    commit_id: str = ""
+    transaction: str = ""
 
     @classmethod
     def of(cls, asset: dg.AssetKey, version: Version) -> "Subject | str":
@@ -61,13 +74,51 @@ class Subject:
                 return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
             # The second parent of a merge commit is its source. The branch may be deleted by now, which does not
             # matter: only its name and the version number are compared with events.
-            source = version.properties.get(md.AUDITED_VERSION, version.parents[1])
-            branch, _, number = source.rpartition("@")
-            return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
+            return cls.of_source(asset, version, version.properties.get(md.AUDITED_VERSION, version.parents[1]), run_id)
         run_id = run_id or run_of(version.branch)
         if run_id is None:
             return f"{_name(asset)}: {version} was committed outside of Dagster, so nothing audited it"
-        return cls(asset=asset, branch=version.branch, number=version.number, run_id=run_id)
+        return cls(
+            asset=asset,
+            branch=version.branch,
+            number=version.number,
+            run_id=run_id,
+            commit_id=version.id,
+            transaction=version.transaction,
+        )
+
+    @classmethod
+    def of_source(cls, asset: dg.AssetKey, version: Version, source: str, run_id: str) -> "Subject":
+        """Return the version of a run branch that a commit of `main` published.
+
+        Args:
+            asset: The candidate.
+            version: The version of `main`.
+            source: The version of the run branch, as a ref.
+            run_id: The run that wrote it.
+        """
+        branch, _, number = source.rpartition("@")
+        # Commits of other programs, and of earlier releases, do not name the transaction.
+        with suppress(FormatError):
+            identity = string_lists_of(version, md.AUDITED_TRANSACTIONS).get(source, [])
+            if len(identity) == len(("commit id", "transaction")):
+                commit_id, transaction = identity
+                return cls(
+                    asset=asset,
+                    branch=branch,
+                    number=int(number),
+                    run_id=run_id,
+                    commit_id=commit_id,
+                    transaction=transaction,
+                )
+        return cls(asset=asset, branch=branch, number=int(number), run_id=run_id)
+
+    def is_named_by(self, metadata: Mapping[str, object]) -> bool:
+        """Return whether the metadata of an event name exactly this version."""
+        named = md.text(metadata, md.TRANSACTION)
+        if self.transaction and named is not None:
+            return named == self.transaction
+        return md.audited_version(metadata) == (self.branch, self.number)
 
     @property
     def ref(self) -> str:
@@ -105,9 +156,15 @@ class AuditLog:
     not by asset, so reading them for each table would cost the square of their number.
     """
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
-        """Start without events; those of a run are read when they are first needed."""
+    def __init__(self, instance: dg.DagsterInstance, record: RecordView | None = None) -> None:
+        """Start without events; those of a run are read when they are first needed.
+
+        Args:
+            instance: The Dagster instance.
+            record: The record of the lake, which knows re-executions that Dagster does not tag.
+        """
         self.instance = instance
+        self.record = record
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
         # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
@@ -118,24 +175,15 @@ class AuditLog:
     def repeated_by(self, run_id: str) -> str | None:
         """Return the newest run that did all the work of a run again and succeeded, or None."""
         if run_id not in self._repeated:
-            self._repeated[run_id] = repeated_by(run_id, self.instance)
+            self._repeated[run_id] = repeated_by(run_id, self.instance, self.related(run_id))
         return self._repeated[run_id]
 
-    def redoes(self, table: LanceTable, newer: BranchExtent, older: BranchExtent) -> bool:
-        """Return whether the run of a branch repeated an append or upsert that the run of an older branch made.
-
-        Two re-executions may each continue the same run and repeat the same step. Each takes back the rows of that run,
-        but not those of the other one, so they would be added twice.
-        """
-        own, others = (chain_of(run_of(each.head.branch), self.instance) for each in (newer, older))
-        # A run that continues the older one has taken its rows back, too.
-        if older.replaces or not (own and others) or own[-1] != others[-1] or others[0] in own:
-            return False
-        again, added = (
-            {tuple(map(made.get, _OUTPUT)) for made in _made(table, each.head) if made.get(md.RUN_ID) not in but}
-            for each, but in ((newer, others), (older, own))
-        )
-        return not again.isdisjoint(added)
+    def related(self, run_id: str) -> tuple[str, ...]:
+        """Return the runs of the candidate of a run that wrote anything, by the record of the lake."""
+        run = None if self.record is None else self.instance.get_run_by_id(run_id)
+        if self.record is None or run is None:
+            return ()
+        return self.record.runs_of_candidate(RunChain.of(run, self.instance).candidate_id)
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
@@ -144,7 +192,8 @@ class AuditLog:
             return (run_id,)
         key = (run_id, chain.run_ids)
         if key not in self._families:
-            self._families[key] = family_of(run_id, self.instance, chain.run_ids)
+            known = (*chain.run_ids, *self.related(run_id))
+            self._families[key] = family_of(run_id, self.instance, known) or (run_id,)
         return self._families[key]
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
@@ -177,11 +226,36 @@ class AuditLog:
     def _is_outdated(self, made: AuditEvent, run_ids: Sequence[str]) -> bool:
         """Return whether a later attempt of the step that materialized an asset was to do so too, and succeeded."""
         for place, run_id in enumerate(run_ids):
-            # A re-execution may select only some outputs of a step; the others stay as they are.
-            planned, started = self._planned_by(run_id), self._succeeded[run_id].get(made.step)
-            if started is not None and planned.get(made.asset) == made.step and (place, started) > made.order:
+            # A re-execution may select only some outputs of a step; the others stay as they are. The step is that of
+            # the later run: Dagster numbers the steps of a multi-asset anew.
+            planned = self._planned_by(run_id)
+            started = self._succeeded[run_id].get(planned.get(made.asset)) if made.asset in planned else None
+            if started is not None and (place, started) > made.order:
                 return True
         return False
+
+    def reason_against_step(self, subject: Subject, family: Sequence[str]) -> str | None:
+        """Return why what a step wrote does not count: the step did not succeed; None where it does.
+
+        What a step stored before it failed is not its result. A retry, or a re-execution, replaces it.
+
+        Args:
+            subject: The version.
+            family: The runs that may have materialized it, oldest first.
+        """
+        events = [event for event in self._all_events(subject.asset, family) if event.check is None]
+        made = [event for event in events if subject.is_named_by(event.metadata)]
+        for event in made:
+            succeeded = self._succeeded[event.run_id].get(event.step)
+            # An event without a step, which a program reported by itself, is no result of a step that could fail.
+            if event.step is None or succeeded == event.attempt:
+                return None
+        # The record of a run may be deleted, and a step of the current run may be about to succeed.
+        runs = [self.instance.get_run_by_id(event.run_id) for event in made]
+        if not made or any(run is None for run in runs):
+            return None
+        step = made[-1].step
+        return f"{_name(subject.asset)}: step {step!r} of run {made[-1].run_id} wrote {subject.ref} and did not succeed"
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
         """Return whether a run materialized an asset, by whichever attempt of a step."""
@@ -263,6 +337,7 @@ def reasons_against(
     *,
     log: AuditLog,
     chain: RunChain,
+    verdicts: Mapping[str, Verdict] = _NO_VERDICTS,
     unchecked: bool = False,
 ) -> list[str]:
     """Return every reason why a version may not be published; empty when it passed its audit.
@@ -272,35 +347,76 @@ def reasons_against(
         checks: The blocking checks.
         log: The event log.
         chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
+        verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
         unchecked: Whether a table without blocking checks may be published.
     """
     family = log.family(subject.run_id, chain)
     events = log.events(subject.asset, family)
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
-    name = _name(subject.asset)
-    if not materialized:
-        return [f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"]
-    last = max(materialized, key=lambda event: event.order)
-    if (found := md.audited_version(last.metadata)) != (subject.branch, subject.number):
-        seen = f"{found[0]}@{found[1]}" if found else "an unknown version"
-        return [f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"]
+    last = max(materialized, key=lambda event: event.order, default=None)
+    # Verdicts in the record outlive Dagster's record of the run.
+    is_recorded = bool(verdicts) and not log.instance.has_run(subject.run_id)
+    reason = None if is_recorded else _reason_against_run(subject, last, log=log, family=family)
+    if reason is not None:
+        return [reason]
     of_table = [check for check in checks if check.asset_key == subject.asset]
     if not of_table and not unchecked:
-        return [
-            f"{name}: no blocking check guards it; add one, or give unchecked=True to build_publisher or lance_assets"
-        ]
+        advice = "add one, or give unchecked=True to build_publisher or lance_assets"
+        return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
     # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
-    evaluated = (event for event in events if event.check is not None)
-    after = [event for event in evaluated if event.order > last.order or event.is_of_same_attempt(last)]
+    evaluated = [event for event in events if event.check is not None]
+    if last is not None:
+        evaluated = [event for event in evaluated if event.order > last.order or event.is_of_same_attempt(last)]
     reasons: list[str] = []
     for check in of_table:
-        of_family = [event for event in after if event.check == check]
-        newest = max(of_family, key=lambda event: event.order, default=None)
-        alone = _evaluated_alone(check, subject, family, log.instance)
-        if alone is not None and (newest is None or log.is_later(alone, newest)):
-            newest = alone
-        reasons += _failed(check, subject, newest)
+        if (verdict := verdicts.get(check.name)) is not None:
+            reasons += [] if verdict.passed else [_failure(check, subject, verdict.description)]
+        else:
+            newest = _newest_evaluation(check, subject, evaluated, family=family, log=log)
+            reasons += _failed(check, subject, newest)
     return reasons
+
+
+def _reason_against_run(
+    subject: Subject, last: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
+) -> str | None:
+    """Return why the runs of a version do not let it count as their result; None where they do.
+
+    Args:
+        subject: The version.
+        last: The last materialization of the asset on the branch of the version.
+        log: The event log.
+        family: The runs that may have materialized it, oldest first.
+    """
+    name = _name(subject.asset)
+    if last is None:
+        return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
+    if not subject.is_named_by(last.metadata):
+        named = md.audited_version(last.metadata)
+        seen = f"{named[0]}@{named[1]}" if named else "an unknown version"
+        seen += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
+        return f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"
+    return log.reason_against_step(subject, family)
+
+
+def _failure(check: dg.AssetCheckKey, subject: Subject, description: str) -> str:
+    said = f": {description}" if description else ""
+    return f"{_name(check.asset_key)}: blocking check {check.name!r} failed on {subject.ref}{said}"
+
+
+def _newest_evaluation(
+    check: dg.AssetCheckKey,
+    subject: Subject,
+    evaluated: Iterable[AuditEvent],
+    *,
+    family: Collection[str],
+    log: AuditLog,
+) -> AuditEvent | None:
+    """Return the evaluation of a check that counts for a version: of its runs, or of a run outside of them."""
+    of_family = [event for event in evaluated if event.check == check]
+    newest = max(of_family, key=lambda event: event.order, default=None)
+    alone = _evaluated_alone(check, subject, family, log.instance)
+    return alone if alone is not None and (newest is None or log.is_later(alone, newest)) else newest
 
 
 def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.AssetCheckKey]) -> None:
@@ -359,7 +475,7 @@ def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
 
 
 def tables_read(
-    subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain
+    subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain, verdicts: Mapping[str, Verdict]
 ) -> Mapping[str, object] | None:
     """Return the version of each other table that a check's evaluation read; None when it did not record them.
 
@@ -368,16 +484,15 @@ def tables_read(
         check: The check.
         log: The event log.
         chain: The run that publishes.
+        verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
     """
+    if check.name in verdicts:
+        return verdicts[check.name].reads
     family = log.family(subject.run_id, chain)
-    evaluations = [event for event in log.events(subject.asset, family) if event.check == check]
-    newest = max(evaluations, key=lambda event: event.order, default=None)
-    alone = _evaluated_alone(check, subject, family, log.instance)
     # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
-    if alone is not None and (newest is None or log.is_later(alone, newest)):
-        newest = alone
-    found = None if newest is None else md.plain(newest.metadata.get(md.READ))
-    return found if isinstance(found, Mapping) else None
+    newest = _newest_evaluation(check, subject, log.events(subject.asset, family), family=family, log=log)
+    read = None if newest is None else md.plain(newest.metadata.get(md.READ))
+    return read if isinstance(read, Mapping) else None
 
 
 def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None) -> Iterator[str]:
@@ -391,30 +506,37 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None
         return
     seen = md.audited_version(newest.metadata)
     # The evaluation of a user's own check may not name a version; then its position in the log is all that is known.
-    if seen not in (None, (subject.branch, subject.number)):
+    if seen is not None and not subject.is_named_by(newest.metadata):
         yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
     elif not newest.passed:
-        yield f"{title} failed on {subject.ref}" + (f": {newest.description}" if newest.description else "")
+        yield _failure(check, subject, newest.description)
 
 
 def _evaluated_alone(
     check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
 ) -> AuditEvent | None:
     """Return the newest evaluation of exactly this version by a run outside of the family."""
+    # Without the transaction, an evaluation may be about another branch of the same name.
+    if not subject.transaction:
+        return None
     # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_SEARCHED):
-        entry = record.event if record.run_id not in family else None
-        event = entry.dagster_event if entry else None
-        # A check that is planned or still runs has a record too, with another event or none.
-        if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            continue
-        found = _event_of((0, 0), entry.timestamp, event)
-        # A publisher's evaluation read other tables at the versions that readers would have got; these may have moved.
-        if md.PUBLISHED_BY in found.metadata:
-            continue
-        if md.audited_version(found.metadata) == (subject.branch, subject.number):
-            return replace(found, run_id=record.run_id)
-    return None
+    cursor: int | None = None
+    while True:
+        page = instance.event_log_storage.get_asset_check_execution_history(check, limit=_PAGE, cursor=cursor)
+        for record in page:
+            entry = record.event if record.run_id not in family else None
+            event = entry.dagster_event if entry else None
+            # A check that is planned or still runs has a record too, with another event or none.
+            if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                continue
+            found = _event_of((0, 0), entry.timestamp, event)
+            # A publisher's evaluation read other tables at versions that readers would have got; these may have moved.
+            is_own = md.PUBLISHED_BY not in found.metadata
+            if is_own and md.text(found.metadata, md.TRANSACTION) == subject.transaction:
+                return replace(found, run_id=record.run_id)
+        if len(page) < _PAGE:
+            return None
+        cursor = page[-1].id
 
 
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
@@ -427,12 +549,6 @@ def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> Audi
     key = found.asset_check_key
     said = found.description or ""
     return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, said, step=event.step_key)
-
-
-def _made(table: LanceTable, head: Version) -> list[Mapping[str, str]]:
-    """Return the properties of the commits with rows of a branch."""
-    commits = table.log(head, after=MAIN)
-    return [commit.properties for commit in commits if md.ASSET_KEY in commit.properties]
 
 
 def _branch(event: AuditEvent) -> str | None:

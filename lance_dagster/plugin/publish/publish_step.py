@@ -40,6 +40,7 @@ from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback,
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled
 from lance_dagster.plugin.publish.publish_together import AuditBeside, Together
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.rollback import (
     about_rollback,
     audited_behind,
@@ -47,13 +48,11 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
-from lance_dagster.plugin.publish.unfinished import Rest, Unfinished
 from lance_dagster.plugin.publish.waiting import (
+    WaitingSearch,
     find_by_backfill,
     find_waiting,
-    keep_whole,
     left_out,
-    publisher_of,
     wait,
     with_whole_run_id,
     without_foreign_backfill,
@@ -61,7 +60,7 @@ from lance_dagster.plugin.publish.waiting import (
 )
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_computed_from, of_this_step
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
+from lance_dagster.plugin.run_branch import READS, RunChain, is_over, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
@@ -88,6 +87,7 @@ class PublishStep:
     unchecked: bool
     accept_stale: bool = False
     log: AuditLog = field(init=False)
+    record: RecordView = field(init=False)
     chain: RunChain = field(init=False)
     together: Together = field(init=False)
     hold: ChannelHold | None = field(init=False)
@@ -97,10 +97,12 @@ class PublishStep:
     seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Read the event log and the channel once for all tables."""
-        self.log = AuditLog(self.instance)
+        """Read the event log, the record and the channel once for all tables."""
+        repository = self.lance.repository_to_publish()
+        self.record = RecordView(repository=repository)
+        self.log = AuditLog(self.instance, self.record)
         self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
-        self.together = self._together(self.lance.repository_to_publish())
+        self.together = self._together(repository)
         self.hold = self.together.hold
         self.whole = WholeCandidates(
             nodes=self.nodes,
@@ -108,7 +110,7 @@ class PublishStep:
             table=self._table,
             audit=lambda one, head: self._audit_of(one, head)[1],
             log=self.log,
-            chain=self.chain,
+            record=self.record,
             is_layered=lambda node: is_computed_from(node, {each.promoted for each in self.nodes}, self.context),
         )
 
@@ -136,12 +138,9 @@ class PublishStep:
             yield from self._publish(nodes)
 
     def _publish(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        # This comes before the search, which reads `main` and the tags: a publisher that died after it moved the
-        # channel left them behind.
-        if self._is_alone and not self.config.dry_run:
-            self.together.catch_up(self._names_of(nodes))
+        finished = {} if self.config.dry_run else self._finish(nodes)
         # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
-        found, ignored = self._gate(self._find(nodes))
+        found, ignored = self._gate(self._find(nodes, is_finished=bool(finished)))
         found, refused = self.reaudit.plan(found)
         merged: list[Publication] = []
         try:
@@ -156,23 +155,52 @@ class PublishStep:
         finally:
             # After the merge, `main` contains the previews; without it, nobody needs them.
             self.reaudit.drop([*found, *merged])
+        self._log_moves(merged)
+        published = {one.candidate for one in merged}
+        rest = [one for one in finished.values() if one.candidate not in published]
+        yield from self._report([*rest, *merged], ignored)
+        self._clean_up(merged)
+
+    def _report(self, moved: Sequence[Publication], ignored: Sequence[str]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        """Yield the materializations of promoted nodes, and log those of nodes that this run does not select."""
         # In most publications each table links to one run, and all tables link to the same run.
         has_run = cache(self.instance.has_run)
-        self._log_moves(merged)
-        for one in merged:
+        for one in moved:
             # A second event for the same version would start the readers for nothing.
             if self._is_unchanged(one):
                 self.context.log.info("nothing new for %s of %s: it is at %s", self.tag, one.name, one.promoted_to)
             else:
-                moved = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
-                result = promoted_result(one, moved, ignored, has_run)
+                move = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
+                result = promoted_result(one, move, ignored, has_run)
                 if one.promoted in self.context.selected_asset_keys:
                     yield result
                 else:
                     # It came along: the same run wrote it, or its publication died, perhaps that of other partitions.
                     for key in (one.sources and self._partition_keys) or (None,):
                         self.context.log_event(as_event(result, one.promoted_to or one.version, key))
-        self._clean_up(merged)
+
+    def _finish(self, nodes: Sequence[PromotedNode]) -> dict[dg.AssetKey, Publication]:
+        """Promote what publishers committed before they died; return the publications of the nodes to report."""
+        if self.hold is not None:
+            return {}
+        # A publisher that died after it moved the channel left `main` and the tags behind.
+        if self._is_alone:
+            self.together.catch_up(self._names_of(nodes))
+        finished: dict[dg.AssetKey, Publication] = {}
+        for each in self.together.finish():
+            by = each.commit.properties.get(md.RUN_ID, "")
+            self.context.log.info("finished the publication of run %s: %s", by, ", ".join(each.names))
+            # A publisher that is alive reports its own nodes.
+            if by == self.chain.run_id or is_over(by, self.instance):
+                view = self.together.repository.at(each.channel.commit)
+                named = zip(self._names_of(self.nodes), self.nodes, strict=True)
+                for name, node in ((name, node) for name, node in named if name in each.names and name in view):
+                    version = view[name].version
+                    one = replace(self._empty(node, self._open(node)), previous=None)
+                    finished[node.candidate] = replace(one, landed=version, promoted_to=version)
+        if finished:
+            self.together = replace(self.together, started=self.together.channel_now())
+        return finished
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
         """Delete the run branches that were published, and warn about branches that only other jobs delete."""
@@ -189,13 +217,17 @@ class PublishStep:
         if waits := self.together.uncollected(merged):
             self.context.log.warning(waits)
 
-    def _find(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
+    def _find(self, nodes: Sequence[PromotedNode], *, is_finished: bool) -> list[Publication]:
         """Return the publications of the tables that have something to publish.
+
+        Args:
+            nodes: The selected nodes.
+            is_finished: Whether the publication of another publisher was finished, so that there need be nothing else.
 
         Raises:
             PublishRefusedError: No table has anything that may be published, or a table lacks a version that it needs.
         """
-        search = Search()
+        search = Search(nothing_new=is_finished)
         # A run is looked up in each table separately. Any other ref may name one commit of all tables.
         if self.config.ref and run_of(self.config.ref) is None:
             self.chosen = self.together.view_of(self.config.ref)
@@ -203,7 +235,6 @@ class PublishStep:
             self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
-        self._complete(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         refuse_branches_named(self.tag, search.found)
@@ -226,7 +257,7 @@ class PublishStep:
         # With a search of its own: its messages are about nodes that nobody selected.
         others = self._look_all(left, Search())
         kept, beside = self.whole.without_overtaken(looked, others), self.whole.without_overtaken(others, looked)
-        return [*kept, *written_with(kept, beside, self.instance)]
+        return [*kept, *written_with(kept, beside, self.log)]
 
     def _look_all(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
         """Return the publication of each table that was found."""
@@ -241,38 +272,7 @@ class PublishStep:
                 lost = [] if self.config.ref else self.whole.lost(node, self.chain.run_ids[::-1])
                 noted = search.missing if by_run and not lost else search.wrong
                 noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
-        if self._is_alone:
-            self.whole.look_anew()
-            looked = keep_whole(looked, len(self.nodes), self.whole.held_back)
-            looked, said = self._unfinished.finish(looked)
-            search.missing += said
         return looked
-
-    @property
-    def _unfinished(self) -> Unfinished:
-        return Unfinished(tag=self.tag, log=self.log, together=self.together, chain=self.chain, audit=self._audit_of)
-
-    def _rest(self, found: Sequence[Publication]) -> Rest:
-        """Return what else of publications that died has to be promoted with some tables."""
-        # With `ref` a person chose the tables.
-        nodes = {} if self.config.ref else dict(zip(self._names_of(self.nodes), self.nodes, strict=True))
-        return self._unfinished.complete(found, nodes, lambda node: self._empty(node, self._open(node)))
-
-    def _complete(self, search: Search) -> None:
-        """Add the tables in which readers would miss a part of a publication, or leave out all tables."""
-        rest = self._rest(search.found)
-        if not rest.against:
-            found = {one.candidate: one for one in [*search.found, *rest.added]}
-            # Upstream nodes first, as Dagster requires.
-            search.found = [found[node.candidate] for node in self.nodes if node.candidate in found]
-            return
-        if rest.under_way and not (self._is_alone or self.config.dry_run) and self.context.retry_number < _RETRIES:
-            raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
-        search.missing += rest.against
-        # A run of *Materialize* succeeds, since it publishes whatever can be published.
-        search.nothing_new |= self._is_alone
-        search.refused += [] if self._is_alone else [one.name for one in search.found]
-        search.found.clear()
 
     def _keep_together(self, search: Search) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""
@@ -293,7 +293,7 @@ class PublishStep:
         # `ignore_failed_checks` covers these too. Without a backfill a run reads only what is published.
         own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
         if not (own or self.config.ignore_failed_checks):
-            dependencies = Dependencies(self.instance, self.lance.open_uri)
+            dependencies = Dependencies(self.instance, self.record, self.lance.open_uri)
             search.found, waiting = dependencies.keep_back(search.found)
             # When each run of a backfill publishes, an earlier run may be about to publish what is missing.
             if dependencies.under_way and self.chain.backfill_id is not None:
@@ -350,27 +350,33 @@ class PublishStep:
             if self.chosen is not None:
                 landed = self.together.version_in(self.chosen, empty, self.config.ref)
                 return replace(empty, landed=landed, chosen=True)
-            return find_by_ref(empty, self.config.ref, instance=self.instance)
+            return find_by_ref(empty, self.config.ref, instance=self.instance, record=self.record)
         # The branch of a run may have rows of an attempt that failed; the next one left the optional output out.
         is_left_out = self.log.is_left_out(node.candidate, self.chain.run_ids[::-1])
         head = None if is_left_out else opened.head
-        one = find_by_run(empty, self.chain, head=head, instance=self.instance)
+        one = find_by_run(empty, self.chain, head=head, record=self.record)
         if one.audited:
             return one
 
         def audit(head: Version) -> list[str]:
             return self._audit_of(one, head)[1] or self.whole.held_back(one, head)
 
-        beside = partial(self.whole.others, one)
+        search = WaitingSearch(log=self.log, record=self.record, beside=partial(self.whole.others, one))
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
             later = partial(wait, self.context) if self._is_alone else None
-            found = find_by_backfill(empty, backfill, audit, log=self.log, beside=beside, wait=later)
-            return self._unfinished.unless_withdrawn(found)
+            return self._unless_withdrawn(find_by_backfill(empty, backfill, audit, search=search, wait=later))
         # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self._is_alone:
             return one
-        return find_waiting(empty, audit, log=self.log, within=self._partition_keys, beside=beside)
+        return find_waiting(empty, audit, search=search, within=self._partition_keys)
+
+    def _unless_withdrawn(self, one: Publication) -> Publication:
+        """Return a table without the version that its backfill published, if the channel was moved back from it."""
+        named = one.previous.version if one.previous and one.previous.branch == MAIN else 0
+        if one.landed is None or one.landed.number <= named or not self.together.has_left(one, one.landed):
+            return one
+        return replace(one, landed=None)
 
     @property
     def _partition_keys(self) -> tuple[str, ...]:
@@ -420,8 +426,14 @@ class PublishStep:
             return self.reaudit.audit_recorded(one, version)
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
-            log, chain = self.log, self.chain
-            reasons = reasons_against(subject, self.checks, log=log, chain=chain, unchecked=self.unchecked)
+            reasons = reasons_against(
+                subject,
+                self.checks,
+                log=self.log,
+                chain=self.chain,
+                verdicts=self.record.verdicts(one.table, subject.commit_id),
+                unchecked=self.unchecked,
+            )
             return (one, reasons) if reasons or not one.chosen else self.reaudit.audit_chosen(one, version)
         if version.branch == MAIN:
             return self.reaudit.audit_main(one, version, subject)
@@ -446,14 +458,12 @@ class PublishStep:
             if self.partitioned:
                 self.context.log.warning("the rollback of %s moves all partitions, not one", ", ".join(withdrawn))
         self._begin(found)
+        found = [self.together.with_writes(one) for one in found]
         # A rollback that holds makes no commit: the channel names an earlier one again.
         if withdrawn and self.config.rollback is Rollback.hold:
             return self.together.roll_back(self.chosen, found)
         audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
         done = self.together.commit(found, self._plan_again, audit)
-        # Another publisher may have committed since the tables were looked at; the next attempt looks again.
-        if not withdrawn and any(self._rest(done.published)):
-            raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
         return self.together.promote(done, self.chosen if withdrawn else None)
 
     def _begin(self, found: Sequence[Publication]) -> None:
@@ -472,7 +482,13 @@ class PublishStep:
         return [one for one in found if one.previous is not None]
 
     def _together(self, repository: LanceRepository) -> Together:
-        together = Together(repository=repository, channel=self.tag, chain=self.chain, about=self._about_move)
+        together = Together(
+            repository=repository,
+            channel=self.tag,
+            chain=self.chain,
+            about=self._about_move,
+            record=self.record,
+        )
         return replace(together, started=together.channel_now())
 
     def _plan_again(self, one: Publication) -> Publication:
@@ -520,7 +536,7 @@ class PublishStep:
             table=self._table,
             tagged=self._tagged,
             begin=self._begin,
-            publisher_of=partial(publisher_of, nodes=self.nodes, but=self.chain.run_ids, log=self.log),
+            record=self.record,
             about=self._about_move,
         )
 
@@ -554,6 +570,7 @@ class PublishStep:
             chain=self.chain,
             checks=self.checks,
             log=self.log,
+            record=self.record,
             accept_stale=self.accept_stale,
             seen=self.seen,
         )

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publication import (
-    SEARCHED,
     Opened,
     Publication,
     in_turns,
@@ -41,6 +39,7 @@ from lance_dagster.plugin.publish.publication import (
     landing_properties,
     refuse_deleted,
 )
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.rollback import (
     commit_message,
     drop_branch,
@@ -50,6 +49,7 @@ from lance_dagster.plugin.publish.rollback import (
     restore_on_branch,
     rollback_message,
     rollback_properties,
+    withdrawn_writes,
 )
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import (
@@ -57,6 +57,7 @@ from lance_dagster.repository import (
     Channel,
     ChannelHold,
     LanceRepository,
+    NumberSet,
     RefEntry,
     RepositoryCommit,
     RepositoryView,
@@ -83,11 +84,18 @@ class Committed:
     versions: Mapping[str, TableVersion]
 
 
-class Unpromoted(NamedTuple):
-    """A commit of `main` of the repository that a channel lacks: the run that published it, and its tables."""
+class Finished(NamedTuple):
+    """A commit that another publisher made for the channel, and that was promoted after it died.
 
-    by: str
-    tables: Mapping[str, TableVersion]
+    Attributes:
+        commit: The commit of `main`.
+        names: The tables that it changed.
+        channel: The channel, which names them.
+    """
+
+    commit: RepositoryCommit
+    names: tuple[str, ...]
+    channel: Channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +121,7 @@ class Together:
         channel: The channel that readers follow; it has the name of the tag.
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
+        record: The record of the lake.
         started: The channel when the step started; None before the first promotion.
     """
 
@@ -120,6 +129,7 @@ class Together:
     channel: str
     chain: RunChain
     about: Mapping[str, str]
+    record: RecordView
     started: Channel | None = None
 
     def channel_now(self) -> Channel | None:
@@ -269,6 +279,7 @@ class Together:
                 plan_again=again,
                 message=commit_message(found, self.about),
                 properties=self.about,
+                channel=self.channel,
                 audit=partial(self._look, current, beside, audit),
                 reads=beside.values(),
             )
@@ -406,78 +417,48 @@ class Together:
         # What does not follow, such as a tag that is held, is reported by the publication itself.
         self.repository.follow(self.channel, names)
 
-    def unpromoted(self, names: Collection[str]) -> list[Unpromoted]:
-        """Return the commits of `main` of which the channel lacks several tables, and which runs published.
+    def finish(self) -> list[Finished]:
+        """Promote what publishers committed for the channel before they died; return it, oldest first.
 
-        Args:
-            names: The tables that count; those that the channel names at the same or a later version are left out.
+        Such a commit passed its audit, and readers of `main` have it. The publisher that made it may be alive, and
+        about to do the same.
         """
-        try:
-            commit = self.repository.head()
-        except RefNotFoundError:
-            # Nothing was published yet.
-            return []
-        present = self.channel_now()
-        tables = {} if present is None else self.repository.at(present.commit).commit.tables
-        # By id: the channel has the old name of a table that was moved. Another table at its place has another id.
-        named = {at.id: at for at in tables.values()}
-        found: list[Unpromoted] = []
-        for _ in range(SEARCHED):
-            ahead = [name for name in names if _is_ahead(commit.tables.get(name), named)]
-            if len(ahead) <= 1:
+        finished: list[Finished] = []
+        for commit in self.repository.channels.unpromoted(self.channel):
+            before = self.repository.head(commit.parents[0]) if commit.parents else None
+            names = tuple(name for name in commit.changed_from(before) if name in commit.tables)
+            # The tags of the channel must not name versions that `main` of a table lacks.
+            if self.repository.follow(MAIN, names):
                 break
-            try:
-                parent = self.repository.head(commit.parents[0]) if commit.parents else None
-            except NotFoundError:
-                # The commits before this one were collected, and nobody knows what it changed.
-                break
-            changed = {name: commit.tables[name] for name in commit.changed_from(parent) if name in ahead}
-            if len(changed) > 1 and md.RUN_ID in commit.properties:
-                found.append(Unpromoted(commit.properties[md.RUN_ID], changed))
-            if parent is None:
-                break
-            commit = parent
-        return found
+            moved = self.repository.channels.advance(
+                self.channel,
+                commit.id,
+                names,
+                reason=commit.properties.get(md.REASON, commit.message),
+                properties={**commit.properties, md.REPORTED: _names(names)},
+            )
+            finished.append(Finished(commit, names, moved))
+        return finished
 
-    def has_left(self, one: Publication, version: Version, since: datetime | None) -> bool | None:
-        """Return whether the channel was moved back from a version of `main` of a table, or may have been.
+    def has_left(self, one: Publication, version: Version) -> bool:
+        """Return whether the channel once named a version of a table, or a later one, and was moved back from it.
 
         Args:
             one: The table.
-            version: The version, which the channel does not name.
-            since: When the publication of the version began; a rollback after that may be about the version.
-
-        Returns:
-            None where the channel never named the table.
+            version: The version of `main`, which the channel does not name.
         """
-        found, present = None, self.channel_now()
-        if present is None:
-            return None
-        # By id: entries from before the table was moved have its old name.
-        of = self.repository.head().tables.get(self.repository.name_of(one.table))
-        for entry in self.repository.channels.history(self.channel, limit=SEARCHED):
-            try:
+        present = self.channel_now()
+        of = self.record.head.tables.get(self.repository.name_of(one.table))
+        if present is None or of is None:
+            return False
+        for entry in self.repository.channels.history(self.channel):
+            with suppress(NotFoundError):
                 tables = {} if entry.deleted else self.repository.head(entry.commit).tables
-            except NotFoundError:
-                # This entry and those before it were collected: nobody knows what they named.
-                return True
-            at = next((at for at in tables.values() if of is not None and at.id == of.id), None)
-            if at is not None and (at.lands == NEVER or at.lands >= version.number):
-                return True
-            # A rollback with `RESTORES` is a commit of `main` itself, older than what was published after it.
-            moves_back = entry.action == "rollback" and RESTORES not in entry.properties
-            if moves_back and self._is_later(entry, version, since):
-                return True
-            found = found if at is None else False
-        return found
-
-    def _is_later(self, entry: RefEntry, version: Version, since: datetime | None) -> bool:
-        """Return whether an entry of the channel came after the publication of a version began, or may have."""
-        channel, _, number = version.properties.get(md.CHANNEL_ENTRY, "").rpartition("@")
-        if channel == self.channel and number.isdigit():
-            return entry.number > int(number)
-        # The publisher of another channel, or another program, made the version: there are only times of two clocks.
-        return since is None or entry.at > since
+                # By id: entries from before the table was moved have its old name.
+                at = next((at for at in tables.values() if at.id == of.id), None)
+                if at is not None and (at.lands == NEVER or at.lands >= version.number):
+                    return True
+        return False
 
     def _rolled_back(self) -> RefEntry | None:
         """Return the newest entry of the channel if it is a rollback with the reason of this step."""
@@ -541,14 +522,31 @@ class Together:
         if is_rollback(one):
             restored = restore_on_branch(one, one.table.head(MAIN), self.chain, self.about)
             about = rollback_properties(one, self.chain, self.about)
-            return VersionToPublish(version=restored, message=rollback_message(one, self.about), properties=about)
+            withdrawn = NumberSet.of(
+                write.number for write in withdrawn_writes(one, self.repository) if self.record.is_published(write)
+            )
+            return VersionToPublish(
+                version=restored, message=rollback_message(one, self.about), properties=about, withdraws=withdrawn
+            )
         # A version of `main` is committed as it is; there is no merge commit, and so no message.
         if one.planned is None and (one.landed is not None or not one.sources):
-            return VersionToPublish(version=one.version, message="")
+            return VersionToPublish(version=one.version, message="", writes=one.writes, drops=one.drops)
         message, about = landing_message(one), landing_properties(one, self.chain)
-        # A rollback after this entry may be about the version that is published now.
-        about |= {md.CHANNEL_ENTRY: f"{self.channel}@{0 if self.started is None else self.started.entry.number}"}
-        return VersionToPublish(version=one.planned or one.sources[0], message=message, properties=about)
+        return VersionToPublish(
+            version=one.planned or one.sources[0], message=message, properties=about, writes=one.writes, drops=one.drops
+        )
+
+    def with_writes(self, one: Publication) -> Publication:
+        """Return a publication with the recorded writes that it publishes, and those that it supersedes."""
+        writes = [write for source in one.sources for write in self.record.on_branch(one.table, source)]
+        if not writes:
+            return one
+        drops = [
+            older
+            for older in self.record.open_writes(one.table)
+            if older not in writes and any(write.supersedes(older) for write in writes)
+        ]
+        return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops))
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:
@@ -560,13 +558,6 @@ def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> 
     ]
     more = [f"- and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
     return dg.MetadataValue.md("\n".join([*lines, *more])) if others else None
-
-
-def _is_ahead(at: TableVersion | None, named: Mapping[str, TableVersion]) -> bool:
-    # A publisher promotes only what landed on `main`.
-    if at is None or at.lands == NEVER:
-        return False
-    return at.id not in named or at.lands > named[at.id].lands
 
 
 def _place(at: TableVersion) -> str:

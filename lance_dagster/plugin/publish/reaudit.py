@@ -52,6 +52,7 @@ from lance_dagster.plugin.publish.publication import (
     next_steps,
 )
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch, run_of
@@ -72,6 +73,7 @@ class Reaudit:
     chain: RunChain
     checks: Sequence[dg.AssetCheckKey]
     log: AuditLog
+    record: RecordView
     accept_stale: bool = False
     # By check, the other tables at the versions that its last evaluation read.
     seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
@@ -210,7 +212,7 @@ class Reaudit:
         reasons = [
             reason
             for source in (strings_on_main(version, md.SOURCES) if plain else ())
-            for reason in reasons_against(_subject_of(one, source), plain, log=self.log, chain=self.chain)
+            for reason in self._reasons(_subject_of(one, version, source), plain, one.table)
         ]
         return (one, [problem, *reasons]) if reasons else self.audit_main(one, version, problem)
 
@@ -275,9 +277,11 @@ class Reaudit:
             return True
         missing = self._missing(one, record)
         subject = Subject.of(one.candidate, version)
-        return bool(missing) and (
-            isinstance(subject, str) or bool(reasons_against(subject, missing, log=self.log, chain=self.chain))
-        )
+        return bool(missing) and (isinstance(subject, str) or bool(self._reasons(subject, missing, one.table)))
+
+    def _reasons(self, subject: Subject, checks: Sequence[dg.AssetCheckKey], table: LanceTable) -> list[str]:
+        verdicts = self.record.verdicts(table, subject.commit_id)
+        return reasons_against(subject, checks, log=self.log, chain=self.chain, verdicts=verdicts)
 
     def _missing(self, one: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
         """Return the checks of this publisher that are not among those that a recorded audit let pass."""
@@ -315,7 +319,8 @@ class Reaudit:
             return False
         others = _others(one, all_of)
         for key in (key for key in checks if key in self.checks):
-            read = tables_read(subject, key, log=self.log, chain=self.chain)
+            verdicts = self.record.verdicts(one.table, subject.commit_id)
+            read = tables_read(subject, key, log=self.log, chain=self.chain, verdicts=verdicts)
             for asset in checks[key].check.reads:
                 other = others.get(asset) or open_other(self.lance, self.context, asset)
                 self.seen.setdefault(key, {})[asset] = other
@@ -424,10 +429,9 @@ class Reaudit:
         )
 
 
-def _subject_of(one: Publication, source: str) -> Subject:
-    """Return the version of a run branch that was published, as a ref, as what its runs audited."""
-    branch, _, number = source.rpartition("@")
-    return Subject(asset=one.candidate, branch=branch, number=int(number), run_id=run_of(branch) or "")
+def _subject_of(one: Publication, version: Version, source: str) -> Subject:
+    """Return the version of a run branch that a version of `main` published, as what its runs audited."""
+    return Subject.of_source(one.candidate, version, source, run_of(source.rpartition("@")[0]) or "")
 
 
 def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:

@@ -23,8 +23,10 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import strings_on_main
 from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
+from lance_dagster.repository import LanceRepository, RecordedWrite
 from lance_dagster.table import LanceTable
 
 _MOST_WITHDRAWN = 20
@@ -46,6 +48,13 @@ def withdrawn_by(publication: Publication) -> list[str]:
     target = publication.version
     versions = publication.table.log(MAIN, after=target, limit=_MOST_WITHDRAWN)
     return [f"{version}: {version.message or version.operation}" for version in versions]
+
+
+def withdrawn_writes(publication: Publication, repository: LanceRepository) -> list[RecordedWrite]:
+    """Return the recorded writes that were published after the version that a rollback restores."""
+    versions = publication.table.log(MAIN, after=publication.version)
+    marks = [mark for version in versions for mark in strings_on_main(version, md.WRITES)]
+    return [write for mark in marks if (write := repository.record.write(mark)) is not None]
 
 
 def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str, partitioned: bool) -> Publication:

@@ -1,20 +1,22 @@
 """Do what a person asks of a publisher besides publishing: discard what a run wrote, hold or release the channel."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import dagster as dg
 
 from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
+from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Publication, is_withdrawn
+from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_together import Together
+from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_over, is_written, run_of
-from lance_dagster.repository import Channel, ChannelHold, TableView
+from lance_dagster.repository import Channel, ChannelHold, RecordedWrite, TableView
 from lance_dagster.table import LanceTable
 
 
@@ -31,7 +33,7 @@ class TagChanges:
         table: Opens the table of a node.
         tagged: Returns the tables of some nodes that have the tag.
         begin: Creates the repository if there is none, and adds such tables to the channel.
-        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
+        record: The record of the lake.
         about: Reason, person and run.
     """
 
@@ -43,11 +45,14 @@ class TagChanges:
     table: Callable[[PromotedNode], LanceTable]
     tagged: Callable[[Sequence[PromotedNode]], Sequence[Publication]]
     begin: Callable[[Sequence[Publication]], None]
-    publisher_of: Callable[[str], str | None]
+    record: RecordView
     about: Mapping[str, str]
 
     def discard(self, nodes: Sequence[PromotedNode]) -> None:
-        """Delete the branch of a run in all tables, and record it as an observation of each promoted node.
+        """Drop what a run wrote, delete its branch in all tables, and record it as an observation of promoted nodes.
+
+        The commit that drops the writes comes first. A publication of them that is under way is refused after it, or
+        was faster, and then nothing is discarded.
 
         Args:
             nodes: The nodes of the tables.
@@ -56,19 +61,44 @@ class TagChanges:
             PublishRefusedError: No table has the branch.
             ConflictError: A branch cannot be discarded; then none is.
         """
-        self._refuse_discard(nodes)
+        heads: dict[dg.AssetKey, Version] = {}
+        writes: list[RecordedWrite] = []
         missing = []
         for node in nodes:
             try:
                 table = self.table(node)
-                head = table.head(self.config.discard)
-                table.branches.delete(head.branch)
+                # What a run wrote to a branch that is gone is dropped too.
+                branch, opened = self.config.discard, self.record.open_writes(table)
+                writes += [write for write in opened if write.request.branch == branch]
+                heads[node.candidate] = self._head(table)
             except NotFoundError as error:
                 missing.append(f"{node.candidate.to_user_string()}: {error}")
-                continue
-            self._record(node, "discarded", str(head), {})
-        if len(missing) == len(nodes):
+        if not (heads or writes):
             raise PublishRefusedError("nothing to be discarded", missing)
+        self._drop(writes)
+        for node in nodes:
+            if (head := heads.get(node.candidate)) is not None:
+                self.table(node).branches.delete(head.branch)
+                self._record(node, "discarded", str(head), {})
+
+    def _head(self, table: LanceTable) -> Version:
+        """Return the head of the branch to discard, which nobody needs."""
+        head = table.head(self.config.discard)
+        _refuse_used(table, head, self.context.instance)
+        self._refuse_published(table, head)
+        return head
+
+    def _drop(self, writes: Sequence[RecordedWrite]) -> None:
+        if not writes:
+            return
+        message = f"discard {self.config.discard}: {self.config.reason}"
+        commit = self.together.repository.drop_writes(writes, message=message, properties=self.about)
+        self.record.refresh()
+        if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
+            raise ConflictError(
+                f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
+                "discarded: roll back to an older version instead"
+            )
 
     def move(self, done: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
         """Hold or release the channel, with all of its tables, and record it as an observation of promoted nodes.
@@ -127,47 +157,42 @@ class TagChanges:
         self.context.log.info("the channel %s is %s%s", self.tag, what, until)
         return {md.SCOPE: f"{what}{until}"}
 
-    def _refuse_discard(self, nodes: Sequence[PromotedNode]) -> None:
-        # `main` of a table may have yet to follow this commit.
-        view = self.together.newest()
-        for node in nodes:
-            # A run need not have written every table; `discard` says so when it wrote none.
-            with suppress(NotFoundError):
-                table, name = self.table(node), str(self.lance.address_of(node.candidate, node.metadata))
-                _refuse_used(table, self.config.discard, self.context.instance, self.publisher_of)
-                _refuse_published(table, self.config.discard, view.get(name))
+    def _refuse_published(self, table: LanceTable, head: Version) -> None:
+        """Refuse to discard a branch whose rows are published: without the branch they would stay as they are.
+
+        Raises:
+            ConflictError: The rows are published, and were not rolled back since.
+        """
+        if not is_written(head):
+            return
+        write = write_of(self.together.repository, head)
+        if write is not None and not self.record.is_published(write):
+            return
+        # Rows without a record may have been merged by a person.
+        place = table.branches.is_merged(head) if write is None else f"commit {self.record.head.short_id}"
+        if place is not None:
+            raise ConflictError(
+                f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the "
+                "next publication would bring them to readers all the same. To take them back, materialize the "
+                "promoted node, which finishes their publication and deletes the branch (after a release, if the tag "
+                "is held), and then roll back to an older version: set ref and a reason"
+            )
 
     @property
     def _who(self) -> str:
         return self.about.get(md.WHO, "")
 
 
-def _refuse_used(
-    table: LanceTable, given: str, instance: dg.DagsterInstance, publisher_of: Callable[[str], str | None]
-) -> None:
+def _refuse_used(table: LanceTable, head: Version, instance: dg.DagsterInstance) -> None:
     """Refuse to discard the branch of a run when it is in use, so that its deletion would be refused.
 
     A candidate is discarded as a whole, so all of its tables are looked at before the first branch is deleted.
 
-    Args:
-        table: The table.
-        given: The run, as `waiting.resolve_run` returns it.
-        instance: The Dagster instance.
-        publisher_of: Returns a run that is not over and may be publishing what a run wrote, or None.
-
     Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: The run is not over, another run may be publishing the branch, the branch is protected, or
-            another branch or a tag needs it.
+        ConflictError: The run is not over, the branch is protected, or another branch or a tag needs it.
     """
-    head = table.head(given)
     if not is_over(run_of(head.branch), instance):
         raise ConflictError(f"{head.branch} belongs to a run that is not over; terminate the run before you discard it")
-    if (by := publisher_of(run_of(head.branch) or "")) is not None:
-        raise ConflictError(
-            f"{head.branch} may be being published by run {by}, which is not over: wait for its end, or terminate it, "
-            "and discard the branch then if it still waits"
-        )
     forks = [branch.name for branch in table.branches.list().values() if branch.parent_branch == head.branch]
     tags = [f"tag {tag.name}" for tag in table.tags.list().values() if tag.branch == head.branch]
     if users := [*(f"branch {name}" for name in forks), *tags]:
@@ -175,39 +200,3 @@ def _refuse_used(
         raise ConflictError(f"{head.branch} of {table.uri} is needed by {', '.join(users)}{advice}")
     if (pattern := table.branches.protection().of_branch(head.branch)) is not None:
         raise ConflictError(f"{head.branch} of {table.uri} is protected by the pattern {pattern!r}")
-
-
-def _refuse_published(table: LanceTable, given: str, named: TableView | None) -> None:
-    """Refuse to discard the branch of a run whose rows are committed: without the branch they would stay as they are.
-
-    The publisher may have died, or was refused, before the tag named the rows. The next publication brings them to
-    readers, whether the branch exists or not.
-
-    Args:
-        table: The table.
-        given: The run, as `waiting.resolve_run` returns it.
-        named: The table at the newest commit of its repository, which `main` of the table may have yet to follow; None
-            where no commit has it.
-
-    Raises:
-        RefNotFoundError: There is no such branch.
-        ConflictError: The rows are published, and were not rolled back since.
-    """
-    head = table.head(given)
-    if not is_written(head):
-        return
-    place, landed = "", table.branches.is_merged(head)
-    if landed is not None:
-        place = "" if is_withdrawn(table, landed) else str(landed)
-    elif named is not None:
-        # A table that another program created again lacks the version that the commit names.
-        with suppress(NotFoundError):
-            staged = table.branches.is_merged(head, into=named.version.branch)
-            place = "" if staged is None else "the newest commit of the repository"
-    if place:
-        raise ConflictError(
-            f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the next "
-            "publication would bring them to readers all the same. To take them back, materialize the promoted node, "
-            "which finishes their publication and deletes the branch (after a release, if the tag is held), and then "
-            "roll back to an older version: set ref and a reason"
-        )

@@ -1,35 +1,32 @@
 """Find the run branches that wait to be published, and choose among them.
 
-A branch waits when its run is over and `main` lacks its commits: its publisher was deselected, refused it, or runs
-later, as after a backfill. The branches that passed their audit are published. Of two branches that replace the same
-rows, the newer one supersedes the older one, whether the older one passed or not, so a repaired run takes the place of
-a broken one. A re-execution of all steps that succeeded supersedes the run that it repeats, whatever it wrote. Of two
-re-executions that continue the same run and repeat the same append, the newer one supersedes the older one.
+A branch waits when its run is over and the record has an open write on it: its publisher was deselected, refused it, or
+runs later, as after a backfill. The branches that passed their audit are published. The numbers of the recorded writes
+are the order of the branches. Of two branches that replace the same rows, the newer branch supersedes the older one,
+whether the older one passed or not, so a repaired run takes the place of a broken one. A re-execution of all steps that
+succeeded supersedes the run that it repeats, whatever it wrote. Of two appends of the same work, the newer one
+supersedes the older one, unless that is published.
 """
 
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, TableNotFoundError
-from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.branch_extent import BranchExtent, in_order, newest_materialized, written_heads
-from lance_dagster.plugin.commit_properties import runs_of
+from lance_dagster.plugin.branch_extent import BranchExtent
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, landed_as
+from lance_dagster.plugin.publish.publication import Opened, Publication, in_turns
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.repeated_appends import PublishedAppend, published_append, redone_on_main
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import (
-    BACKFILL_TAG,
     RunChain,
-    backfill_of,
     branch_of,
     family_of,
     is_over,
@@ -37,14 +34,12 @@ from lance_dagster.plugin.run_branch import (
     rest_of_backfill,
     run_of,
     runs_of_backfill,
-    started_at,
 )
+from lance_dagster.repository import RecordedWrite
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
 _GLOB = frozenset("*?[]")
-# The states of a run in which its process may be at work.
-_AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 # How often a publisher looks for runs of its backfill that are not over, and after how many seconds: about 50 minutes
 # in all.
 _LOOKS = 60
@@ -77,12 +72,13 @@ class Candidate:
     nodes: tuple[PromotedNode, ...]
 
     @classmethod
-    def of(cls, run_id: str, instance: dg.DagsterInstance, nodes: Sequence[PromotedNode]) -> "Candidate":
+    def of(cls, run_id: str, log: AuditLog, nodes: Sequence[PromotedNode]) -> "Candidate":
         """Return the candidate that a run belongs to."""
+        instance = log.instance
         # The chain is newest first: its last run is the one that all others continue.
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
         # A run whose record was deleted is known only by its branch.
-        family = family_of(first[0], instance, (run_id,)) or (run_id,)
+        family = family_of(first[0], instance, (run_id, *log.related(run_id))) or (run_id,)
         rest = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
         return cls(run_ids=(*family, *rest), nodes=tuple(nodes))
 
@@ -112,50 +108,22 @@ class Candidate:
         return found
 
 
-def being_published(table: LanceTable, head: Version, *, but: Sequence[str], instance: dg.DagsterInstance) -> list[str]:
-    """Return why a branch that `main` contains is not published yet: its publication is under way, or its process died.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingSearch:
+    """What the choice among the branches of a table depends on besides the table.
 
-    Args:
-        table: The table.
-        head: The head of the branch.
-        but: The run that asks, and the runs that it continues; their publication is finished by this run.
-        instance: The Dagster instance.
+    Attributes:
+        log: The event log.
+        record: The record of the lake.
+        beside: Returns the other tables that are published with this one, whole or not at all.
     """
-    landed = table.branches.is_merged(head)
-    by = None if landed is None else landed.properties.get(md.PUBLISHED_BY)
-    if by is None or by in but or is_over(by, instance):
-        return []
-    reason = f"run {by} brought {MAIN} to {landed}, and is not over"
-    return [f"{reason}; if the process of that run died, terminate the run, and materialize this node again"]
+
+    log: AuditLog
+    record: RecordView
+    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple
 
 
-def keep_whole(
-    looked: Sequence[Publication], tables: int, held_back: Callable[[Publication, Version], list[str]]
-) -> list[Publication]:
-    """Leave out branches of which another publisher has brought other tables to `main` while these were looked at.
-
-    Args:
-        looked: The tables, each with the branches to publish.
-        tables: The number of tables of the publisher.
-        held_back: Looks at the other tables of a candidate anew, and returns the reasons against them.
-    """
-    runs = {tuple(source.branch for source in one.sources) for one in looked}
-    # In the usual case each table has the branches of the same runs, and nothing is looked at again.
-    if len(looked) == tables and len(runs) == 1:
-        return list(looked)
-    kept = []
-    for one in looked:
-        against = [held_back(one, source) for source in one.sources]
-        sources = tuple(source for source, reasons in zip(one.sources, against, strict=True) if not reasons)
-        waits = [*one.waiting, *(reason for reasons in against for reason in reasons)]
-        about = {**one.about, md.WAITING: waits} if waits else one.about
-        kept.append(replace(one, sources=sources, about=about))
-    return kept
-
-
-def written_with(
-    looked: Sequence[Publication], others: Iterable[Publication], instance: dg.DagsterInstance
-) -> list[Publication]:
+def written_with(looked: Sequence[Publication], others: Iterable[Publication], log: AuditLog) -> list[Publication]:
     """Return the other tables that have to be published too, so that readers see all tables that a run wrote, or none.
 
     These are the tables with branches of the same runs. A table that is added this way may have branches of further
@@ -164,12 +132,12 @@ def written_with(
     Args:
         looked: The tables that are to be published.
         others: Other tables of the publisher, each with the branches that it could publish.
-        instance: The Dagster instance, which knows the re-executions of a run.
+        log: The event log, which knows the re-executions of a run.
     """
 
     def runs_of_branches(one: Publication) -> set[str]:
         runs = {run for source in one.sources if (run := run_of(source.branch)) is not None}
-        return {found for run in runs for found in Candidate.of(run, instance, ()).run_ids}
+        return {found for run in runs for found in Candidate.of(run, log, ()).run_ids}
 
     runs = set[str]().union(*map(runs_of_branches, looked))
     found, left = list[Publication](), list(others)
@@ -222,23 +190,23 @@ def find_waiting(
     publication: Publication,
     audit: Callable[[Version], Sequence[str]],
     *,
-    log: AuditLog,
+    search: WaitingSearch,
     within: Sequence[str] = (),
-    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
 ) -> Publication:
     """Return the publication of the run branches of a table that wait and passed their audit.
 
     Args:
         publication: The table.
         audit: Returns the reasons against a version.
-        log: The event log.
+        search: What the search needs besides.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
-        beside: Returns the other tables that are published with this one, whole or not at all.
     """
-    heads = written_heads(publication.table, publication.table.branches.list("run/*"))
+    writes = search.record.open_writes(publication.table)
     # A run that is not over may write again, and not all of its checks may have run.
-    heads = [head for head in heads if is_over(run_of(head.branch), log.instance)]
-    return _with(publication, _choose(publication, heads, audit, log=log, beside=beside, within=frozenset(within)))
+    over = cache(partial(is_over, instance=search.log.instance))
+    finished = [write for write in writes if over(write.request.run_id)]
+    choice = _choose(publication, _run_branches(finished), audit, search=search, within=frozenset(within))
+    return _with(publication, choice)
 
 
 def find_by_backfill(
@@ -246,8 +214,7 @@ def find_by_backfill(
     backfill_id: str,
     audit: Callable[[Version], Sequence[str]],
     *,
-    log: AuditLog,
-    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple,
+    search: WaitingSearch,
     wait: Callable[[str], None] | None = None,
 ) -> Publication:
     """Return the publication of the branches of a backfill that passed their audit, and note those that have to wait.
@@ -258,27 +225,30 @@ def find_by_backfill(
         publication: The table.
         backfill_id: The id of the backfill.
         audit: Returns the reasons against a version.
-        log: The event log.
-        beside: Returns the other tables that are published with this one, whole or not at all.
+        search: What the search needs besides.
         wait: Called with the id of a run that wrote the table and is not over, before anything is audited. None when
             the publisher's own run writes candidates: two such runs would wait for each other.
     """
-    table = publication.table
-    listed = table.branches.list("run/*").values()
-    heads = written_heads(
-        table, [branch.name for branch in listed if branch.metadata.get(md.BACKFILL_ID) == backfill_id]
-    )
+    table, record = publication.table, search.record
+    table_id = record.table_id(table)
+    own = [write for write in record.of_candidate(backfill_id) if write.table_id == table_id]
+    waiting = [write for write in own if not (record.is_published(write) or record.is_dropped(write))]
     if wait is not None:
-        for run_id in (run_of(head.branch) for head in heads):
-            if run_id and not is_over(run_id, log.instance):
+        for run_id in dict.fromkeys(write.request.run_id for write in waiting):
+            if not is_over(run_id, search.log.instance):
                 wait(run_id)
-    choice = _choose(publication, heads, audit, log=log, beside=beside)
+    choice = _choose(publication, _run_branches(waiting), audit, search=search)
     found = _with(publication, choice)
     if choice.heads or choice.waits:
         return found
-    # The publication deletes the branches, so a publisher that is retried finds its result in the log of `main`.
-    since = started_at(dg.RunsFilter(tags={BACKFILL_TAG: backfill_id}), log.instance)
-    return replace(found, landed=landed_as(table, {md.BACKFILL_ID: (backfill_id,)}, since))
+    # The publication deletes the branches, so a publisher that is retried finds its result on `main`.
+    landed = record.version_with([write for write in own if record.is_published(write)])
+    return found if landed is None else replace(found, landed=landed[1])
+
+
+def _run_branches(writes: Iterable[RecordedWrite]) -> list[str]:
+    """Return the branches of runs that some writes are on, without those that a tag of the run named."""
+    return [branch for branch in dict.fromkeys(write.request.branch for write in writes) if run_of(branch) is not None]
 
 
 def without_foreign_backfill(chain: RunChain, nodes: Sequence[PromotedNode], log: AuditLog) -> RunChain:
@@ -349,76 +319,102 @@ def resolve_run(tables: Iterable[LanceTable], given: str) -> str:
     return found[0]
 
 
-def publisher_of(run_id: str, *, nodes: Sequence[PromotedNode], but: Sequence[str], log: AuditLog) -> str | None:
-    """Return a run that is not over and may be publishing what a run wrote, or None.
+@dataclass(slots=True, kw_only=True)
+class _Chooser:
+    """Chooses among the branches of a table, from the newest to the oldest."""
 
-    A run of a backfill publishes the runs of that backfill; any other run that writes candidates, and publishes them,
-    publishes the runs that it continues; a run of the publisher alone publishes whatever waits.
+    publication: Publication
+    audit: Callable[[Version], Sequence[str]]
+    search: WaitingSearch
+    within: frozenset[str]
+    chosen: list[BranchExtent] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    superseded: list[str] = field(default_factory=list)
+    overtaken: list[tuple[str, str]] = field(default_factory=list)
 
-    Args:
-        run_id: The run that wrote.
-        nodes: The nodes of the publisher.
-        but: The run that asks, and those that it continues.
-        log: The event log.
-    """
-    backfill_id = RunChain.of(log.instance.get_run_by_id(run_id), log.instance).backfill_id
-    for run in log.instance.get_runs(dg.RunsFilter(statuses=list(_AT_WORK))):
-        # Also when the nodes are materialized already: the publisher deletes the branches after that.
-        if run.run_id not in but and log.plans([node.promoted for node in nodes], run.run_id):
-            chain = RunChain.of(run, log.instance)
-            alone = not log.plans([node.candidate for node in nodes], run.run_id)
-            of_backfill = chain.backfill_id is not None
-            if run_id in chain.run_ids or (backfill_id == chain.backfill_id if of_backfill else alone):
-                return run.run_id
-    return None
+    def look(self, extent: BranchExtent) -> None:
+        """Choose a branch, or note why it is not published."""
+        head = extent.head
+        # A branch that was forked from this branch has its rows, and is published in its place.
+        if any(each.contains(extent) for each in self.chosen):
+            return
+        covering = next((each.head for each in self.chosen if each.covers(extent) or each.redoes(extent)), None)
+        if covering is not None:
+            self.overtaken.append((head.branch, covering.branch))
+        twin = _published_twin(extent, self.search.record)
+        newer = covering or self._repeated_by(extent) or (twin.text if twin and twin.is_whole(extent) else None)
+        if newer is not None:
+            self._note_superseded(head, newer)
+        elif (left_out := _left_out(extent, twin, self.within)) is not None:
+            self.waits.append(left_out)
+        else:
+            self._judge(extent)
+
+    def _judge(self, extent: BranchExtent) -> None:
+        table, head = self.publication.table, extent.head
+        reasons, is_merged = _judged(table, head, self.audit, self.search.beside)
+        # Only a branch that cannot be published is looked for on `main`: another program may have merged it.
+        landed = table.branches.is_merged(head) if reasons else None
+        if landed is not None:
+            self._note_superseded(head, landed)
+        elif reasons:
+            self.waits += reasons
+        # A branch that is merged already was left behind by a publisher that died before it deleted the branch.
+        elif is_merged:
+            return
+        elif (other := next((each for each in self.chosen if extent.shares(each)), None)) is not None:
+            self.overtaken.append((head.branch, other.head.branch))
+            self.waits.append(_overlap(extent, other))
+        else:
+            self.chosen.append(extent)
+
+    def _note_superseded(self, head: Version, newer: object) -> None:
+        self.superseded.append(f"{head} is superseded by {newer}; {_advice(head, self.search.beside())}")
+
+    def _repeated_by(self, extent: BranchExtent) -> str | None:
+        """Return what did all the work of the run that wrote a branch again, or None."""
+        run_id, log, record = run_of(extent.head.branch) or "", self.search.log, self.search.record
+        if log.is_left_out(self.publication.candidate, log.family(run_id, RunChain())):
+            return "the next attempt of its step, which succeeded without this output"
+        if (repeated := log.repeated_by(run_id)) is not None:
+            return f"run {repeated}, which executed all of its steps again"
+        # Another run of the candidate is at work on the same rows. What it appends takes the place of these rows.
+        at_work = next(
+            (
+                newer.request.run_id
+                for write in extent.writes
+                if write.adds_rows
+                for newer in record.of_candidate(write.request.candidate)
+                if newer.is_same_work(write) and newer.number > write.number and newer.request.run_id != run_id
+                if not is_over(newer.request.run_id, log.instance)
+            ),
+            None,
+        )
+        return None if at_work is None else f"run {at_work}, which writes the same rows and is not over"
 
 
 def _choose(
     publication: Publication,
-    heads: Sequence[Version],
+    branches: Sequence[str],
     audit: Callable[[Version], Sequence[str]],
     *,
-    log: AuditLog,
-    beside: Callable[[], Iterable[tuple[str, LanceTable]]],
+    search: WaitingSearch,
     within: frozenset[str] = frozenset(),
 ) -> Choice:
     table = publication.table
-    chosen: list[BranchExtent] = []
-    waits: list[str] = []
-    superseded: list[str] = []
-    overtaken: list[tuple[str, str]] = []
+    heads = [head for head in in_turns(table.branches.newest, branches) if head is not None and is_written(head)]
+    extents = [BranchExtent.of(table, head, search.record.repository) for head in heads]
+    chooser = _Chooser(publication=publication, audit=audit, search=search, within=within)
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
-    for head in reversed(in_order(heads, publication.candidate, log.instance)):
-        one = BranchExtent.of(table, head)
-        covering = next((each.head for each in chosen if each.covers(one) or log.redoes(table, each, one)), None)
-        overtaken += [] if covering is None else [(head.branch, covering.branch)]
-        done = _appended_on_main(one, publication, log.instance)
-        newer = covering or _repeated_by(one, publication, log, chosen) or _redone_on_main(one, done, publication, log)
-        if newer is not None:
-            superseded.append(f"{head} is superseded by {newer}; {_advice(head, beside())}")
-        elif (left_out := _left_out(one, done, within)) is not None:
-            waits.append(left_out)
-        else:
-            reasons, is_merged = _judged(table, head, audit, beside)
-            # Only a branch that cannot be published is looked for on `main`, which also contains it when a re-execution
-            # continued and published it.
-            landed = (
-                (table.branches.is_merged(head) or _replaced_since(publication, one, log.instance)) if reasons else None
-            )
-            if landed is not None:
-                superseded.append(f"{head} is superseded by {landed}; {_advice(head, beside())}")
-            elif reasons:
-                waits += reasons
-            # A branch that is merged already was left behind by a publisher that died before it deleted the branch.
-            elif is_merged:
-                continue
-            elif (other := next((each for each in chosen if one.shares(each)), None)) is not None:
-                overtaken.append((head.branch, other.head.branch))
-                waits.append(_overlap(one, other))
-            else:
-                chosen.append(one)
-    heads = tuple(one.head for one in reversed(chosen))
-    return Choice(heads=heads, waits=tuple(waits), superseded=tuple(superseded), overtaken=tuple(overtaken))
+    for extent in sorted(extents, key=lambda extent: extent.newest, reverse=True):
+        chooser.look(extent)
+    chosen = tuple(extent.head for extent in reversed(chooser.chosen))
+    return Choice(
+        heads=chosen,
+        waits=tuple(chooser.waits),
+        superseded=tuple(chooser.superseded),
+        overtaken=tuple(chooser.overtaken),
+    )
 
 
 def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
@@ -430,69 +426,42 @@ def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
     )
 
 
-def _appended_on_main(
-    one: BranchExtent, publication: Publication, instance: dg.DagsterInstance
-) -> PublishedAppend | None:
-    """Return a run whose append `main` has, and which did the work of the run of a branch, or a part of it."""
-    run_id, table, candidate = run_of(one.head.branch), publication.table, publication.candidate
-    if not one.appends or run_id is None:
-        return None
-    return published_append(table, candidate, one.partitions, run_id=run_id, instance=instance)
+@dataclass(frozen=True, slots=True)
+class _PublishedTwin:
+    """A published append of the same work, and the partitions that a branch appended to again; none for all rows."""
+
+    write: RecordedWrite
+    partitions: frozenset[str]
+
+    @property
+    def text(self) -> str:
+        """The append and its run, for messages."""
+        return f"run {self.write.request.run_id}, whose {self.write} is published"
+
+    def is_whole(self, extent: BranchExtent) -> bool:
+        """Return whether all partitions of a branch were published."""
+        return not self.partitions or self.partitions == extent.partitions
 
 
-def _redone_on_main(
-    one: BranchExtent, done: PublishedAppend | None, publication: Publication, log: AuditLog
-) -> Version | None:
-    """Return the commit of `main` that published all that the run of a branch appended; `done` is what is known."""
-    if done is not None and {*done.partitions} == one.partitions:
-        return done.landed
-    return redone_on_main(one, publication, log)
-
-
-def _left_out(one: BranchExtent, done: PublishedAppend | None, within: frozenset[str]) -> str | None:
-    """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
-    if done is not None:
-        rest = ", ".join(sorted(one.partitions.difference(done.partitions)))
-        return (
-            f"{one.head} appended to {done.rows} as run {done.run_id} did, and {done.landed} has its rows: materialize "
-            f"{rest} again by a new run, then set discard: {one.head.branch}"
-        )
-    if within and not (one.partitions and one.partitions <= within):
-        return f"{one.head} wrote {', '.join(sorted(one.partitions)) or 'the whole table'}, which is not selected"
+def _published_twin(extent: BranchExtent, record: RecordView) -> _PublishedTwin | None:
+    """Return a published append that a branch repeats, in whole or in part."""
+    for write in extent.writes:
+        if (twin := record.published_twin(write)) is not None:
+            return _PublishedTwin(twin, frozenset(write.request.partitions) & frozenset(twin.request.partitions))
     return None
 
 
-def _repeated_by(
-    one: BranchExtent, publication: Publication, log: AuditLog, chosen: Sequence[BranchExtent]
-) -> str | None:
-    """Return what did all the work of the run that wrote a branch again, or None; `chosen` are newer branches."""
-    run_id, instance = run_of(one.head.branch) or "", log.instance
-    if log.is_left_out(publication.candidate, log.family(run_id, RunChain())):
-        return "the next attempt of its step, which succeeded without this output"
-    if (repeated := log.repeated_by(run_id)) is not None:
-        return f"run {repeated}, which executed all of its steps again"
-    run = instance.get_run_by_id(run_id)
-    backfill_id = None if run is None else backfill_of(run, instance)
-    # A newer branch covers one that replaced rows, if it passed. Appended rows would be added twice.
-    if run is None or backfill_id is None or one.replaces:
-        return None
-    keys, own = sorted(one.partitions), run.tags.get(BACKFILL_TAG)
-    runs = {each.run_id: each for each in runs_of_backfill(backfill_id, instance)}
-    passed = {run_of(each.head.branch) for each in chosen}
-
-    def counts(run_id: str) -> bool:
-        run = runs.get(run_id)
-        if run is None or run.tags.get(BACKFILL_TAG) == own or run_id in passed or not run.is_finished:
-            return run is not None
-        # What failed its audit, or was discarded, takes the place of nothing.
-        since = started_at(dg.RunsFilter(run_ids=[run_id]), instance)
-        return landed_as(publication.table, {md.RUN_ID: (run_id,)}, since) is not None
-
-    newest = newest_materialized(publication.candidate, instance, keys=keys, by=cache(counts))
-    made = [newest[key].run_id for key in keys or (None,) if key in newest]
-    if len(made) < len(keys or (None,)) or any(runs[each].tags.get(BACKFILL_TAG) == own for each in made):
-        return None
-    return f"run {made[0]}, by which a re-execution of its backfill wrote the same partitions"
+def _left_out(extent: BranchExtent, twin: _PublishedTwin | None, within: frozenset[str]) -> str | None:
+    """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
+    if twin is not None:
+        rest, rows = ", ".join(sorted(extent.partitions - twin.partitions)), ", ".join(sorted(twin.partitions))
+        return (
+            f"{extent.head} appended to {rows} as {twin.text}: materialize {rest} again by a new run, then set "
+            f"discard: {extent.head.branch}"
+        )
+    if within and not (extent.partitions and extent.partitions <= within):
+        return f"{extent.head} wrote {', '.join(sorted(extent.partitions)) or 'the whole table'}, which is not selected"
+    return None
 
 
 def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
@@ -528,23 +497,6 @@ def _judged(
         named = f"its run also wrote {', '.join(others)}, which discard would delete too"
         against = [f"{against[0]}; {named}: to publish only that, select only its nodes, with ref: {head.branch}"]
     return against, merge.already_merged
-
-
-def _replaced_since(publication: Publication, one: BranchExtent, instance: dg.DagsterInstance) -> Version | None:
-    """Return the commit of `main` that published a newer materialization of everything that a branch wrote, or None."""
-    table, keys = publication.table, sorted(one.partitions)
-    run_id = run_of(one.head.branch)
-    since = started_at(dg.RunsFilter(run_ids=[run_id]), instance) if run_id else None
-    newest = newest_materialized(publication.candidate, instance, keys=keys, since=since)
-    runs = {made.run_id for key, made in newest.items() if not keys or key in one.partitions}
-    # The newest materialization is that of the branch itself, or Dagster knows none.
-    if not runs or run_id in runs:
-        return None
-    fork = table.branches.merge_base(one.head, MAIN)
-    published = table.log(MAIN, after=fork)
-    return next(
-        (each for each in published if runs <= set(runs_of(each)) and BranchExtent.of_published(each).covers(one)), None
-    )
 
 
 def _with(publication: Publication, choice: Choice) -> Publication:

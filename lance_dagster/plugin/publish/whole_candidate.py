@@ -15,11 +15,13 @@ from lance_dagster.errors import TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import sources_of
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, has_landed, publish_alone
+from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.publish.waiting import Candidate, being_published
-from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of, started_at
+from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.waiting import Candidate
+from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
 from lance_dagster.table import LanceTable
 
 
@@ -67,7 +69,7 @@ class WholeCandidates:
         table: Opens the table of a node.
         audit: Returns the reasons against a version of a table.
         log: The event log.
-        chain: The run that publishes, and the runs that it continues.
+        record: The record of the lake.
         is_layered: Returns whether a candidate is computed from promoted nodes, so that others are published before it.
     """
 
@@ -76,17 +78,13 @@ class WholeCandidates:
     table: Callable[[PromotedNode], LanceTable]
     audit: Callable[[Publication, Version], Sequence[str]]
     log: AuditLog
-    chain: RunChain
+    record: RecordView
     is_layered: Callable[[PromotedNode], bool]
     # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
     # What to do about those of the reasons that no repetition of the publication changes: the rows of a table cannot be
     # merged, or are gone.
     _advice: dict[str, str] = field(init=False, default_factory=dict)
-
-    def look_anew(self) -> None:
-        """Forget what was seen: another publisher may have merged a table since."""
-        self._against.clear()
 
     def others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
         """Yield the other tables of the publisher, which are published with this one or not at all."""
@@ -99,7 +97,7 @@ class WholeCandidates:
         """Return the reasons against the other tables of the candidate of a branch."""
         run_id = run_of(head.branch) or ""
         if run_id not in self._against:
-            candidate = Candidate.of(run_id, self.log.instance, self.nodes)
+            candidate = Candidate.of(run_id, self.log, self.nodes)
             # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
             self._against |= dict.fromkeys(
                 candidate.run_ids, candidate.reasons(self._look_at, self.log, self.is_layered)
@@ -124,7 +122,7 @@ class WholeCandidates:
         reasons: dict[str, str] = {}
         for one in (*looked, *beside):
             for older, newer in one.overtaken:
-                runs = Candidate.of(run_of(older) or "", self.log.instance, ()).run_ids
+                runs = Candidate.of(run_of(older) or "", self.log, ()).run_ids
                 # A run that continues another one replaces its rows too, and the two are one candidate.
                 if run_of(newer) not in runs:
                     reason = f"what its run wrote to {one.name} is superseded by {newer}"
@@ -153,14 +151,24 @@ class WholeCandidates:
         reason = f"run {run_id} materialized it, but left no branch, and {MAIN} lacks its rows"
         with suppress(TableNotFoundError):
             table = self.table(node)
-            since = started_at(dg.RunsFilter(run_ids=[run_id]), self.log.instance)
-            # A branch without commits of its own has no rows to publish. `main` is read last: a publisher that is at
-            # work deletes the branch after `main` has its rows.
-            if table.branches.newest(branch) is not None or has_landed(table, branch, since):
+            # A branch without commits of its own has no rows to publish. The record is read last: a publisher that is
+            # at work deletes the branch after its commit.
+            if table.branches.newest(branch) is not None or self._is_closed(table, run_id):
                 return []
             reason += f" (in {table.uri})"
         self._advice[reason] = "re-execute all steps of the run, or discard what is left of it"
         return [reason]
+
+    def _is_closed(self, table: LanceTable, run_id: str) -> bool:
+        """Return whether what a run wrote to a table is published, or was dropped on purpose."""
+        self.record.refresh()
+        candidate = RunChain.of(self.log.instance.get_run_by_id(run_id), self.log.instance).candidate_id or run_id
+        writes = self.record.writes_of_runs(candidate, [run_id], table)
+        if writes and all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes):
+            return True
+        # A person may have merged the branch, and deleted it then.
+        sources = (source for version in table.log(MAIN) for source in sources_of(version))
+        return any(source.startswith(f"{branch_of(run_id)}@") for source in sources)
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
@@ -177,9 +185,9 @@ class WholeCandidates:
             return self.lost(node, run_ids)
         one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
-        # A publisher that died has merged this table already; the other tables must not wait for it.
+        # Published already, and the branch is yet to be deleted: the other tables must not wait for it.
         if merge.already_merged:
-            return being_published(table, head, but=self.chain.run_ids, instance=self.log.instance)
+            return []
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
         conflicts = list(map(str, merge.conflicts))
         self._advice |= dict.fromkeys(conflicts, "run the job again")
