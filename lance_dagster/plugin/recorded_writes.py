@@ -124,6 +124,15 @@ def write_of(repository: "LanceRepository", version: "Version") -> "RecordedWrit
     return None if mark is None else repository.record.write(mark)
 
 
+def join_candidate(repository: "LanceRepository", chain: RunChain) -> None:
+    """Record that a run belongs to its candidate, where Dagster would not find it: a re-execution from Python.
+
+    Such a run may only evaluate checks of what an earlier run wrote.
+    """
+    if chain.is_untagged and chain.run_id is not None:
+        repository.record.join(chain.candidate_id, chain.run_id)
+
+
 def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Version", verdict: "Verdict") -> None:
     """Record what a check found on a version of a run's branch; a version of `main` is audited by its publication."""
     if version.branch != MAIN:

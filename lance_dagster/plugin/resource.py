@@ -348,9 +348,13 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def pin(self, chain: "RunChain", table: "LanceTable") -> PinnedTable:
         """Return a table pinned to the version that a chain of runs reads, without other runs of its backfill."""
+        from lance_dagster.plugin.recorded_writes import join_candidate
         from lance_dagster.plugin.run_branch import RunBranch
 
         head = RunBranch(table=table, chain=chain).head()
+        # A check of the run may count for what an earlier run wrote.
+        if chain.is_untagged and (repository := self.open_repository()) is not None:
+            join_candidate(repository, chain)
         return PinnedTable(table=table, version=head or self.version_at(table, self.read_ref, chain.run_id))
 
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:

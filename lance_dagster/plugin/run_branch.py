@@ -94,6 +94,7 @@ class RunChain:
     backfill_id: str | None = None
     branch_tag: str | None = None
     run_partition: tuple[str, ...] = ()
+    is_untagged: bool = False
 
     @classmethod
     def of(cls, run: dg.DagsterRun | None, instance: dg.DagsterInstance | None) -> "RunChain":
@@ -107,6 +108,8 @@ class RunChain:
             backfill_id=backfill_of(run, instance),
             branch_tag=run.tags.get(BRANCH_TAG),
             run_partition=tuple(run.tags[tag] for tag in _PARTITION_TAGS if tag in run.tags),
+            # Dagster finds re-executions by this tag, and does not give it to those that are launched from Python.
+            is_untagged=run.root_run_id not in (None, run.run_id) and ROOT_RUN_TAG not in run.tags,
         )
 
     @classmethod

@@ -110,7 +110,8 @@ class ChannelMoves:
         """
         logs, upto = self._repository.logs, 0 if entry is None else entry.upto
         commits: list[RepositoryCommit] = []
-        number = self._repository.head().channels.get(name, 0)
+        head = logs.newest("branch", MAIN)
+        number = 0 if head is None else logs.commit(head.commit).channels.get(name, 0)
         while number > upto:
             commit = logs.commit(logs.entry("branch", MAIN, number).commit)
             commits.append(commit)

@@ -74,10 +74,10 @@ def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, ins
 
 
 def test_the_withdrawn_run_is_not_published_again(rolled: Shop, instance: dg.DagsterInstance) -> None:
-    """Naming a withdrawn run changes nothing, as main has its rows and their removal; naming its version does."""
+    """Naming a withdrawn run is refused, as main has its rows and their removal; naming its version publishes it."""
     withdrawn = rolled.table().at("main@3").properties["dagster/run_id"]
     assert rolled.publish(instance, **BACK).success
-    assert rolled.publish(instance, ref=f"run/{withdrawn}").success
+    assert "rolled back; to bring it back" in failure(rolled.publish(instance, ref=f"run/{withdrawn}"))
     assert ([1, 2, 3], "main@4") == (rolled.ids("production"), rolled.tag())
     assert rolled.publish(instance, ref="main@3", reason="they were right").success
     assert ([1, 2, 3, 4], "main@5") == (rolled.ids("production"), rolled.tag())

@@ -19,7 +19,6 @@ from lance_dagster import (
     build_publisher,
     table_check,
 )
-from lance_dagster.plugin.branch_extent import in_order
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
 from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
 from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
@@ -312,15 +311,6 @@ def test_a_reexecution_that_failed_supersedes_nothing(lake: LanceResource, insta
     assert not stall.run(instance, tags={"dagster/root_run_id": first.removeprefix("run/")}).success
     assert stall.publish(instance).success
     assert [1] == stall.published()
-
-
-def test_branches_are_ordered_as_dagster_recorded_them(lake: LanceResource, instance: dg.DagsterInstance) -> None:
-    """Branches sort by their materializations and not by the clocks of workers; an unknown one keeps its place."""
-    stall = Stall(lake, [RowCount(minimum=1)])
-    written = [stall.write(instance, number) for number in (1, 2, 3)]
-    first, second, third = map(stall.table.head, written)
-    unknown = replace(second, branch="run/unknown")
-    assert [first, unknown, second, third] == in_order([third, unknown, first, second], ITEMS, instance)
 
 
 def test_a_branch_that_a_published_reexecution_continued_does_not_wait(

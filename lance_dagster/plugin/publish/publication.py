@@ -219,6 +219,10 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
         # The run was published and its branch deleted. Its rows are on `main`, so the tag can move there.
         if landed is not None:
             return replace(publication, landed=landed[1])
+        writes = record.writes_of_runs(chain.candidate_id, [run_id], table) if head is None else []
+        if writes and all(map(record.is_dropped, writes)):
+            has = "what it wrote was discarded or rolled back; to bring it back, set ref to a version such as main@3"
+            raise RefNotFoundError(ref, [], table.uri, "branch", has)
     version = table.at(ref)
     if version.branch == MAIN:
         return replace(publication, landed=version, chosen=True)

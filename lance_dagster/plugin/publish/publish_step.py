@@ -59,6 +59,7 @@ from lance_dagster.plugin.publish.waiting import (
     written_with,
 )
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_computed_from, of_this_step
+from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, is_over, run_of, who_launched
 from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
@@ -103,6 +104,7 @@ class PublishStep:
         self.log = AuditLog(self.instance, self.record)
         self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
         self.together = self._together(repository)
+        join_candidate(repository, self.chain)
         self.hold = self.together.hold
         self.whole = WholeCandidates(
             nodes=self.nodes,

@@ -122,9 +122,9 @@ class RecordView:
         return published_twin(write, self.of_candidate(write.request.candidate), self.head.writes)
 
     def runs_of_candidate(self, candidate: str) -> tuple[str, ...]:
-        """Return the runs of a candidate that wrote anything, in the order of their first writes to a table."""
-        writes = sorted(self.of_candidate(candidate), key=lambda write: write.number)
-        return tuple(dict.fromkeys(write.request.run_id for write in writes))
+        """Return the runs of a candidate that wrote anything, and those that joined it without a write."""
+        writes = [write.request.run_id for write in self.of_candidate(candidate)]
+        return tuple(dict.fromkeys([*writes, *self.repository.record.runs_of(candidate)]))
 
     def landed(self, table: LanceTable, chain: RunChain) -> tuple[RecordedWrite, Version] | None:
         """Return the newest published write of a chain of runs to a table, and the version of `main` that has it.

@@ -2,6 +2,7 @@
 
     _repository/writes/{table id}/{number}.json           a recorded write; numbers count down: newest first
     _repository/candidates/{candidate}/{table id}@{n}     empty: write n of the table belongs to the candidate
+    _repository/candidates/{candidate}/runs/{run}         empty: the run belongs to the candidate, and may have audited it
     _repository/audits/{table id}/{commit id}/{n}.json    verdicts of checks on one version, in the order they were put
 
 Every file is put if absent and never changed. The commits of the repository say which writes are closed
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.candidates.audits import Verdict, parse_verdicts, verdicts_bytes
@@ -97,6 +98,14 @@ class CandidateRecord:
         """Return all recorded writes of a candidate, closed or not; by table, then oldest first."""
         marks = sorted(map(_parse_mark, self.store.list(_candidate_folder(candidate))))
         return self._read(marks)
+
+    def join(self, candidate: str, run_id: str) -> None:
+        """Record that a run belongs to a candidate, although it may write nothing."""
+        self.store.put_if_absent(f"{_candidate_folder(candidate)}/runs/{quote(run_id, safe='')}", b"")
+
+    def runs_of(self, candidate: str) -> list[str]:
+        """Return the runs that joined a candidate, sorted by their ids."""
+        return [unquote(name) for name in self.store.list(f"{_candidate_folder(candidate)}/runs")]
 
     def write(self, mark: str) -> RecordedWrite | None:
         """Return the recorded write that the property of a commit names; None where there is no such write."""
