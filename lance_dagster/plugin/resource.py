@@ -242,7 +242,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return LanceTable.open(uri, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
-        """Return the repository at the root; None where nothing was published yet.
+        """Return the repository at the root; None where nothing was written yet.
 
         Nothing is written: a reader of tables needs no write permission, and does not create a repository.
         """
