@@ -3,6 +3,10 @@
 `LanceResource` is the only place that maps an asset to a table and a run to the version that it reads. The IO
 manager, the checks, the publisher and the sensors all ask it, so that they agree.
 
+The table of an asset is at `{root}/{whole asset key}.lance`. In the asset's metadata, `lance/table` names another path
+below the root, and `lance/schema` a folder that replaces the prefix of the key. With `root="/data/lake"`, the table of
+the asset `eu/shop/orders` is `/data/lake/eu/shop/orders.lance`.
+
 A table is on S3 or a server with its interface, on Azure or Google storage, or on local disk, which needs no options.
 """
 
@@ -116,12 +120,7 @@ _CHANNEL = r"[A-Za-z0-9._-]+"
 
 
 class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors.
-
-    The table of an asset is at `{root}/{whole asset key}.lance`. In the asset's metadata, `lance/table` names another
-    path below the root, and `lance/schema` a folder that replaces the prefix of the key. With `root="/data/lake"`, the
-    table of the asset `eu/shop/orders` is `/data/lake/eu/shop/orders.lance`.
-    """
+    """Locate and open the Lance tables of assets, for IO managers, checks, publishers and sensors."""
 
     # Pydantic quotes a rejected value in its error, and the value may be a credential.
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -243,7 +242,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return LanceTable.open(uri, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
-        """Return the repository at the root; None where nothing was published yet.
+        """Return the repository at the root; None where nothing was written yet.
 
         Nothing is written: a reader of tables needs no write permission, and does not create a repository.
         """

@@ -16,6 +16,7 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.plugin import InRange, RowCount
+from lance_dagster.plugin.publish.publish_config import PublishConfig
 from tests.plugin.shop import (
     CUSTOMERS,
     ORDERS,
@@ -531,3 +532,11 @@ def test_the_status_of_the_repository_names_superseded_runs(shop: Shop, instance
     status = LanceRepository.open(shop.lance.root).status()
     assert {f"run/{broken.run_id}": newer} == status.superseded
     assert "superseded by shop/customers main@2, shop/orders main@2: discard it" in str(status)
+
+
+def test_the_launchpad_has_one_line_for_each_setting_and_resource() -> None:
+    """The help beside the config is one short line each: Dagster shows the docstrings of resources there in full."""
+    settings = {name: field.description or "" for name, field in PublishConfig.model_fields.items()}
+    assert {} == {name: text for name, text in settings.items() if not 10 < len(text) <= 110}
+    resources = {one.__name__: one.__doc__ or "" for one in (LanceIOManager, LanceResource)}
+    assert {} == {name: text for name, text in resources.items() if not 10 < len(text) <= 110}

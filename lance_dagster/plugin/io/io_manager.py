@@ -4,6 +4,28 @@ The class extends `dg.ConfigurableIOManager` and not Dagster's `DbIOManager`. `D
 handles only contiguous partitions, and deletes and writes in two commits.
 
 This module has the fields of the resource and finds the run; `outputs` has the write side and `inputs` the read side.
+
+The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
+`list[dict]`, lazy handles or staged files. `dict[str, T]` reads a value for each partition. An input without an
+annotation is a `PinnedTable`, which reads nothing until one of its methods is called, and carries the partitions,
+the columns and the filter of the input. An input whose table was never published is an error, unless it is
+annotated as `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
+replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
+partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`, `upsert`) of
+the asset, or of the output at run time, overrides this.
+
+An upsert needs `lance/keys`, the columns of the key; it looks for the keys of the output in the whole table. With
+`lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
+of an upsert are held in memory, except those of a Spark frame, which the executors match.
+
+In every mode the rows are checked against the partitions of the run while they are written: when one row is
+outside, nothing is committed. An output with other columns or types than the table is refused, unless
+`lance/schema_evolution` says otherwise: `add_columns`, `widen` or, for an overwrite, `replace`. The descriptions in
+the asset's `dagster/column_schema` are stored with the columns of the table.
+
+An append is safe to retry: the commit of the retry also removes the rows that an earlier attempt of the
+step left on the branch. Outside of a run, as in a test that calls the IO manager directly, writes go to
+`main`.
 """
 
 from typing import TYPE_CHECKING
@@ -20,30 +42,7 @@ if TYPE_CHECKING:
 
 
 class LanceIOManager(dg.ConfigurableIOManager):
-    """Store assets in Lance tables: an output is one commit on its run's branch, an input is one version.
-
-    The type of a returned value and the annotation of an input choose the library: Spark, pandas, Polars, Arrow,
-    `list[dict]`, lazy handles or staged files. `dict[str, T]` reads a value for each partition. An input without an
-    annotation is a `PinnedTable`, which reads nothing until one of its methods is called, and carries the partitions,
-    the columns and the filter of the input. An input whose table was never published is an error, unless it is
-    annotated as `Optional[T]` (it is None then) or has the metadata `lance/allow_missing`. A partitioned asset
-    replaces the rows of its partitions, which its metadata `lance/partition_expr` identifies; an asset without
-    partitions overwrites its table. The metadata `lance/write_mode` (`append`, `overwrite`, `replace`, `upsert`) of
-    the asset, or of the output at run time, overrides this.
-
-    An upsert needs `lance/keys`, the columns of the key; it looks for the keys of the output in the whole table. With
-    `lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
-    of an upsert are held in memory, except those of a Spark frame, which the executors match.
-
-    In every mode the rows are checked against the partitions of the run while they are written: when one row is
-    outside, nothing is committed. An output with other columns or types than the table is refused, unless
-    `lance/schema_evolution` says otherwise: `add_columns`, `widen` or, for an overwrite, `replace`. The descriptions in
-    the asset's `dagster/column_schema` are stored with the columns of the table.
-
-    An append is safe to retry: the commit of the retry also removes the rows that an earlier attempt of the
-    step left on the branch. Outside of a run, as in a test that calls the IO manager directly, writes go to
-    `main`.
-    """
+    """Store assets in Lance tables: an output is one commit on its run's branch, an input is one version."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 

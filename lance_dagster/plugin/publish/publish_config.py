@@ -16,40 +16,33 @@ class Rollback(enum.Enum):
     hold = "hold"
 
 
-# Text fields default to "" and not to None: the Launchpad hides fields whose default is None.
+# The Launchpad sorts the fields by name and shows each description in a narrow column, so each is one short line; the
+# descriptions of resources, which are the docstrings of their classes, stand in the same column. Text fields default to
+# "" and not to None: the Launchpad hides fields whose default is None.
 class PublishConfig(dg.Config):
     """What to publish. By default the publisher publishes what its run wrote, or what waits when it wrote nothing."""
 
     ref: str = Field(
         default="",
-        description="Empty: what this run wrote, or what waits when it wrote nothing. production~1, or the id of a "
-        "commit of the repository: promote the selected tables as they were then, or roll them back. main@3: the same, "
-        "by the version of each table. run/<id>: publish a branch that was left behind; the first characters of the id "
-        "are enough.",
+        description="Empty: what waits, or what this run wrote. Else production~1, main@3, a commit's id, or run/<id>.",
     )
-    reason: str = Field(default="", description="Why. It is kept with the tag and on the promoted node's page.")
+    reason: str = Field(
+        default="",
+        description="Why. Needed for a rollback, hold, release, discard and ignore_failed_checks.",
+    )
     rollback: Rollback = Field(
         default=Rollback.revert,
-        description="When ref is older than the tag. revert: a commit on main restores that version, so that what was "
-        "withdrawn does not come back. hold: all tables go back and stay there until a release. Needs a reason.",
+        description="If ref is older. revert: a new commit restores it. hold: all tables go back until a release.",
     )
-    hold: bool = Field(
-        default=False,
-        description="Keep the channel where it is: nothing is published until it is released. Needs a reason.",
-    )
+    hold: bool = Field(default=False, description="Publish nothing until a release.")
     discard: str = Field(
         default="",
-        description="Delete the branch of a run that is given up: run/<id> or the first characters of the id. Needs a "
-        "reason.",
+        description="Delete what a run wrote that is given up: run/<id>, or the first characters of the id.",
     )
-    release: bool = Field(default=False, description="Release a hold; with ref, publish that next. Needs a reason.")
-    dry_run: bool = Field(
-        default=False, description="Verify the checks and log what would be published, but publish nothing."
-    )
+    release: bool = Field(default=False, description="Release a hold; with ref, publish that next.")
+    dry_run: bool = Field(default=False, description="Verify the checks and log what would happen, but change nothing.")
     ignore_failed_checks: bool = Field(
-        default=False,
-        description="Publish what ref names, or what this run wrote, although checks failed or did not run. What waits "
-        "is published only when it passed. Needs a reason.",
+        default=False, description="Publish what ref names, or this run wrote, although checks failed or did not run."
     )
 
 
