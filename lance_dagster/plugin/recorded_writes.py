@@ -93,12 +93,13 @@ class WriteRecorder:
         twin = published_twin(write, beside, self.repository.head().writes)
         if twin is None:
             return ""
-        run_id = twin.request.run_id
+        run_id, asset = twin.request.run_id, properties[md.ASSET_KEY]
+        rows = f"{', '.join(twin.request.partitions)} to {asset}" if twin.request.partitions else f"to {asset}"
         does = "continues" if run_id in self.chain.run_ids else "repeats"
         advice = "leave the step out" if does == "continues" else "re-execute that run from its failure"
         return (
-            f"run {run_id}, which this run {does}, appended to {properties[md.ASSET_KEY]} and published it ({twin}); "
-            f"repeating the step would add its rows again: {advice}, or start a new run"
+            f"run {run_id}, which this run {does}, appended {rows}, and that is published; repeating the step would add "
+            f"its rows again: {advice}, or start a new run"
         )
 
     def put(self, branch: RunBranch, request: "WriteRequest") -> dict[str, str]:

@@ -103,7 +103,7 @@ class RunChain:
             return cls()
         return cls(
             run_ids=tuple(_ancestry(run, instance)),
-            root_run_id=run.root_run_id or run.run_id,
+            root_run_id=run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run.run_id,
             job_name=run.job_name,
             backfill_id=backfill_of(run, instance),
             branch_tag=run.tags.get(BRANCH_TAG),

@@ -11,6 +11,7 @@ from lance_dagster.repository.candidates.writes import (
     WriteChanges,
     WriteMode,
     WriteRequest,
+    excluded_by,
     published_twin,
 )
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
@@ -67,5 +68,6 @@ __all__ = [
     "WriteChanges",
     "WriteMode",
     "WriteRequest",
+    "excluded_by",
     "published_twin",
 ]

@@ -125,7 +125,7 @@ class PublishStep:
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
         check_config(self.config)
-        self.config = with_whole_run_id(self.config, self.nodes, self._table)
+        self.config = with_whole_run_id(self.config, self.nodes, self._table, self.record)
         asked = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
         for done in (done for done, wanted in asked.items() if wanted):
             refuse_cancelled(self.context)
@@ -328,6 +328,8 @@ class PublishStep:
         elif self._is_alone:
             search.nothing_new = True
             search.missing += [f"{one.name}: it waits: {reason}" for reason in one.waiting]
+            if not one.waiting and (ahead := self.together.ahead(one)):
+                search.missing.append(f"{one.name}: {ahead}")
         else:
             search.missing.append(f"{one.name}: no run branch of this run")
 

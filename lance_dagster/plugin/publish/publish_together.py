@@ -31,6 +31,7 @@ from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
@@ -58,12 +59,14 @@ from lance_dagster.repository import (
     ChannelHold,
     LanceRepository,
     NumberSet,
+    RecordedWrite,
     RefEntry,
     RepositoryCommit,
     RepositoryView,
     TableVersion,
     TableView,
     VersionToPublish,
+    excluded_by,
 )
 from lance_dagster.repository.publish.staging import NEVER
 
@@ -440,6 +443,23 @@ class Together:
             finished.append(Finished(commit, names, moved))
         return finished
 
+    def ahead(self, one: Publication) -> str:
+        """Return what `main` of a table has and its channel was moved back from or never got; empty for nothing.
+
+        A publisher of another channel, or a person, put it there. It is promoted when a person asks for it.
+        """
+        at = self.record.head.tables.get(self.repository.name_of(one.table))
+        named = 0 if one.previous is None else one.previous.version
+        if at is None or at.lands <= named or (one.previous is not None and one.previous.branch != MAIN):
+            return ""
+        version = self.repository.at(self.record.head.id)[self.repository.name_of(one.table)].version
+        behind = f"and {self.channel} names {one.previous.ref if one.previous else 'no version'}"
+        if restored := version.properties.get(md.ROLLED_BACK_TO):
+            return f"nothing waits, but {version} is a rollback to {restored}, {behind}: to promote it, set ref: {MAIN}"
+        runs = runs_of(version)
+        has, ref = (f"has what run/{runs[-1]} wrote", f"run/{runs[-1]}, or ref: {MAIN}") if runs else ("is newer", MAIN)
+        return f"nothing waits, but {version} {has}, {behind}: to promote it, set ref: {ref}"
+
     def has_left(self, one: Publication, version: Version) -> bool:
         """Return whether the channel once named a version of a table, or a later one, and was moved back from it.
 
@@ -541,12 +561,16 @@ class Together:
         writes = [write for source in one.sources for write in self.record.on_branch(one.table, source)]
         if not writes:
             return one
-        drops = [
-            older
-            for older in self.record.open_writes(one.table)
-            if older not in writes and any(write.supersedes(older) for write in writes)
+        older = [beside for beside in self.record.open_writes(one.table) if beside not in writes]
+        drops: dict[RecordedWrite, RecordedWrite] = {}
+        for write in writes:
+            excluded = excluded_by(write, self.record.of_candidate(write.request.candidate))
+            drops |= {beside: write for beside in older if write.supersedes(beside) or beside in excluded}
+        superseded = [
+            f"{beside} is superseded by {write}, and will not be published" for beside, write in drops.items()
         ]
-        return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops))
+        about = {**one.about, md.SUPERSEDED: [*one.superseded, *superseded]} if superseded else one.about
+        return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:

@@ -276,7 +276,10 @@ def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
 
 
 def with_whole_run_id(
-    config: PublishConfig, nodes: Iterable[PromotedNode], open_table: Callable[[PromotedNode], LanceTable]
+    config: PublishConfig,
+    nodes: Iterable[PromotedNode],
+    open_table: Callable[[PromotedNode], LanceTable],
+    record: RecordView,
 ) -> PublishConfig:
     """Return a config that names a run by its whole branch, where it has the beginning of a run id.
 
@@ -290,16 +293,17 @@ def with_whole_run_id(
                 yield open_table(node)
 
     given = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
-    whole = {name: resolve_run(tables(), one) for name, one in given.items() if one}
+    whole = {name: resolve_run(tables(), one, record) for name, one in given.items() if one}
     return config.model_copy(update=whole)
 
 
-def resolve_run(tables: Iterable[LanceTable], given: str) -> str:
+def resolve_run(tables: Iterable[LanceTable], given: str, record: RecordView) -> str:
     """Return the run branch that a run id or the beginning of one names; the branch may be missing.
 
     Args:
         tables: All tables of the publisher: in each of them alone, the beginning may name another run.
         given: `run/<id>` or `<id>`, whole or shortened.
+        record: The record of the lake, which knows runs whose branches are deleted.
 
     Raises:
         InvalidInputError: `given` is not a run id, or the names of several run branches begin with it.
@@ -311,7 +315,8 @@ def resolve_run(tables: Iterable[LanceTable], given: str) -> str:
     if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
         return name
     found = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
-    # Without a branch the run may be published already; the caller looks for it in the log of `main`.
+    # Without a branch the run may be published already.
+    found = found or [branch_of(each) for each in record.repository.record.candidates_like(run_of(name) or "")]
     if name in found or not found:
         return name
     if len(found) > 1:

@@ -2,7 +2,7 @@
 
     _repository/writes/{table id}/{number}.json           a recorded write; numbers count down: newest first
     _repository/candidates/{candidate}/{table id}@{n}     empty: write n of the table belongs to the candidate
-    _repository/candidates/{candidate}/runs/{run}         empty: the run belongs to the candidate, and may have audited it
+    _repository/candidates/{candidate}/runs/{run}         empty: the run belongs to the candidate
     _repository/audits/{table id}/{commit id}/{n}.json    verdicts of checks on one version, in the order they were put
 
 Every file is put if absent and never changed. The commits of the repository say which writes are closed
@@ -106,6 +106,11 @@ class CandidateRecord:
     def runs_of(self, candidate: str) -> list[str]:
         """Return the runs that joined a candidate, sorted by their ids."""
         return [unquote(name) for name in self.store.list(f"{_candidate_folder(candidate)}/runs")]
+
+    def candidates_like(self, beginning: str) -> list[str]:
+        """Return the ids of the candidates that begin with a text, sorted: one listing of all candidates."""
+        names = map(unquote, self.store.folders(CANDIDATES))
+        return sorted(name for name in names if name.startswith(beginning))
 
     def write(self, mark: str) -> RecordedWrite | None:
         """Return the recorded write that the property of a commit names; None where there is no such write."""

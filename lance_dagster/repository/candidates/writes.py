@@ -177,7 +177,7 @@ class WriteChanges:
         for write in new:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
-        excluded = [beside for write in new for beside in _excluded(write, related[write.request.candidate])]
+        excluded = [beside for write in new for beside in excluded_by(write, related[write.request.candidate])]
         for write in (*self.drop, *excluded):
             before = _of(changed, write)
             if write.number not in before:
@@ -236,8 +236,13 @@ def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[i
     return replaced
 
 
-def _excluded(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[RecordedWrite]:
-    """Return the writes that will never be published once a write is: those it replaces, or whose work it did."""
+def excluded_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[RecordedWrite]:
+    """Return the writes that will never be published once a write is: those it replaces, or whose work it did.
+
+    Args:
+        write: The write that is to be published.
+        related: All recorded writes of its candidate.
+    """
     every = list(related)
     replaced = replaced_by(write, every)
     return [
