@@ -98,8 +98,8 @@ class WriteRecorder:
         does = "continues" if run_id in self.chain.run_ids else "repeats"
         advice = "leave the step out" if does == "continues" else "re-execute that run from its failure"
         return (
-            f"run {run_id}, which this run {does}, appended {rows}, and that is published; repeating the step would add "
-            f"its rows again: {advice}, or start a new run"
+            f"run {run_id}, which this run {does}, appended {rows}, and that is published; repeating the step would "
+            f"add its rows again: {advice}, or start a new run"
         )
 
     def put(self, branch: RunBranch, request: "WriteRequest") -> dict[str, str]:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.measure import requests
-from lance_dagster import FormatError, LanceTable
+from lance_dagster import FormatError, LanceRepository, LanceTable
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent, partitions_of
 
@@ -30,11 +30,16 @@ def replaced(table: LanceTable, day: str, rows: pa.Table) -> LanceTable:
     return table
 
 
+def extent_of(table: LanceTable) -> BranchExtent:
+    """The extent of the branch, on which no run recorded a write."""
+    return BranchExtent.of(table, table.head("work"), LanceRepository(table.uri.rpartition("/")[0]))
+
+
 def test_the_partitions_of_all_commits(table: LanceTable) -> None:
     """Each commit adds its partitions; a change of the settings adds none."""
     replaced(table, "tue", TUE).config.set({"owner": "ann"}, branch="work")
     assert ("mon", "tue") == partitions_of(table, table.head("work"))
-    extent = BranchExtent.of(table, table.head("work"))
+    extent = extent_of(table)
     assert frozenset(("mon", "tue")) == extent.partitions
     assert extent.replaces
 
@@ -46,20 +51,7 @@ def test_one_commit_of_the_whole_table_counts_for_all(table: LanceTable, *, late
     if later:
         replaced(table, "tue", TUE)
     assert () == partitions_of(table, table.head("work"))
-    assert frozenset() == BranchExtent.of(table, table.head("work")).partitions
-
-
-def test_an_overwrite_counts_for_all(table: LanceTable) -> None:
-    """An asset that replaced all rows wrote the whole table, whichever partition its run has."""
-    table.overwrite(TUE, branch="work", partitions=["tue"], properties={md.PARTITION_KEYS: '["tue"]'})
-    assert frozenset(("mon", "tue")) == BranchExtent.of(table, table.head("work")).partitions
-    about = {md.PARTITION_KEYS: '["tue"]', md.ASSET_KEY: "sales"}
-    table.overwrite(TUE, branch="work", partitions=["tue"], properties=about)
-    extent = BranchExtent.of(table, table.head("work"))
-    assert (frozenset(), True) == (extent.partitions, extent.replaces)
-    assert () == partitions_of(table, table.head("work"))
-    table.merge("work", properties={md.ASSET_KEY: "sales"})
-    assert frozenset() == BranchExtent.of_published(table.head()).partitions
+    assert frozenset() == extent_of(table).partitions
 
 
 def test_main_has_no_extent(table: LanceTable) -> None:

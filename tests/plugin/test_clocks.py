@@ -22,7 +22,14 @@ from lance_dagster import (
     newer_than,
     tag_moved,
 )
-from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide
+from lance_dagster.plugin.operate.branch_decisions import (
+    Action,
+    BranchDecision,
+    KeepFor,
+    RunLookups,
+    RunsOfBranches,
+    decide,
+)
 from tests.backdating import manifest, say
 from tests.plugin import test_conditions, test_sensors
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop
@@ -47,7 +54,8 @@ def decided(instance: dg.DagsterInstance, ended: timedelta, ahead: timedelta, *,
     )
     runs = RunsOfBranches(records={"a": record}, unfinished=(), instance=instance)
     keep = KeepFor(failed=7 * DAY, unknown=None)
-    options: dict[str, Any] = {"is_merged": False, "created_at": start + ahead, "ended_with": lambda: None}
+    lookups = RunLookups(lambda: None, lambda _: None)
+    options: dict[str, Any] = {"is_merged": False, "created_at": start + ahead, "lookups": lookups}
     return decide("run/a", runs, keep=keep, **options)
 
 

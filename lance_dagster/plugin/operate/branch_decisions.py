@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import NamedTuple
 
 import dagster as dg
 
-from lance_dagster.plugin.run_branch import BRANCH_TAG, repeated_by, run_of
+from lance_dagster.plugin.run_branch import BRANCH_TAG, run_of
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 # A status that Dagster may add counts as unfinished, so that its branches are kept.
@@ -87,6 +88,18 @@ class RunsOfBranches:
         )
 
 
+class RunLookups(NamedTuple):
+    """What the decision about a branch looks up in Dagster and in the record of the lake.
+
+    Attributes:
+        ended_with: Returns the run with which a candidate was complete that a run without success began, or None.
+        repeated_by: Returns a run that did all the work of a run again and succeeded, or None.
+    """
+
+    ended_with: Callable[[], dg.RunRecord | None]
+    repeated_by: Callable[[str], str | None]
+
+
 def decide(
     branch: str,
     runs: RunsOfBranches,
@@ -94,7 +107,7 @@ def decide(
     keep: KeepFor,
     is_merged: bool,
     created_at: datetime,
-    ended_with: Callable[[], dg.RunRecord | None],
+    lookups: RunLookups,
 ) -> BranchDecision:
     """Decide what to do with the branch of a run.
 
@@ -104,7 +117,7 @@ def decide(
         keep: How long branches are kept.
         is_merged: Whether `main` contains the branch.
         created_at: When the branch was forked.
-        ended_with: Returns the run with which a candidate was complete that a run without success began, or None.
+        lookups: What is looked up only for some branches.
     """
     # A reader comes before every other rule: a run that continues this one reads its branch even after the merge.
     record = runs.records.get(run_of(branch) or "")
@@ -117,13 +130,18 @@ def decide(
     # The daemon starts the retry later, so no run of the root is unfinished until then.
     if run.is_complete_and_waiting_to_retry:
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
-    found = _decide_succeeded(record, runs, keep) if run.is_success else _decide_failed(record, runs, keep, ended_with)
+    repeated = lookups.repeated_by(run.run_id)
+    found = (
+        _decide_succeeded(record, keep, repeated)
+        if run.is_success
+        else _decide_failed(record, keep, repeated, lookups.ended_with)
+    )
     return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
 
 
-def _decide_succeeded(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor) -> BranchDecision:
+def _decide_succeeded(record: dg.RunRecord, keep: KeepFor, by: str | None) -> BranchDecision:
     # The publisher refuses what a full re-execution did again: it would add appended rows twice.
-    if (by := repeated_by(record.dagster_run.run_id, runs.instance)) is None:
+    if by is None:
         # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
         return BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
     age = datetime.now(UTC) - _ended(record)
@@ -133,10 +151,10 @@ def _decide_succeeded(record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor)
 
 
 def _decide_failed(
-    record: dg.RunRecord, runs: RunsOfBranches, keep: KeepFor, ended_with: Callable[[], dg.RunRecord | None]
+    record: dg.RunRecord, keep: KeepFor, by: str | None, ended_with: Callable[[], dg.RunRecord | None]
 ) -> BranchDecision:
     run = record.dagster_run
-    if repeated_by(run.run_id, runs.instance) is not None:
+    if by is not None:
         return BranchDecision(Action.DELETE, f"the run {_past(run)}, and a full re-execution of it succeeded")
     if (complete := ended_with()) is not None:
         return BranchDecision(Action.WAITING, f"the run {_past(run)}, its rows passed", ended=_ended(complete))

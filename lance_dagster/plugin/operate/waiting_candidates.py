@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
-from lance_dagster.plugin.operate.branch_decisions import Action, BranchDecision, KeepFor, RunsOfBranches, decide, short
+from lance_dagster.plugin.operate.branch_decisions import (
+    Action,
+    BranchDecision,
+    KeepFor,
+    RunLookups,
+    RunsOfBranches,
+    decide,
+    short,
+)
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.waiting import Candidate
+from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
@@ -75,7 +84,7 @@ class WaitingCandidates:
             keep=keep,
             is_merged=is_merged,
             created_at=branch.created_at,
-            ended_with=partial(self.ended_with, run_id, one),
+            lookups=RunLookups(partial(self.ended_with, run_id, one), self.log.repeated_by),
         )
         if found.action is Action.WAITING and self.log.is_left_out(one.key, self.runs_of(run_id)):
             reason = "the next attempt of its step succeeded without this output"
@@ -83,7 +92,15 @@ class WaitingCandidates:
         elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, table):
             # The branch has the only rows that are left of the two runs, and a person may publish it by `ref`.
             found = BranchDecision(Action.KEEP, f"its full re-execution {short(found.repeated_by)} was discarded")
+        if found.action is Action.WAITING and self._is_dropped(head):
+            found = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
         return head, found
+
+    def _is_dropped(self, head: "Version") -> bool:
+        """Return whether the rows of a branch will never be published."""
+        record = self.log.record
+        write = None if record is None else write_of(record.repository, head)
+        return record is not None and write is not None and record.is_dropped(write)
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
         """Return whether what a run wrote to a table was dropped, and none of it is published."""

@@ -566,8 +566,12 @@ class Together:
         for write in writes:
             excluded = excluded_by(write, self.record.of_candidate(write.request.candidate))
             drops |= {beside: write for beside in older if write.supersedes(beside) or beside in excluded}
+        # Branches that were looked at are noted already, with advice.
+        noted = {reason.partition("@")[0] for reason in one.superseded}
         superseded = [
-            f"{beside} is superseded by {write}, and will not be published" for beside, write in drops.items()
+            f"{beside} is superseded by {write}, and will not be published"
+            for beside, write in drops.items()
+            if beside.request.branch not in noted
         ]
         about = {**one.about, md.SUPERSEDED: [*one.superseded, *superseded]} if superseded else one.about
         return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
