@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.run_branch import RunChain
-    from lance_dagster.repository import LanceRepository, RepositoryView
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.view import RepositoryView
     from lance_dagster.table import LanceTable
 
 
@@ -99,7 +100,7 @@ class PinnedTable:
     ) -> "DataFrame":
         """Return rows as a lazy Spark frame, which the executors read."""
         # Imported here: PySpark is an optional extra, and most steps do not use it.
-        from lance_dagster.spark import read_table
+        from lance_dagster.spark.source import read_table
 
         narrowed = all_of(self.filter, filter)
         return read_table(spark, self.table, self.version, columns=self._columns(columns), filter=narrowed)
@@ -291,7 +292,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         name = repository.name_of(table)
         if name in view:
             return view[name].version
-        from lance_dagster.repository import COMMIT
+        from lance_dagster.repository.projection import COMMIT
 
         tag = table.tags.list().get(ref)
         if tag is None or COMMIT in tag.metadata:
@@ -424,6 +425,6 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @property
     def session(self) -> "SparkSession":
         """The Spark session of this process, which is started if there is none."""
-        from lance_dagster.spark import local_session
+        from lance_dagster.spark.session import local_session
 
         return local_session(app_name=self.app_name, master=self.master, config=self.config)

@@ -14,10 +14,10 @@ from lance_dagster import (
     LanceResource,
     LanceTable,
     RowCount,
+    StagedFiles,
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues
 from lance_dagster.plugin.io.partitions import partition_filter

@@ -17,14 +17,10 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.run_branch import RunChain
-from lance_dagster.repository import (
-    ClosedWrites,
-    LanceRepository,
-    RecordedWrite,
-    RepositoryCommit,
-    Verdict,
-    published_twin,
-)
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.candidates.audits import Verdict
+from lance_dagster.repository.candidates.writes import ClosedWrites, RecordedWrite, published_twin
+from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.table import LanceTable
 
 _NO_COMMIT = RepositoryCommit(

@@ -35,7 +35,7 @@ from lance_dagster.plugin.run_branch import (
     run_of,
     runs_of_backfill,
 )
-from lance_dagster.repository import RecordedWrite
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.

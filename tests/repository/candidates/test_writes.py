@@ -8,8 +8,18 @@ import pytest
 
 from lance_dagster import ConflictError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
-from lance_dagster.repository import ClosedWrites, NumberSet, RecordedWrite, WriteChanges, WriteRequest, published_twin
-from lance_dagster.repository.candidates.writes import closed_value, parse_closed, parse_write, write_bytes
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import (
+    ClosedWrites,
+    RecordedWrite,
+    WriteChanges,
+    WriteRequest,
+    closed_value,
+    parse_closed,
+    parse_write,
+    published_twin,
+    write_bytes,
+)
 
 
 def write(number: int, **request: Any) -> RecordedWrite:  # noqa: ANN401  # the fields of a request
