@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import medians, ms
 from benchmarks.tables import with_fragments
-from lance_dagster import LanceTable
-from lance_dagster.spark import large_batches, local_session, read_table, stage, target_schema
+from lance_dagster import LanceTable, large_batches, local_session, read_table, stage, target_schema
 from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows
 
 # Sizes other than those of the published figures are for quick measurements while the code changes.

@@ -13,8 +13,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.spark import DATA, SCALE, session
-from lance_dagster import LanceTable
-from lance_dagster.spark import (
+from lance_dagster import (
+    LanceTable,
     compact_table,
     ensure_java,
     local_session,

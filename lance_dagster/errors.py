@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lance_dagster.credentials import without_credentials
+
 # A commit id may be abbreviated to eight digits; a shorter hexadecimal name, such as `cafe`, can only be a name.
 _MAYBE_COMMIT = r"[0-9a-fA-F]{8,64}"
 
@@ -85,7 +87,14 @@ class LanceDagsterError(Exception):
         return None if self.remedy is None else str(self.remedy)
 
     def __str__(self) -> str:
-        """Return the message and the remedy."""
+        """Return the message and the remedy, without credentials in what they quote."""
+        return without_credentials(self._text())
+
+    def __repr__(self) -> str:
+        """Return the class and the message; the arguments may hold credentials."""
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def _text(self) -> str:
         return self.complaint if self.remedy is None else f"{self.complaint}; {self.remedy}"
 
 
@@ -127,7 +136,7 @@ class RefNotFoundError(NotFoundError):
             return f"did you mean {' or '.join(repr(name) for name in near)}?"
         return f"known names: {', '.join(sorted(self.known)[:10]) or 'none'}"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name the ref, the table and the nearest names."""
         # A hexadecimal name may have been meant as a commit id, so the message also reports that no commit was found.
         commit = self.kind == "branch or tag" and re.fullmatch(_MAYBE_COMMIT, self.ref)
@@ -150,7 +159,7 @@ class MissingExtraError(LanceDagsterError, ImportError):
         """The command that installs it."""
         return f"pip install 'lance-dagster[{self.extra}]'"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Say what is missing, for what, and how to install it."""
         return f"{self.purpose} needs {self.package}, which is not installed: {self.hint}"
 
@@ -173,7 +182,7 @@ class InvalidRefNameError(InvalidInputError):
         self.name = name
         self.rule = rule
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name what was given and the rule it breaks."""
         return f"{self.name!r} cannot name a {self.kind}: {self.rule}"
 
@@ -188,7 +197,7 @@ class RefSyntaxError(InvalidInputError):
         self.position = position
         self.expected = expected
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Point at the character, unless it is the first one, and name what could stand there."""
         at = f" at character {self.position}" if self.position else ""
         return f"cannot read ref {self.expression!r}{at}: expected {self.expected}"
@@ -259,7 +268,7 @@ class CommitConflictError(ConflictError):
         """The advice to redo the change, or to look at the other one first."""
         return "read the table again and redo the change" if self.retryable else "look at the other change first"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Say what conflicts and what to do."""
         return f"{self.message}; {self.hint}"
 
@@ -302,7 +311,7 @@ class MergeConflictError(ConflictError):
         self.message = message
         self.conflicts = found
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """List the headline, each conflict and the remedy on a line of its own."""
         hint = [] if self.remedy is None else [f"  {self.remedy}"]
         return "\n".join([self.message, *(f"  - {conflict}" for conflict in self.conflicts), *hint])
@@ -318,7 +327,7 @@ class RefMovedError(ConflictError):
         self.expected = expected
         self.found = found
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name the ref and both places."""
         return f"{self.ref!r} points to {self.found}, not to {self.expected}: someone moved it meanwhile"
 
@@ -350,7 +359,7 @@ class PublishRefusedError(LanceDagsterError):
         self.message = message
         self.reasons = found
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """List the headline and each reason on a line of its own."""
         return "\n".join([self.message, *(f"  - {reason}" for reason in self.reasons)])
 
@@ -385,7 +394,7 @@ class UnsupportedFeatureError(FormatError):
         self.path = path
         self.flags = found
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name the file and each unknown feature."""
         return f"{self.path} uses features this release does not support: {', '.join(self.flags)}"
 
@@ -411,7 +420,7 @@ class CommitStateUnknownError(LanceDagsterError):
         """The advice to resume."""
         return "commit the same transaction again: it lands exactly once; delete nothing meanwhile"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name the transaction and how to resume."""
         return f"{self.message} (transaction {self.uuid}); {self.hint}"
 
@@ -456,7 +465,7 @@ class PermissionRefusedError(StoreError):
         verb = self.what.partition(" ")[0]
         return f"the credentials need the permission to {verb} there; otherwise leave this to a role that has it"
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         """Name the request, the answer and the permission."""
         return f"the storage refused to {self.what}: {self.answer}; {self.hint}"
 

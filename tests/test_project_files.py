@@ -131,7 +131,9 @@ def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
 def test_generated_code_loads_on_the_oldest_runtime() -> None:
     """The generated code loads on the oldest protobuf that pyproject.toml allows."""
     floor = next(item.version for item in declared()[NormalizedName("protobuf")].specifier if item.operator == ">=")
-    for path in (ROOT / architecture.GENERATED).glob("*_pb2.py"):
+    generated = [*(ROOT / architecture.GENERATED).glob("*_pb2.py")]
+    assert generated
+    for path in generated:
         check = next(
             node
             for node in ast.walk(ast.parse(path.read_text()))

@@ -17,7 +17,7 @@ from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Refs
-    from lance_dagster.merge.rules import Strategy, Winner
+    from lance_dagster.merge.rules.strategy import Strategy, Winner
     from lance_dagster.table import LanceTable
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from lance_dagster.credentials import without_credentials
 from lance_dagster.errors import Call, CommitStateUnknownError, LanceDagsterError
 
 DONE, REFUSED, USAGE = 0, 1, 2
@@ -26,7 +27,7 @@ class Refusal(click.ClickException):
 
     def __init__(self, message: str, hint: str = "", program: str = "lance-dagster") -> None:
         """Take the message, the hint (what to try next), and the program name at the beginning of the line."""
-        super().__init__(message)
+        super().__init__(without_credentials(message))
         self.hint = hint
         self.program = program
 

@@ -17,8 +17,8 @@ from lance_dagster.cli.output import GAP, ColumnLayout, Output, json_value, padd
 from lance_dagster.errors import MergeConflictError, Remedy
 
 if TYPE_CHECKING:
+    from lance_dagster.merge.preview import MergePreview
     from lance_dagster.merge.rules.strategy import Conflict
-    from lance_dagster.table import MergePreview
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]

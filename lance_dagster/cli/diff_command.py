@@ -12,7 +12,8 @@ from lance_dagster.cli.output import Output, aligned, busy, json_value, printabl
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lance_dagster.table import Diff, LanceTable, RowCounts
+    from lance_dagster.diff.diff import Diff, RowCounts
+    from lance_dagster.table import LanceTable
 
 MORE_ROWS = "there are more rows; --limit shows them"
 _COLOURS = {"+": "green", "-": "red", "~": "yellow"}

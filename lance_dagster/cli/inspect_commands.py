@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Branch, Tag
     from lance_dagster.history.refs.tag_hold import TagHold
     from lance_dagster.history.versions import Version
-    from lance_dagster.table import LanceTable, RefStatus
+    from lance_dagster.table import LanceTable
+    from lance_dagster.table.status import RefStatus
 
 _RUNS = "run/"
 # Properties that `show` has a line of its own for.

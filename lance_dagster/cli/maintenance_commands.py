@@ -29,7 +29,9 @@ from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
     from lance_dagster.gc.garbage_report import FileCount, GarbageReport
-    from lance_dagster.table import LanceTable, Relocation, Repointed, VerifyReport
+    from lance_dagster.placement.relocate import Relocation, Repointed
+    from lance_dagster.table import LanceTable
+    from lance_dagster.verify.verify import VerifyReport
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024

@@ -45,7 +45,8 @@ from lance_dagster.format.transaction import NEEDS_BACKFILL
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.merge.merge_commit import MergeMode
-    from lance_dagster.table import LanceTable, MergePreview
+    from lance_dagster.merge.preview import MergePreview
+    from lance_dagster.table import LanceTable
 
 _with_parent = click.option(
     "--parent", type=click.IntRange(min=1), help="For a merge: the parent it is compared with, counted from 1."

@@ -63,11 +63,7 @@ from lance_dagster.datafiles.writing import (
     FILE_VERSION,
     MAX_BYTES_PER_FILE,
     SMALL_FILE_BYTES,
-    StagedFile,
-    StagedFiles,
-    WriteTarget,
     staged_fragments,
-    write_files,
 )
 
 if TYPE_CHECKING:
@@ -89,9 +85,6 @@ __all__ = [
     "RowFilter",
     "RowScope",
     "RowTally",
-    "StagedFile",
-    "StagedFiles",
-    "WriteTarget",
     "backfill",
     "batch_size",
     "blob_columns",
@@ -144,7 +137,6 @@ __all__ = [
     "take",
     "take_column",
     "take_rows",
-    "write_files",
 ]
 
 

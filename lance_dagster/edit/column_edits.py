@@ -19,8 +19,6 @@ import pyarrow as pa
 from lance_dagster.datafiles import (
     Compute,
     Reads,
-    StagedFile,
-    StagedFiles,
     backfill,
     can_shorten,
     cast_exactly,
@@ -29,6 +27,7 @@ from lance_dagster.datafiles import (
     quote_column,
     read_sample,
 )
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles
 from lance_dagster.edit.key_lookup import look_up
 from lance_dagster.edit.write import CommitInfo, fragments_of, refuse_blobs, retried, submit, target
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, counted

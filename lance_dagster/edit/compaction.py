@@ -25,14 +25,8 @@ from numbers import Real
 
 from pyroaring import BitMap
 
-from lance_dagster.datafiles import (
-    StagedFile,
-    StagedFiles,
-    compact_with_pylance,
-    has_narrow_dictionaries,
-    scan_fragments,
-    write_files,
-)
+from lance_dagster.datafiles import compact_with_pylance, has_narrow_dictionaries, scan_fragments
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles, write_files
 from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, Group, plan_compaction
 from lance_dagster.edit.write import CommitInfo, fragments_of, target
 from lance_dagster.errors import CommitConflictError, InvalidInputError

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lance_dagster.datafiles import MAX_BYTES_PER_FILE, WriteTarget
+from lance_dagster.datafiles import MAX_BYTES_PER_FILE
+from lance_dagster.datafiles.writing import WriteTarget
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.history.versions import Version
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of

@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFiles, conform, evaluate_predicate
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally, conform, evaluate_predicate
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy, counted
 from lance_dagster.format.shown_values import shown_rows

@@ -13,7 +13,6 @@ import pyarrow as pa
 from lance_dagster.datafiles import (
     AddressedRows,
     Addresses,
-    StagedFiles,
     blob_columns,
     can_shorten,
     cast_exactly,
@@ -22,8 +21,8 @@ from lance_dagster.datafiles import (
     matching_offsets,
     offsets_by_fragment,
     scan_computed,
-    write_files,
 )
+from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.write import (
     CommitInfo,
     field_ids,

@@ -12,14 +12,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import (
-    ExpectedFile,
-    StagedFile,
-    StagedFiles,
-    read_data_file,
-    read_shapes,
-    staged_fragments,
-)
+from lance_dagster.datafiles import ExpectedFile, read_data_file, read_shapes, staged_fragments
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles
 from lance_dagster.errors import CorruptFileError, InvalidInputError, counted
 from lance_dagster.format import layout
 from lance_dagster.format.model import (

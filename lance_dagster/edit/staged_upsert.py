@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import Addresses, StagedFiles
+from lance_dagster.datafiles import Addresses
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.key_predicates import LISTED, has_literals
 from lance_dagster.edit.upsert import submit_upsert, upsert_operation
 from lance_dagster.edit.write import CommitInfo, refuse_nested_blobs

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from lance_dagster.datafiles import (
     Addresses,
     Positions,
-    StagedFiles,
     batch_size,
     blob_columns,
     check_schema,
@@ -31,8 +30,8 @@ from lance_dagster.datafiles import (
     scan_addressed,
     take,
     take_rows,
-    write_files,
 )
+from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.write import (
     CommitInfo,
     Rows,

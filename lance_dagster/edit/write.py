@@ -22,15 +22,13 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles import (
     Addresses,
-    StagedFiles,
-    WriteTarget,
     check_schema,
     group_by_fragment,
     matching_offsets,
     row_offsets,
     staged_fragments,
-    write_files,
 )
+from lance_dagster.datafiles.writing import StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.predicate_check import PredicateCheck
 from lance_dagster.edit.staged_files import check_staged, refuse_repeated
 from lance_dagster.edit.write_result import Written

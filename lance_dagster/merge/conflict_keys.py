@@ -14,7 +14,8 @@ from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_rows import VERSION_FIELDS, ConflictRows
-from lance_dagster.merge.rules import Conflict, MergeRefusal
+from lance_dagster.merge.rules import MergeRefusal
+from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.transactions.claims import UPSERT
 
 MOST_ROWS_NAMED = 3

@@ -43,7 +43,8 @@ from lance_dagster.merge.conflict_locations import (
     ConflictLocations,
     RowLocations,
 )
-from lance_dagster.merge.rules import Conflict, MergeRefusal
+from lance_dagster.merge.rules import MergeRefusal
+from lance_dagster.merge.rules.strategy import Conflict
 
 Manifests = tuple[Manifest, Manifest, Manifest]
 """The manifests of the merge base, the source and the dest."""

@@ -32,7 +32,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_records import claiming, identity, picked_across
 from lance_dagster.merge.picked_rows import picked_rows
 from lance_dagster.merge.row_values import compared_cells, equal_rows, matching_renamed, shared_keys
-from lance_dagster.merge.rules import MergeInput, Strategy
+from lance_dagster.merge.rules import MergeInput
 from lance_dagster.merge.rules.merge_input import (
     AddressedRows,
     CompareCells,
@@ -44,6 +44,7 @@ from lance_dagster.merge.rules.merge_input import (
     Matching,
     SharedKeys,
 )
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.transactions.claims import Change
 
 _Item = TypeVar("_Item")

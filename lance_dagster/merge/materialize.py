@@ -14,7 +14,8 @@ from itertools import compress
 import numpy as np
 import pyarrow as pa
 
-from lance_dagster.datafiles import StagedFiles, batch_size, take_column, take_rows, write_files
+from lance_dagster.datafiles import batch_size, take_column, take_rows
+from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import transaction as ops

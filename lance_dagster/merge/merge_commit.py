@@ -33,7 +33,8 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
-from lance_dagster.merge.rules import Conflict, MergePlan, ParsedStrategy, Strategy, parsed_strategy
+from lance_dagster.merge.rules import MergePlan, ParsedStrategy, parsed_strategy
+from lance_dagster.merge.rules.strategy import Conflict, Strategy
 from lance_dagster.transactions.claims import APPEND, Change, Claim, decode_claims, encode_claims
 
 MergeMode = Literal["merge", "ff-only", "squash"]

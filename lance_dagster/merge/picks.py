@@ -59,13 +59,8 @@ from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import identity, origins, picked_across
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.reverted_changes import last_revert
-from lance_dagster.merge.rules import (
-    MergeInput,
-    MergePlan,
-    ParsedStrategy,
-    Strategy,
-    fields_across,
-)
+from lance_dagster.merge.rules import MergeInput, MergePlan, ParsedStrategy, fields_across
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.transactions.claims import Change, SideHistory, encode_claims
 from lance_dagster.transactions.row_id_spaces import Alias
 

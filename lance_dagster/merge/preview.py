@@ -43,7 +43,8 @@ from lance_dagster.merge.propose_merge import (
     read_anew,
     remedy_for,
 )
-from lance_dagster.merge.rules import Conflict, MergePlan, MergeRefusal, Strategy, Tally, parsed_strategy, plan_merge
+from lance_dagster.merge.rules import MergePlan, MergeRefusal, Tally, parsed_strategy, plan_merge
+from lance_dagster.merge.rules.strategy import Conflict, Strategy
 from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
 
 PREVIEW_OF = "preview_of"

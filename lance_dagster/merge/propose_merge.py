@@ -36,17 +36,16 @@ from lance_dagster.merge.conflict_keys import with_keys
 from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.materialize import materialize
 from lance_dagster.merge.rules import (
-    Conflict,
     MergeInput,
     MergePlan,
     MergeRefusal,
     ParsedStrategy,
-    Strategy,
     Tally,
     claim_units,
     parsed_strategy,
     plan_merge,
 )
+from lance_dagster.merge.rules.strategy import Conflict, Strategy
 from lance_dagster.transactions.apply import next_version
 from lance_dagster.transactions.claims import decode_claims
 

@@ -25,7 +25,8 @@ from lance_dagster.plugin.run_branch import READS, RunChain
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import LanceRepository, RecordedWrite
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.candidates.writes import RecordedWrite
     from lance_dagster.table import LanceTable
 
 

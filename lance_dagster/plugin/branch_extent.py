@@ -14,7 +14,8 @@ from lance_dagster.plugin.run_branch import is_written
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import LanceRepository, RecordedWrite
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.candidates.writes import RecordedWrite
     from lance_dagster.table import LanceTable
     from lance_dagster.transactions.claims import Claim
 
@@ -162,7 +163,7 @@ def newest_waiting(repository: "LanceRepository", table: "LanceTable") -> "Versi
 
 def open_writes(repository: "LanceRepository", table: "LanceTable") -> "list[RecordedWrite]":
     """Return the recorded writes of a table that are neither published nor dropped, oldest first."""
-    from lance_dagster.repository import ClosedWrites
+    from lance_dagster.repository.candidates.writes import ClosedWrites
 
     table_id = repository.registered_id(repository.name_of(table))
     if table_id is None:

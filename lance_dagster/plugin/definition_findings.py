@@ -18,7 +18,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.table_check import LANCE_CHECK
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
-from lance_dagster.plugin.publish.publisher import PublisherTraits, traits_of
+from lance_dagster.plugin.publish.publisher import PublisherTraits, is_split, traits_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.settings import SettingPlace, expressions_of, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
@@ -103,6 +103,7 @@ class Findings:
             *self._other_checks(),
             *self._misspelt_assets(),
             *self._unchecked(),
+            *self._split_publishers(),
             *self._stored_elsewhere(),
             *self._missing_resources(),
             *self._secrets(),
@@ -238,6 +239,23 @@ class Findings:
                 yield (
                     f"publisher {definition.node_def.name} publishes {key.to_user_string()} without one blocking "
                     "check: add one with build_table_checks, or give unchecked=True to build_publisher or lance_assets"
+                )
+
+    def _split_publishers(self) -> Iterator[str]:
+        """Find publishers that Dagster splits into steps, each of which would publish a part of what a run wrote."""
+        needs = {node.spec.key: [dep.asset_key for dep in node.spec.deps] for node in self._nodes}
+        split = [one for one in self._definitions if traits_of(one) is None and is_split(one, needs)]
+        for definition in self._definitions:
+            traits = traits_of(definition)
+            names = [one.node_def.name for one in split if traits and not one.keys.isdisjoint(traits.candidates)]
+            outside = {frozenset(needs[key]) - definition.keys for key in definition.keys}
+            # A publisher whose candidates are computed from its promoted nodes publishes these in several steps.
+            if names and len(outside) > 1 and not is_split(definition, needs):
+                yield (
+                    f"publisher {definition.node_def.name} would be split into several steps, and none may publish a "
+                    f"part of a run: Dagster splits {', '.join(names)}, because another asset stands between its "
+                    "tables. Give build_publisher the definitions of all these assets, not their keys; or define the "
+                    "tables before and after that asset separately"
                 )
 
     def _misspelt_assets(self) -> Iterator[str]:

@@ -39,7 +39,8 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     overwrite each other's partitions; publishers and checks that read a table at a place other than the one that
     its asset writes; assets whose table is checked or published, but whose rows another IO manager than a
     `LanceIOManager` stores; publishers of tables without a blocking check, unless they have `unchecked=True`;
-    resources that are missing; and secrets that are not given as `dg.EnvVar`.
+    publishers that Dagster would split into steps; resources that are missing; and secrets that are not given as
+    `dg.EnvVar`.
 
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
@@ -134,7 +135,7 @@ def lance_assets(
     candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in _asset_list(assets)]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
-        specs,
+        candidates,
         tag=tag,
         name=f"{prefix}{publisher_name(tag)}",
         resource_key=resource_key,

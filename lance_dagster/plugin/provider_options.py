@@ -38,9 +38,14 @@ class ProviderOptions(dg.Config):
     OPTIONS: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **fields: object) -> None:
-        """Refuse unknown fields when the options are constructed."""
+        """Refuse unknown fields, and an endpoint with credentials, when the options are constructed."""
         check_fields(type(self), fields)
         super().__init__(**fields)
+        # Imported here, since most code locations use none of these options.
+        from lance_dagster.store import refuse_credentials
+
+        given = self.as_storage_options()
+        refuse_credentials({name: value for name, value in given.items() if not is_variable(value)})
 
     def as_storage_options(self) -> dict[str, str]:
         """Return the options under pylance's names, without the fields that are left out."""
@@ -146,13 +151,18 @@ class GoogleOptions(ProviderOptions):
     anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
 
 
+def is_variable(value: object) -> bool:
+    """Return whether a value is the name of an environment variable, which Dagster resolves when a run starts."""
+    return isinstance(value, dg.EnvVar)
+
+
 def literal_secrets(storage_options: Mapping[str, str]) -> Iterator[str]:
     """Yield the names of secret options whose values are written in the definitions, and not as `dg.EnvVar`."""
     from lance_dagster.store import is_secret_option
 
     for name, value in storage_options.items():
         # An option of one base path is written base_<id>.<option>.
-        if is_secret_option(name.rpartition(".")[2]) and value and not isinstance(value, dg.EnvVar):
+        if is_secret_option(name.rpartition(".")[2]) and value and not is_variable(value):
             yield name
 
 

@@ -16,7 +16,9 @@ from lance_dagster.plugin.run_branch import RunBranch, RunChain
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import LanceRepository, RecordedWrite, Verdict, WriteMode, WriteRequest
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.candidates.audits import Verdict
+    from lance_dagster.repository.candidates.writes import RecordedWrite, WriteMode, WriteRequest
     from lance_dagster.table import LanceTable
 
 
@@ -56,7 +58,7 @@ class WriteRecorder:
             mode: How the write changes rows.
             replaces: The numbers of writes of earlier attempts on the branch.
         """
-        from lance_dagster.repository import WriteRequest
+        from lance_dagster.repository.candidates.writes import WriteRequest
 
         return WriteRequest(
             candidate=self.chain.candidate_id,
@@ -80,7 +82,7 @@ class WriteRecorder:
             properties: The properties of the commit with the rows.
             replaces: The numbers of writes of earlier attempts on the branch.
         """
-        from lance_dagster.repository import RecordedWrite, published_twin
+        from lance_dagster.repository.candidates.writes import RecordedWrite, published_duplicate
 
         related = self.repository.record.of_candidate(self.chain.candidate_id)
         table_id = self.repository.table_id(self.repository.name_of(branch.table))
@@ -90,11 +92,13 @@ class WriteRecorder:
             return ""
         request = self.request(branch, properties, "append", replaces)
         write = RecordedWrite(table_id=table_id, number=0, request=request, id="")
-        twin = published_twin(write, beside, self.repository.head().writes)
-        if twin is None:
+        duplicate = published_duplicate(write, beside, self.repository.head().writes)
+        if duplicate is None:
             return ""
-        run_id, asset = twin.request.run_id, properties[md.ASSET_KEY]
-        rows = f"{', '.join(twin.request.partitions)} to {asset}" if twin.request.partitions else f"to {asset}"
+        run_id, asset = duplicate.request.run_id, properties[md.ASSET_KEY]
+        rows = (
+            f"{', '.join(duplicate.request.partitions)} to {asset}" if duplicate.request.partitions else f"to {asset}"
+        )
         does = "continues" if run_id in self.chain.run_ids else "repeats"
         advice = "leave the step out" if does == "continues" else "re-execute that run from its failure"
         return (
@@ -143,6 +147,6 @@ def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Ve
 
 
 def _mark() -> str:
-    from lance_dagster.repository import WRITE_MARK
+    from lance_dagster.repository.candidates.writes import WRITE_MARK
 
     return WRITE_MARK

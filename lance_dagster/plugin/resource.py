@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
+from lance_dagster.credentials import shown_uri
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
 from lance_dagster.format.sql_text import all_of
 from lance_dagster.format.validation import string_list
@@ -30,6 +31,7 @@ from lance_dagster.plugin.provider_options import (
     GoogleOptions,
     S3Options,
     check_fields,
+    is_variable,
     literal_secrets,
     merge_options,
 )
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
     from lance_dagster.history.context import Ref
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.run_branch import RunChain
-    from lance_dagster.repository import LanceRepository, RepositoryView
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.view import RepositoryView
     from lance_dagster.table import LanceTable
 
 
@@ -99,7 +102,7 @@ class PinnedTable:
     ) -> "DataFrame":
         """Return rows as a lazy Spark frame, which the executors read."""
         # Imported here: PySpark is an optional extra, and most steps do not use it.
-        from lance_dagster.spark import read_table
+        from lance_dagster.spark.source import read_table
 
         narrowed = all_of(self.filter, filter)
         return read_table(spark, self.table, self.version, columns=self._columns(columns), filter=narrowed)
@@ -159,9 +162,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             fields["root"] = os.fspath(root)
         super().__init__(**fields)
         # Imported where it is used, as is the table below: loading a code location needs no storage and no format.
-        from lance_dagster.store import refuse_unknown_options
+        from lance_dagster.store import refuse_credentials, refuse_unknown_options
 
         refuse_unknown_options(self.storage_options)
+        refuse_credentials({name: value for name, value in self.storage_options.items() if not is_variable(value)})
         # Dagster resolves an EnvVar when a run starts; such a root is checked at its first use.
         if not isinstance(self.root, dg.EnvVar):
             self._check_root()
@@ -291,7 +295,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         name = repository.name_of(table)
         if name in view:
             return view[name].version
-        from lance_dagster.repository import COMMIT
+        from lance_dagster.repository.projection import COMMIT
 
         tag = table.tags.list().get(ref)
         if tag is None or COMMIT in tag.metadata:
@@ -376,12 +380,13 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if one_slash := re.match(r"([a-z][a-z0-9+]*):/(?!/)", self.root):
             scheme = one_slash[1]
             raise InvalidInputError(
-                f"LanceResource.root {self.root!r} has one slash after {scheme}:; give {scheme}://..."
+                f"LanceResource.root {shown_uri(self.root)!r} has one slash after {scheme}:; give {scheme}://..."
             )
         if "://" not in self.root and not os.path.isabs(os.path.expanduser(self.root)):  # noqa: PTH117, PTH111
+            shown = shown_uri(self.root)
             raise InvalidInputError(
-                f"LanceResource.root is relative: {self.root!r}; the processes of a run may start in different "
-                f"folders, so give an absolute path such as {os.path.abspath(self.root)!r}"  # noqa: PTH100
+                f"LanceResource.root is relative: {shown!r}; the processes of a run may start in different folders, so "
+                f"give an absolute path such as {os.path.abspath(shown)!r}"  # noqa: PTH100
             )
         from lance_dagster.store import supported_uri
 
@@ -389,7 +394,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             # Without storage options: they may still be unresolved EnvVars. Opening a table checks them.
             self._root_uri = supported_uri(self.root)
         except InvalidInputError as error:
-            raise InvalidInputError(f"LanceResource.root {self.root!r}: {error}") from None
+            raise InvalidInputError(f"LanceResource.root {shown_uri(self.root)!r}: {error}") from None
         return self._root_uri
 
 
@@ -424,6 +429,6 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @property
     def session(self) -> "SparkSession":
         """The Spark session of this process, which is started if there is none."""
-        from lance_dagster.spark import local_session
+        from lance_dagster.spark.session import local_session
 
         return local_session(app_name=self.app_name, master=self.master, config=self.config)

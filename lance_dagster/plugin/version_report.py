@@ -9,13 +9,14 @@ from contextlib import suppress
 
 import dagster as dg
 
+from lance_dagster.diff.diff import Diff, RowCounts
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.history.context import Ref
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.table import Diff, LanceTable, RowCounts
+from lance_dagster.table import LanceTable
 
 # Above this number of rows in changed fragments, rows are counted by the manifests and none is read.
 _MOST_COMPARED = 100_000

@@ -20,7 +20,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
-from lance_dagster.merge.rules import Strategy
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window, functions
 from pyspark.sql.types import DataType, NullType, NumericType, StringType, StructType
 
-from lance_dagster.datafiles import RowFilter, RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.write_result import WriteResult

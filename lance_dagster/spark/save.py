@@ -15,7 +15,8 @@ from typing import Literal, TypedDict, Unpack, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from lance_dagster.datafiles import FILE_VERSION, StagedFiles, WriteTarget
+from lance_dagster.datafiles import FILE_VERSION
+from lance_dagster.datafiles.writing import StagedFiles, WriteTarget
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.layout import DATA, MAIN

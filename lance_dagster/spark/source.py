@@ -22,7 +22,8 @@ from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMis
 from lance_dagster.format.validation import check_class, check_names
 from lance_dagster.history.context import Ref
 from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
-from lance_dagster.repository import LanceRepository, TableView
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.view import TableView
 from lance_dagster.spark.change_rows import CHANGE_COLUMNS, feed_schema
 from lance_dagster.spark.frame import TableFrame, version_frame
 from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes

@@ -12,7 +12,8 @@ from typing import Any, TypedDict, Unpack
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from lance_dagster.datafiles import StagedFile, scan_fragments, write_files
+from lance_dagster.datafiles import scan_fragments
+from lance_dagster.datafiles.writing import StagedFile, write_files
 from lance_dagster.edit.compaction_plan import CompactionGroup
 from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.validation import check_class, check_options

@@ -29,7 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from lance_dagster.datafiles import RowScope, RowTally, StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles import RowScope, RowTally
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.predicate_check import predicate_scope, refuse_outside
 from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError, SchemaMismatchError, StoreError
 from lance_dagster.format.layout import VERSIONS

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+from lance_dagster.credentials import CONTAINER, shown_uri
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.vocabulary import (
     AZURE,
@@ -24,6 +25,7 @@ from lance_dagster.store.vocabulary import (
     Timeouts,
     check_endpoint,
     check_option,
+    refuse_credentials_in,
     retry_seconds,
     timeouts,
 )
@@ -51,6 +53,7 @@ _S3_OPTIONS: dict[str, tuple[str, str]] = {
     "timeout": (_TOP, ""),
     "connect_timeout": (_TOP, ""),
 }
+_ENDPOINTS = frozenset({"endpoint", "endpoint_url"})
 _SECRETS = frozenset({"secret_access_key", "session_token"})
 # As s3fs has them.
 _S3_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
@@ -67,7 +70,6 @@ _OF_ANY_FOLDER = frozenset({_DURABILITY, _RECORD_DIGESTS})
 _OF_EVERY_PROVIDER = frozenset({"allow_http", "client_retry_timeout", "timeout", "connect_timeout"})
 _YES_OR_NO = {"true": True, "false": False}
 _DURABLE = {"power": True, "process": False}
-_CONTAINER = r"abfss://[a-z0-9$-]{1,63}@[a-z0-9]{3,24}\.(dfs|blob)\.[a-z0-9.-]+(/|$)"
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
 
 
@@ -153,27 +155,29 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
     if scheme in ("", "file"):
         path = _path_of_file_uri(text) if scheme else os.path.expanduser(text)
         if "?" in path:
-            raise InvalidInputError(f"the path of a table cannot contain '?', where pylance cuts it: {_shown(text)}")
+            raise InvalidInputError(
+                f"the path of a table cannot contain '?', where pylance cuts it: {shown_uri(text)!r}"
+            )
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     if text != text.strip():
         # pylance opens the table without it, which may be another one.
-        raise InvalidInputError(f"a table URI cannot begin or end with white space: {_shown(text)}")
+        raise InvalidInputError(f"a table URI cannot begin or end with white space: {shown_uri(text)!r}")
     parts = urlsplit(text)
     _refuse_credentials(text)
     if not parts.netloc:
-        raise InvalidInputError(f"a table URI is scheme://bucket/path: {_shown(text)}")
+        raise InvalidInputError(f"a table URI is scheme://bucket/path: {shown_uri(text)!r}")
     # Hadoop spells the same storage s3a and s3n; pylance accepts only s3.
     scheme = "s3" if scheme in _S3_SCHEMES else scheme
     segments = [segment for segment in parts.path.split("/") if segment]
     # S3 keys are not normalised: such a segment would be part of the key.
     if ".." in segments or "." in segments:
-        raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {_shown(text)}")
+        raise InvalidInputError(f"a table URI cannot contain '.' or '..' segments: {shown_uri(text)!r}")
     # Here a key is what the URI says; pylance decodes it, so that the files of a table would be at two places.
     if re.search(r"%[0-9a-fA-F]{2}", parts.path):
         raise InvalidInputError(
-            f"a table URI is not percent-encoded, and {_shown(text)} has a '%' before two hexadecimal digits; for the "
-            f"place that pylance opens, write {_shown(unquote(text))}"
+            f"a table URI is not percent-encoded, and {shown_uri(text)!r} has a '%' before two hexadecimal digits; for "
+            f"the place that pylance opens, write {shown_uri(unquote(text))!r}"
         )
     return f"{scheme}://{'/'.join([parts.netloc, *segments])}"
 
@@ -187,9 +191,11 @@ def _path_of_file_uri(uri: str) -> str:
     parts = urlsplit(uri)
     if parts.netloc.lower() not in ("", "localhost"):
         host = parts.netloc.rpartition("@")[2]
-        raise InvalidInputError(f"{_shown(uri)} names the host {host!r}; a local path has three slashes: file:///path")
+        raise InvalidInputError(
+            f"{shown_uri(uri)!r} names the host {host!r}; a local path has three slashes: file:///path"
+        )
     if parts.query or parts.fragment or uri.endswith(("?", "#")):
-        raise InvalidInputError(f"{_shown(uri)} has a query or a fragment; in a file URI, '#' is written %23")
+        raise InvalidInputError(f"{shown_uri(uri)!r} has a query or a fragment; in a file URI, '#' is written %23")
     path = unquote(parts.path)
     _refuse_control_characters(path)
     return path
@@ -202,7 +208,7 @@ def _refuse_control_characters(uri: str) -> None:
         InvalidInputError: The URI has one.
     """
     if re.search(r"[\x00-\x1f\x7f]|%00", uri):
-        raise InvalidInputError(f"a table URI cannot contain control characters: {_shown(uri)}")
+        raise InvalidInputError(f"a table URI cannot contain control characters: {shown_uri(uri)!r}")
 
 
 def uri_text(uri: str | os.PathLike[str]) -> str:
@@ -218,7 +224,7 @@ def uri_text(uri: str | os.PathLike[str]) -> str:
     if re.match(r"(s3[an]?|az|abfss|gs|file):/(?!/)", text, re.IGNORECASE):
         scheme = text.partition(":")[0]
         raise InvalidInputError(
-            f"{_shown(text)} lacks a slash; give a URI {scheme}:// as text, since pathlib changes it"
+            f"{shown_uri(text)!r} lacks a slash; give a URI {scheme}:// as text, since pathlib changes it"
         )
     return text
 
@@ -230,19 +236,12 @@ def _refuse_credentials(uri: str) -> None:
         InvalidInputError: The URI has a user, a query such as a signature, or a fragment; the message shows none of it.
     """
     place = re.split(r"[?#]", uri, maxsplit=1)[0]
-    # Azure's own spelling has the container there, which is not a credential and cannot hold a password.
-    if "@" in place.partition("://")[2].partition("/")[0] and not re.match(_CONTAINER, place):
+    host = place.partition("://")[2].partition("/")[0]
+    # No bucket has a ':' in its name; a password with a slash puts its '@' into what looks like the path.
+    if ("@" in host or ":" in host) and not re.match(CONTAINER, place):
         raise InvalidInputError("a table URI cannot contain a user before '@'; give credentials as storage options")
     if place != uri:
         raise InvalidInputError(f"a table URI cannot contain '?' or '#': what follows {place!r} may be a signature")
-
-
-def _shown(uri: str) -> str:
-    """Return a URI as messages show it: without a user, a query and a fragment, which may be credentials."""
-    place, *cut = re.split(r"[?#]|%3[fF]|%23", uri, maxsplit=1)
-    if not re.match(_CONTAINER, place):
-        place = re.sub(r"^([^/]*:/+).*@", r"\1...@", place, flags=re.DOTALL)
-    return repr(f"{place}..." if cut else place)
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -353,6 +352,21 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
             raise InvalidInputError(_unknown_option(given))
 
 
+def refuse_credentials(storage_options: Mapping[str, str]) -> None:
+    """Refuse credentials in options that are no secrets, and are therefore shown and stored: endpoints and places.
+
+    Raises:
+        InvalidInputError: An endpoint or an allowed base path has a user, a query or a fragment. The message does not
+            show it.
+    """
+    for name, value in storage_options.items():
+        of_base = _OF_A_BASE.fullmatch(name)
+        if option_identity(of_base[2] if of_base else name) in _ENDPOINTS:
+            refuse_credentials_in(value, f"the endpoint, storage option {name},")
+        elif name == _ALLOWED_BASES:
+            allowed_base_paths(storage_options)
+
+
 def option_identity(name: str) -> str:
     """Return the name of an option in this package, which is equal for two spellings of one option."""
     plain = name.lower()
@@ -446,6 +460,7 @@ def _check_environment(flags: Mapping[str, bool], endpoint: str) -> None:
     name = next((name for name in names if os.environ.get(name)), "")
     allowed = flags.get("allow_http", os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE)
     given = os.environ.get(name, "")
+    refuse_credentials_in(given, f"{name} in the environment")
     if given and not given.startswith(("http://", "https://")):
         raise InvalidInputError(f"{name} in the environment is no URL: it begins with https:// or http://")
     if given.startswith("http://") and not allowed:

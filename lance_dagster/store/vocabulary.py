@@ -188,6 +188,16 @@ def _seconds(name: str, options: Mapping[str, str], usual: float) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def refuse_credentials_in(endpoint: str, name: str) -> None:
+    """Refuse an endpoint that may carry credentials: endpoints are shown in errors and on Dagster's pages.
+
+    Raises:
+        InvalidInputError: The endpoint has a user, a query or a fragment; the message shows only its name.
+    """
+    if any(mark in endpoint for mark in "@?#"):
+        raise InvalidInputError(f"{name} cannot contain '@', '?' or '#'; give credentials as storage options")
+
+
 def check_endpoint(endpoint: str | None, *, allow_http: bool) -> None:
     """Refuse an endpoint that carries credentials, is no URL, or is not encrypted where that was not asked for.
 
@@ -196,8 +206,7 @@ def check_endpoint(endpoint: str | None, *, allow_http: bool) -> None:
     """
     if endpoint is None:
         return
-    if any(mark in endpoint for mark in "@?#"):
-        raise InvalidInputError("the endpoint cannot contain '@', '?' or '#'; give credentials as storage options")
+    refuse_credentials_in(endpoint, "the endpoint")
     try:
         parts = urlsplit(endpoint)
         # The port is parsed when it is asked for.

@@ -16,7 +16,7 @@ from lance_dagster.history.refs.ref_files import READY, Branch
 from lance_dagster.history.versions import Version
 from lance_dagster.merge import merge_commit, preview
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.merge.rules import Strategy
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.table.status import TableStatus, status_of
 
 # The class has a method `list`, which hides the built-in type in its annotations; hence these aliases.

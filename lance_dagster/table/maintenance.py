@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
-from lance_dagster.datafiles import StagedFile
+from lance_dagster.datafiles.writing import StagedFile
 from lance_dagster.edit import compaction, index_status
 from lance_dagster.edit.compaction import Goal
 from lance_dagster.edit.compaction_plan import CompactionPlan

@@ -13,7 +13,7 @@ from typing import Unpack
 import pyarrow as pa
 
 from lance_dagster import datafiles
-from lance_dagster.datafiles import StagedFiles
+from lance_dagster.datafiles.writing import StagedFiles, WriteTarget
 from lance_dagster.diff import diff
 from lance_dagster.diff.diff import Diff
 from lance_dagster.edit import row_edits, staged_files, staged_upsert, write
@@ -32,7 +32,7 @@ from lance_dagster.merge import merge_commit, picks, preview
 from lance_dagster.merge.merge_commit import MERGE_COMMIT, MergeMode, MergeOptions
 from lance_dagster.merge.picks import PickOptions
 from lance_dagster.merge.preview import MergePreview
-from lance_dagster.merge.rules import Strategy
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.table.branches import Branches
 from lance_dagster.table.columns import Columns
 from lance_dagster.table.config import Config
@@ -442,9 +442,7 @@ class LanceTable:
         """
         return write.stage(self._context, data, branch, base)
 
-    def write_target(
-        self, schema: pa.Schema | None = None, ref: "Ref" = MAIN, base: str | None = None
-    ) -> datafiles.WriteTarget:
+    def write_target(self, schema: pa.Schema | None = None, ref: "Ref" = MAIN, base: str | None = None) -> WriteTarget:
         """Return the target with which another process stages data files: `write_files(target, batches)`.
 
         Args:

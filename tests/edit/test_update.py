@@ -124,6 +124,7 @@ def test_rows_keep_who_they_are_through_large_files(tmp_path: Path) -> None:
     before = {row["value"]: row for row in _known(table)}
     table.update({"key": "'u'"}, where="value % 5 < 2")
     table.update({"key": "'v'"}, where="value % 10 = 0")
+    assert 800 == len(before) == table.count_rows()
     for row in _known(table):
         was = before[row["value"]]
         assert (was["_rowid"], was["_row_created_at_version"]) == (row["_rowid"], row["_row_created_at_version"])

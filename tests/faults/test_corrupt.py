@@ -160,7 +160,9 @@ def test_a_damaged_index_section_is_named_or_harmless(transaction: bytes) -> Non
 @pytest.mark.parametrize("kind", [ARROW_FILE, BITMAP_FILE])
 def test_a_damaged_deletion_file_is_named_or_harmless(tmp_path: Path, kind: int) -> None:
     """A damaged deletion file of either kind, read as either kind, is an error that names it, or harmless."""
-    for path in sorted((_table(tmp_path) / "_deletions").iterdir()):
+    paths = sorted((_table(tmp_path) / "_deletions").iterdir())
+    assert paths
+    for path in paths:
         damage = (*by_bytes("x", path.read_bytes(), flips=200), *of_deletion("x"))
         assert [] == _named_or_harmless(
             "_deletions/x", damage, lambda data: decode_offsets(kind, data, "_deletions/x", 0)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import Conflict, LanceTable
 from lance_dagster.errors import InvalidInputError, MergeConflictError
-from lance_dagster.merge.rules import Conflict
 
 PRIMARY = {b"lance-schema:unenforced-primary-key": b"true"}
 

@@ -9,9 +9,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, Strategy, Winner
+from lance_dagster import Conflict, LanceTable, Strategy, Winner
 from lance_dagster.errors import MergeConflictError
-from lance_dagster.merge.rules import Conflict
 from tests.soak import DEEP
 from tests.table_factory import as_pylance, entries, new_table
 

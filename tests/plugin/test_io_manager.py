@@ -18,9 +18,9 @@ from lance_dagster import (
     PinnedTable,
     SchemaMismatchError,
     SparkResource,
+    StagedFiles,
     write_files,
 )
-from lance_dagster.datafiles import StagedFiles
 
 NUMBERS = dg.AssetKey(["lab", "numbers"])
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})

@@ -14,10 +14,10 @@ from lance_dagster import (
     LanceResource,
     LanceTable,
     RowCount,
+    StagedFiles,
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.datafiles import StagedFiles
 from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues
 from lance_dagster.plugin.io.partitions import partition_filter
@@ -187,6 +187,78 @@ def test_keys_that_a_column_cannot_hold(key: str, kind: pa.DataType) -> None:
         partition_filter(
             [key], values, definition=dg.StaticPartitionsDefinition([key]), partition_expr="year", asset="sales"
         )
+
+
+PADDED = dg.StaticPartitionsDefinition(["01", "2", "03", "False"])
+TWICE = dg.StaticPartitionsDefinition(["1", "01", "2", "true", "True"])
+DYNAMIC = dg.DynamicPartitionsDefinition(name="d")
+
+
+def cell(number: str) -> dg.MultiPartitionKey:
+    """The key of a cell in two dimensions, one of numbers."""
+    return dg.MultiPartitionKey({"n": number, "region": "eu"})
+
+
+def numbered(definition: dg.PartitionsDefinition) -> dg.MultiPartitionsDefinition:
+    """Partitions of two dimensions, one of numbers."""
+    return dg.MultiPartitionsDefinition({"n": definition, "region": REGIONS})
+
+
+@pytest.mark.parametrize(
+    "keys,definition,expr,says",
+    [
+        (["01"], TWICE, "n", "'01' and '1' are the same value of column 'n', which is int32"),
+        (["2", "1"], TWICE, "n", "'1' and '01' .* have one partition of this value, '1'"),
+        (["1"], TWICE, "n + 1", "'1' and '01' are the same value"),
+        (["True"], TWICE, "ok", "'True' and 'true' are the same value .* bool, .* of this value, 'true'"),
+        (["01"], DYNAMIC, "n", "'01' and '1' are the same value .* have one partition of this value, '1'"),
+        (["-0"], DYNAMIC, "n", "'-0' and '0' are the same value"),
+        (["TRUE"], DYNAMIC, "ok", "'TRUE' and 'true' are the same value"),
+        (["007"], None, "n", "'007' and '7' are the same value"),
+        ([cell("01")], numbered(TWICE), {"n": "n", "region": "region"}, "'01' and '1' are the same value"),
+        (["\u0661"], DYNAMIC, "n", "'\u0661' is not a value of column 'n'"),
+        (["\u0661"], dg.StaticPartitionsDefinition(["1", "\u0661"]), "n", "'\u0661' is not a value of column 'n'"),
+        (["1" * 5000], DYNAMIC, "n", "is not a value of column 'n'"),
+        (["1"], DYNAMIC, "ok", "'1' is not a value of column 'ok'"),
+        (["true"], DYNAMIC, "n", "'true' is not a value of column 'n'"),
+    ],
+)
+def test_keys_of_the_same_rows_are_refused(keys: list[str], definition: Any, expr: Any, says: str) -> None:
+    """A key that selects the rows of another key is refused, whichever of the two is written."""
+    with pytest.raises(InvalidInputError, match=says):
+        predicate(keys, definition, expr)
+
+
+@pytest.mark.parametrize(
+    "keys,definition,expr,expected",
+    [
+        (["01", "03"], PADDED, "n", "`n` IN (1, 3)"),
+        (["False"], PADDED, "ok", "`ok` IN (false)"),
+        (["1", "01"], TWICE, "text", "`text` IN ('01', '1')"),
+        (["01"], DYNAMIC, "text", "`text` IN ('01')"),
+        (["2"], TWICE, "n", "`n` IN (2)"),
+        (["20240102"], dg.DailyPartitionsDefinition("20240101", fmt="%Y%m%d"), "n", "`n` IN (20240102)"),
+        (["0102"], dg.DailyPartitionsDefinition("0101", fmt="%m%d"), "n", "`n` IN (102)"),
+    ],
+)
+def test_keys_with_zeros_in_front(keys: list[str], definition: Any, expr: str, expected: str) -> None:
+    """They are values of text, and of numbers where no other key of the partitions is the same number."""
+    assert expected == predicate(keys, definition, expr)
+
+
+def test_the_second_key_of_a_number_replaces_nothing(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """A dynamic partition that would replace the rows of another one is refused, and the rows stay."""
+    definition = dg.DynamicPartitionsDefinition(name="shops")
+    instance.add_dynamic_partitions("shops", ["1", "01"])
+
+    @dg.asset(key=EVENTS, partitions_def=definition, metadata={"lance/partition_expr": "shop"})
+    def shops(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"shop": [1], "key": [context.partition_key]})
+
+    assert run(lake, shops, partition_key="1", instance=instance).success
+    with pytest.raises(InvalidInputError, match="'01' and '1' are the same value of column 'shop'"):
+        run(lake, shops, partition_key="01", instance=instance)
+    assert ["1"] == lake.table(EVENTS).read("dev")["key"].to_pylist()
 
 
 def test_hours_need_a_timestamp() -> None:

@@ -300,6 +300,14 @@ def test_partitions_of_another_process(keys: list[str], definition: Any, express
     assert str(wanted.expression) == str(found.expression)
 
 
+def test_a_key_of_another_process_that_repeats_a_number_is_refused() -> None:
+    """The process, which does not have the other keys, refuses a key that selects the rows of one of them."""
+    definition = dg.StaticPartitionsDefinition(["1", "01"])
+    points = PartitionPoints.decoded(json.loads(json.dumps(PartitionPoints.of(["1"], definition).encoded())))
+    with pytest.raises(InvalidInputError, match="'1' and '01' are the same value"):
+        points.filter(pa.schema([("n", pa.int64())]), "n", "orders")
+
+
 @pytest.mark.parametrize("mode", ["append", "replace_partitions"])
 def test_a_retry_of_two_partitions_on_object_storage(
     s3_storage: S3Storage, instance: dg.DagsterInstance, mode: str

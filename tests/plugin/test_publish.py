@@ -6,16 +6,17 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import (
+    InRange,
     InvalidInputError,
     LanceIOManager,
     LanceRepository,
     LanceResource,
     ProtectedError,
+    RowCount,
     build_publisher,
     build_table_checks,
     table_check,
 )
-from lance_dagster.plugin import InRange, RowCount
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from tests.plugin.shop import (
     CUSTOMERS,

@@ -138,6 +138,23 @@ def test_a_credential_as_text_is_not_stored_with_the_run(
     assert [] == leaks(tmp_path, SECRET, TOKEN)
 
 
+@pytest.mark.parametrize("place", ["root", "endpoint"])
+def test_a_credential_in_a_variable_is_not_stored_with_the_run(
+    stored_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, debug_log: Path, tmp_path: Path, place: str
+) -> None:
+    """A root or an endpoint that a variable gives, and that has a credential, fails each run and is not stored."""
+    monkeypatch.setenv("LAKE_ROOT", f"s3://user:{PASSWORD}@bucket/lake" if place == "root" else "s3://bucket/lake")
+    monkeypatch.setenv("LAKE_URL", f"http://user:{PASSWORD}@127.0.0.1:1" if place == "endpoint" else "http://a.example")
+    endpoint = S3Options(endpoint=dg.EnvVar("LAKE_URL"), allow_http=True)
+    resource = LanceResource(root=dg.EnvVar("LAKE_ROOT"), s3=endpoint)
+    assets = [orders, *build_table_checks(orders, [RowCount(minimum=1)]), build_publisher([orders])]
+    resources = {"lance": resource, "io_manager": LanceIOManager(lance=resource)}
+    done = dg.materialize(assets, resources=resources, instance=stored_instance, raise_on_error=False)
+    assert not done.success
+    assert debug_log.stat().st_size
+    assert [] == leaks(tmp_path, PASSWORD)
+
+
 def test_the_search_finds_what_dagster_compresses(stored_instance: dg.DagsterInstance, tmp_path: Path) -> None:
     """The search finds the configuration of another resource in the snapshot, which Dagster compresses."""
 

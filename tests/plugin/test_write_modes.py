@@ -6,8 +6,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
-from lance_dagster.datafiles import StagedFiles
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, StagedFiles
 from tests.plugin.shop import failure
 
 STOCK = dg.AssetKey(["shop", "stock"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundError
 from lance_dagster.history.context import TableContext
-from lance_dagster.repository import CandidateRecord
+from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import Registry, RepositoryContext
 from lance_dagster.store import LocalStore, Store

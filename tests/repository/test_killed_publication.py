@@ -11,7 +11,7 @@ import pytest
 
 from lance_dagster import InvalidInputError, LanceRepository, NotFoundError
 from lance_dagster.errors import CommitStateUnknownError, StoreError
-from lance_dagster.repository import CandidateRecord
+from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.registry import RepositoryContext
 from tests.forked_program import ready_processes

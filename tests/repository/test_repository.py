@@ -19,12 +19,12 @@ from lance_dagster import (
     MergeConflictError,
     NotFoundError,
     ProtectedError,
+    Published,
     RefNotFoundError,
     TableNotFoundError,
     TableVersion,
     VersionNotFoundError,
 )
-from lance_dagster.repository import Published
 from lance_dagster.repository.commits.snapshot import new_commit
 from lance_dagster.repository.projection import Lagging
 from tests.repository.scripted_repository import SCHEMA, rows, run

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.daemon import manager
 
-from lance_dagster.datafiles import StagedFile
+from lance_dagster import StagedFile
 from lance_dagster.datafiles.writing import _OpenFile
 
 FAILURE = "lance_dagster.tests.failure"

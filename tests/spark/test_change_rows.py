@@ -2,8 +2,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from lance_dagster import read_changes
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
-from lance_dagster.spark import read_changes
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from lance_dagster.spark import ensure_java
+from lance_dagster import ensure_java
 from lance_dagster.table import LanceTable
 from tests.conftest import HOST, SERVER_START_SECONDS, S3Storage, free_port
 
@@ -27,8 +27,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from lance_dagster import LanceTable
-from lance_dagster.spark import *
+from lance_dagster import (
+    LanceDataSource, LanceTable, local_session, narrow, read_changes, read_table, stage, table_view, upsert_batches,
+    upsert_frame, write_table,
+)
 
 uri, options, master, config = sys.argv[1], *map(json.loads, sys.argv[2:])
 folder = Path(tempfile.mkdtemp())

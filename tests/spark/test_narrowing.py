@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from lance_dagster.spark import narrow, read_table, stage, table_view
+from lance_dagster import narrow, read_table, stage, table_view
 from lance_dagster.spark.frame import TableFrame, VersionFrame, version_frame
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import SPLIT_BYTES, Scan, fragment_sizes

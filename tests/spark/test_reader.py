@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThan, InputPartition
 from pyspark.sql.types import StructType
 
+from lance_dagster import narrow, read_table
 from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError, StoreError
-from lance_dagster.spark import narrow, read_table
 from lance_dagster.spark.frame import version_frame
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import (

@@ -7,9 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError
-from lance_dagster.history.table_uri import table_uri
-from lance_dagster.spark import (
+from lance_dagster import (
     SaveMode,
     compact_table,
     delete_keys,
@@ -20,6 +18,8 @@ from lance_dagster.spark import (
     upsert_frame,
     write_table,
 )
+from lance_dagster.errors import AlreadyExistsError, InvalidInputError, RefNotFoundError
+from lance_dagster.history.table_uri import table_uri
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import decode_claims
 from tests.spark.samples import schema_of

@@ -7,13 +7,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, MapType, NullType, StructField, StructType
 
+from lance_dagster import target_schema
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
-from lance_dagster.spark import replacement_schema, target_schema
 from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
     check_fits,
     holds_binary,
     readable_schema,
+    replacement_schema,
     row_bytes,
     to_spark_batch,
     to_table_batch,

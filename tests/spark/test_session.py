@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from lance_dagster.spark import local_session
+from lance_dagster import local_session
 
 
 def test_a_session_is_ready_for_lance(spark: SparkSession) -> None:

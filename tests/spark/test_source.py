@@ -10,9 +10,8 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster import InvalidInputError, LanceRepository
+from lance_dagster import InvalidInputError, LanceRepository, read_table, stage
 from lance_dagster.history.table_uri import table_uri
-from lance_dagster.spark import read_table, stage
 from lance_dagster.spark.writer import WRITE_PROPERTY, LanceWriter
 from lance_dagster.table import LanceTable
 from tests.conftest import S3Storage

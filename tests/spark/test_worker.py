@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from lance_dagster.spark import read_table
+from lance_dagster import read_table
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 import lance_dagster
-import lance_dagster.plugin
-import lance_dagster.spark
 from lance_dagster import (
     Branches,
     ChangeKind,
@@ -44,7 +42,7 @@ from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
 from tests.table_factory import entries, new_table
 
 NAMESPACES = (Branches, Channels, Columns, Config, Maintenance, Releases, Tags)
-DOORS = (lance_dagster, lance_dagster.plugin, lance_dagster.spark)
+PUBLIC = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
 OPERATIONS = {found for found in vars(operations).values() if getattr(found, "__module__", "") == operations.__name__}
 TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
 CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer", "streamReader", "streamWriter"))
@@ -107,16 +105,13 @@ def argument_names(function: types.FunctionType) -> set[str]:
 
 def public_classes() -> list[type]:
     """Every class among the public names, and every operation of a transaction."""
-    named = {getattr(module, name) for module in DOORS for name in module.__all__} | OPERATIONS
-    return sorted((found for found in named if isinstance(found, type)), key=lambda one: one.__name__)
+    values = {*PUBLIC.values()} | OPERATIONS
+    return sorted((value for value in values if isinstance(value, type)), key=lambda owner: owner.__name__)
 
 
 def public_functions() -> Iterator[tuple[str, types.FunctionType]]:
     """Every function among the public names, and every public method."""
-    for module in DOORS:
-        for name in module.__all__:
-            if isinstance(found := getattr(module, name), types.FunctionType):
-                yield name, found
+    yield from ((name, value) for name, value in PUBLIC.items() if isinstance(value, types.FunctionType))
     for owner in public_classes():
         for name, found in signatures(owner):
             yield f"{owner.__name__}.{name}", found
@@ -135,7 +130,7 @@ def public_fields() -> Iterator[tuple[str, str, object, Mapping[str, object]]]:
 
 def test_every_type_of_a_signature_is_exported() -> None:
     """A caller can name what a function takes and returns, and what a value holds."""
-    exported = {getattr(module, name) for module in DOORS for name in module.__all__} | OPERATIONS
+    exported = {*PUBLIC.values()} | OPERATIONS
     used: list[tuple[str, object, Mapping[str, object]]] = [
         (name, annotation, function.__globals__)
         for name, function in public_functions()
@@ -150,12 +145,6 @@ def test_every_type_of_a_signature_is_exported() -> None:
         if found not in exported
     }
     assert set() == missing
-
-
-def test_the_doors_of_plugin_and_spark_are_among_the_public_names() -> None:
-    """One import serves for all of them; `replacement_schema` is for writers of data sources."""
-    behind = {name for module in DOORS[1:] for name in module.__all__} - set(lance_dagster.__all__)
-    assert {"replacement_schema"} == behind
 
 
 def test_points_in_time_are_datetimes_and_durations_timedeltas() -> None:

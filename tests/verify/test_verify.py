@@ -726,7 +726,9 @@ def test_no_damage_of_a_file_is_an_exception(tmp_path: Path, maker: str, change:
     """This holds for every file; a cut, emptied or overwritten file that is read is also found."""
     table = MAKERS[maker](tmp_path)
     unread = ("_transactions", "data", "_indices", ".lock")
-    for path in [path for path in Path(table.uri).rglob("*") if path.is_file()]:
+    paths = [path for path in Path(table.uri).rglob("*") if path.is_file()]
+    assert paths
+    for path in paths:
         whole = path.read_bytes()
         path.write_bytes(CHANGES[change](whole))
         report = LanceTable.open(table.uri).maintenance.verify()

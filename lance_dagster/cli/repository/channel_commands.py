@@ -17,7 +17,9 @@ from lance_dagster.cli.repository.repository_inspect import (
 from lance_dagster.errors import RefNotFoundError
 
 if TYPE_CHECKING:
-    from lance_dagster.repository import Channel, LanceRepository, RefEntry
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.channel_moves import Channel
+    from lance_dagster.repository.commits.snapshot import RefEntry
 
 _with_channel = click.option("--channel", default="production", show_default=True, help="The channel.")
 _with_properties = click.option(

@@ -34,7 +34,10 @@ from lance_dagster.errors import MergeConflictError, NotFoundError, counted
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from lance_dagster.repository import Adopted, Lagging, LanceRepository, RepositoryCommit
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.adoption import Adopted
+    from lance_dagster.repository.commits.snapshot import RepositoryCommit
+    from lance_dagster.repository.projection import Lagging
 
 
 class _PublishOptions(CommitOptions):
@@ -216,7 +219,7 @@ def publish(
     After a crash, a repeated call completes the missing steps. With conflicts nothing changes, and those of all tables
     are printed.
     """
-    from lance_dagster.repository import DEFAULT_CHANNEL
+    from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL
 
     # Only for the line "before -> after": the publication reads the head itself.
     before = repository.head()
@@ -287,7 +290,7 @@ def collect(
 
     Data files stay until `lance-dagster gc` of each table deletes them.
     """
-    from lance_dagster.repository import CommitRetention
+    from lance_dagster.repository.collect_commits import CommitRetention
 
     retention = CommitRetention(promotions=promotions, keep_for=keep_for)
     with busy("looking at commits"):

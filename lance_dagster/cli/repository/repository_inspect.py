@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import (
-        Channel,
-        ChannelHold,
-        LanceRepository,
-        RepositoryCommit,
-        RepositoryView,
-    )
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.channel_moves import Channel
+    from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit
     from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
+    from lance_dagster.repository.view import RepositoryView
 
 with_ref = click.option(
     "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, release tag or commit."

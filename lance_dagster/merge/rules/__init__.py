@@ -7,20 +7,16 @@ from lance_dagster.merge.rules.plan import MergePlan, parsed_strategy, plan_merg
 from lance_dagster.merge.rules.refusal import MergeRefusal
 from lance_dagster.merge.rules.result import MergedFragment, Tally
 from lance_dagster.merge.rules.row_decisions import CombinedUpdates
-from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, ParsedStrategy, Strategy, Winner
+from lance_dagster.merge.rules.strategy import ParsedStrategy
 
 __all__ = [
     "CombinedUpdates",
-    "Conflict",
-    "ConflictKind",
     "MergeInput",
     "MergePlan",
     "MergeRefusal",
     "MergedFragment",
     "ParsedStrategy",
-    "Strategy",
     "Tally",
-    "Winner",
     "claim_units",
     "fields_across",
     "parsed_strategy",

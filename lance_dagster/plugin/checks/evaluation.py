@@ -140,7 +140,7 @@ def record_outcome(
         outcome: The result.
         run_id: The run that evaluated the check.
     """
-    from lance_dagster.repository import Verdict
+    from lance_dagster.repository.candidates.audits import Verdict
 
     repository = lance.open_repository()
     if repository is not None:

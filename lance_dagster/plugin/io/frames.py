@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import RowTally, StagedFiles, WriteTarget
+from lance_dagster.datafiles import RowTally
+from lance_dagster.datafiles.writing import StagedFiles, WriteTarget
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
@@ -34,7 +35,7 @@ class SparkRows:
 
     def schema(self, current: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
         """Return the frame's columns, with the types of a table where the frame's values fit them."""
-        from lance_dagster.spark import replacement_schema
+        from lance_dagster.spark.spark_schema import replacement_schema
 
         return replacement_schema(self.frame.schema, current, vectors)
 
@@ -275,7 +276,7 @@ class SparkFrames:
 
     def schema(self, value: "DataFrame", vectors: Mapping[str, int]) -> pa.Schema:
         """Return the frame's schema in Arrow's types."""
-        from lance_dagster.spark import target_schema
+        from lance_dagster.spark.spark_schema import target_schema
 
         return target_schema(value.schema, vectors)
 
@@ -287,7 +288,7 @@ class SparkFrames:
         """Return a lazy Spark frame, in the active session if there is one."""
         from pyspark.sql import SparkSession
 
-        from lance_dagster.spark import local_session
+        from lance_dagster.spark.session import local_session
 
         active = SparkSession.getActiveSession()
         if active is None:

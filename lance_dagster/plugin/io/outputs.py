@@ -14,7 +14,8 @@ from typing import Any, assert_never, cast
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowTally, StagedFiles, conform, exact_cast, fits_type, read_data_file, write_files
+from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, read_data_file
+from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError, TableNotFoundError
 from lance_dagster.format.layout import MAIN

@@ -23,6 +23,9 @@ from lance_dagster.plugin import metadata as md
 # The time window of a partition key.
 Windows = Callable[[str], dg.TimeWindow]
 _NAME = re.compile(r"\w+")
+# More digits than those of a 64-bit integer can be zeros in front of it.
+_INTEGER = re.compile(r"-?[0-9]{1,100}")
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,25 @@ class PartitionValues:
         arrow = None if self.arrow is None else self.arrow.isin(self._array(values))
         return PartitionFilter(predicate=f"{self.sql} IN ({listed})", expression=arrow, columns=self.columns)
 
+    def refuse_repeated(self, repeated: Mapping[str, str]) -> None:
+        """Refuse keys that select the same rows as another key: each would replace the rows of the other.
+
+        Args:
+            repeated: Keys that write a number or a truth value in another way than another key, which is named.
+
+        Raises:
+            InvalidInputError: A key is the same value of this type as the other key.
+        """
+        if not (pa.types.is_integer(self.kind) or pa.types.is_boolean(self.kind)):
+            return
+        for key, other in sorted(repeated.items()):
+            name = usual_key(key)
+            raise InvalidInputError(
+                f"partition keys {key!r} and {other!r} are the same value of column {self.name!r}, which is "
+                f"{self.kind}, so each of these partitions would replace the rows of the other: have one partition of "
+                f"this value, {name!r}"
+            )
+
     def _array(self, values: "Mapping[str, str | int | bool]") -> "pa.Array[Any]":
         try:
             return pa.array(values.values(), self.kind)
@@ -184,15 +206,28 @@ class PartitionValues:
         kind, plain = self.kind, str(key)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             return plain
-        if pa.types.is_integer(kind) and plain.removeprefix("-").isdecimal():
-            return int(plain)
-        if pa.types.is_boolean(kind) and plain.lower() in ("true", "false"):
-            return plain.lower() == "true"
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            raise InvalidInputError(f"partition key {plain!r} is not a value of column {self.name!r}, which is {kind}")
+            value = value_of(plain)
+            if value is None or isinstance(value, bool) != pa.types.is_boolean(kind):
+                what = f"column {self.name!r}, which is {kind}"
+                raise InvalidInputError(f"partition key {plain!r} is not a value of {what}")
+            return value
         raise InvalidInputError(
             f"column {self.name!r} is {kind}; partitions select from text, integer, boolean, date and timestamp values"
         )
+
+
+def value_of(key: str) -> int | bool | None:
+    """Return the integer or truth value that a partition key writes, or None when it writes another value."""
+    if _INTEGER.fullmatch(key):
+        return int(key)
+    return _BOOLEANS.get(key.lower())
+
+
+def usual_key(key: str) -> str:
+    """Return the usual way to write the integer or truth value of a key, such as `1` for `01`."""
+    value = value_of(key)
+    return key if value is None else str(value).lower()
 
 
 def all_filters(filters: Sequence[PartitionFilter]) -> PartitionFilter:

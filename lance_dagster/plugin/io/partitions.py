@@ -6,7 +6,7 @@ form for every kind of partition: its ranges and time windows fail for sets with
 Adjacent time windows are merged, so that a year of days becomes one comparison and not 365.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,14 @@ import pyarrow.compute as pc
 from lance_dagster.datafiles import RowFilter, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues, Windows, all_filters, any_of
+from lance_dagster.plugin.io.partition_values import (
+    PartitionFilter,
+    PartitionValues,
+    Windows,
+    all_filters,
+    any_of,
+    usual_key,
+)
 from lance_dagster.plugin.settings import expressions_of
 
 _SHOWN = 3
@@ -56,25 +63,37 @@ class PartitionPoints:
     Attributes:
         points: The coordinates of each key, in the order of the dimensions.
         windows: The time windows of each dimension; None for a dimension that is not one of time.
+        repeated: For each dimension, those of its keys that write the same number or truth value as another key,
+            with that key.
         names: The names of the dimensions; None when the partitions have only one, without a name.
     """
 
     points: frozenset[tuple[str, ...]]
     windows: tuple[Windows | None, ...]
+    repeated: tuple[Mapping[str, str], ...]
     names: tuple[str, ...] | None
 
     @classmethod
     def of(cls, keys: Sequence[str], definition: dg.PartitionsDefinition | None) -> "PartitionPoints":
         """Return the points of some keys of a definition; without one, keys are plain values."""
         if not isinstance(definition, dg.MultiPartitionsDefinition):
-            return cls(points=frozenset((key,) for key in keys), windows=(_windows_of(definition),), names=None)
+            return cls(
+                points=frozenset((key,) for key in keys),
+                windows=(_windows_of(definition),),
+                repeated=(_repeated(keys, definition),),
+                names=None,
+            )
         # The names are sorted, so that the order in which the user wrote the dimensions changes no predicate.
         parts = sorted(definition.partitions_defs, key=lambda part: part.name)
         names = tuple(part.name for part in parts)
         found = [_coordinates(definition, key) for key in keys]
+        points = frozenset(tuple(one[name] for name in names) for one in found)
         return cls(
-            points=frozenset(tuple(one[name] for name in names) for one in found),
+            points=points,
             windows=tuple(_windows_of(part.partitions_def) for part in parts),
+            repeated=tuple(
+                _repeated({point[number] for point in points}, part.partitions_def) for number, part in enumerate(parts)
+            ),
             names=names,
         )
 
@@ -87,6 +106,8 @@ class PartitionPoints:
         # The expression is validated first, because an invalid one is an error even when there are no keys.
         given = expressions_of(asset, self.names, partition_expr)
         values = [PartitionValues.of(one, schema, asset) for one in given]
+        for dimension, repeated in zip(values, self.repeated, strict=True):
+            dimension.refuse_repeated(repeated)
         if not self.points:
             return PartitionFilter(predicate="false", expression=pc.scalar(False))  # noqa: FBT003
         return _select_points(set(self.points), list(zip(values, self.windows, strict=True)))
@@ -102,6 +123,7 @@ class PartitionPoints:
             # The order of a set differs between two processes.
             "points": sorted(map(list, self.points)),
             "windows": windows,
+            "repeated": list(self.repeated),
             "names": None if self.names is None else list(self.names),
         }
 
@@ -115,6 +137,7 @@ class PartitionPoints:
         return cls(
             points=frozenset(tuple(point) for point in given["points"]),
             windows=tuple(None if of is None else of.__getitem__ for of in windows),
+            repeated=tuple(given["repeated"]),
             names=None if given["names"] is None else tuple(given["names"]),
         )
 
@@ -124,6 +147,23 @@ def _windows_of(definition: dg.PartitionsDefinition | None) -> Windows | None:
     if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return None
     return definition.time_window_for_partition_key
+
+
+def _repeated(keys: Collection[str], definition: dg.PartitionsDefinition | None) -> dict[str, str]:
+    """Return the keys that write the same number or truth value as another key of the partitions, with that key.
+
+    Time partitions have one key for each window. The other keys of dynamic partitions are not known here, so each key
+    has to write its value in the usual way.
+    """
+    if isinstance(definition, dg.TimeWindowPartitionsDefinition):
+        return {}
+    if not isinstance(definition, dg.StaticPartitionsDefinition):
+        return {key: usual_key(key) for key in keys if key != usual_key(key)}
+    by_value: dict[str, list[str]] = {}
+    for key in definition.get_partition_keys():
+        by_value.setdefault(usual_key(key), []).append(key)
+    others = {key: [other for other in by_value.get(usual_key(key), ()) if other != key] for key in keys}
+    return {key: same[0] for key, same in others.items() if same}
 
 
 def _encoded_window(window: dg.TimeWindow) -> list[str]:

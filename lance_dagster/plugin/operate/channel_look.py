@@ -17,7 +17,9 @@ from lance_dagster.plugin.operate.ref_cursor import BranchMark, Marks, RefCursor
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import LanceRepository, RefEntry, RepositoryView
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.commits.snapshot import RefEntry
+    from lance_dagster.repository.view import RepositoryView
 
 
 class ChannelMove(NamedTuple):

@@ -199,7 +199,7 @@ def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) ->
         age = options.get("collect", _DEFAULT_AGE)
         if repository is None or age is None:
             return
-        from lance_dagster.repository import CommitRetention
+        from lance_dagster.repository.collect_commits import CommitRetention
 
         found = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
         context.add_output_metadata(
@@ -258,7 +258,7 @@ class _Step:
             version = table.maintenance.compact(message=message, properties=self._properties)
         else:
             # Imported here: PySpark is an optional extra.
-            from lance_dagster.spark import compact_table
+            from lance_dagster.spark.spark_compaction import compact_table
 
             version = compact_table(self._spark.session, table, message=message, properties=self._properties)
         self.report |= {"lance/fragments_before": before, "lance/fragments_after": _fragments(table)}

@@ -17,7 +17,8 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import RowScope, RowTally, StagedFiles, conform
+from lance_dagster.datafiles import RowScope, RowTally, conform
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.partition_values import PartitionFilter

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lance_dagster.edit.write_result import WriteResult
     from lance_dagster.history.context import Properties
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository import WriteMode
+    from lance_dagster.repository.candidates.writes import WriteMode
     from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
@@ -397,7 +397,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         Raises:
             InvalidInputError: The table belongs to another asset, or does not exist and the rows are staged files.
         """
-        from lance_dagster.datafiles import StagedFiles
+        from lance_dagster.datafiles.writing import StagedFiles
         from lance_dagster.table import LanceTable
 
         asset = self._properties[md.ASSET_KEY]

@@ -41,7 +41,7 @@ from lance_dagster.plugin.run_branch import (
     is_written,
     run_of,
 )
-from lance_dagster.repository import RecordedWrite
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.table import LanceTable
 
 # The work on a table mostly waits for the storage, so more threads than processors make it faster.

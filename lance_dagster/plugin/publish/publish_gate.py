@@ -29,7 +29,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import string_lists_of
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, run_of
-from lance_dagster.repository import Verdict
+from lance_dagster.repository.candidates.audits import Verdict
 
 _NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
 _PARENTS_OF_A_MERGE = 2

@@ -62,7 +62,9 @@ from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_com
 from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
 from lance_dagster.plugin.run_branch import READS, RunChain, is_over, run_of, who_launched
-from lance_dagster.repository import ChannelHold, LanceRepository, RepositoryView, TableView
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.commits.snapshot import ChannelHold
+from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.table import LanceTable
 
 # How often, and after how many seconds, a publisher is retried while runs that it depends on have yet to publish.

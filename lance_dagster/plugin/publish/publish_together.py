@@ -53,22 +53,15 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_writes,
 )
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
-from lance_dagster.repository import (
-    RESTORES,
-    Channel,
-    ChannelHold,
-    LanceRepository,
-    NumberSet,
-    RecordedWrite,
-    RefEntry,
-    RepositoryCommit,
-    RepositoryView,
-    TableVersion,
-    TableView,
-    VersionToPublish,
-    excluded_by,
-)
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import RecordedWrite, excluded_by
+from lance_dagster.repository.channel_moves import Channel
+from lance_dagster.repository.commits.resolve_commit import RESTORES
+from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.staging import NEVER
+from lance_dagster.repository.view import RepositoryView, TableView
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20

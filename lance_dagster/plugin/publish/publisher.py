@@ -12,7 +12,7 @@ left behind.
 
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -141,7 +141,7 @@ def build_publisher(
     _check_arguments(tables, tag, unchecked, options)
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = _different_keys(specs)
-    nodes = _nodes_of(specs, tag, partitions_def, options.get("group_name"))
+    nodes = _after_split_assets(_nodes_of(specs, tag, partitions_def, options.get("group_name")), tables)
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = _named_checks(checks, keys)
     name = publisher_name(tag) if name is None else require_name("name", name)
@@ -308,7 +308,7 @@ def _name_of(key: dg.AssetKey) -> str:
 def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
     """Return the specs of the assets that a caller names; the spec of a key has nothing but the key."""
     if isinstance(table, dg.AssetsDefinition):
-        return [table.get_asset_spec(key) for key in table.keys]
+        return list(table.specs)
     return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
 
 
@@ -336,6 +336,51 @@ def _nodes_of(
         )
         nodes.append(PromotedNode(candidate=key, promoted=spec.key, metadata=dict(asset.metadata), spec=spec))
     return nodes
+
+
+def _after_split_assets(nodes: list[PromotedNode], tables: Sequence[TableAsset]) -> list[PromotedNode]:
+    """Let each node depend on all candidates, where Dagster splits one of their multi-assets into several steps.
+
+    Dagster then splits each definition whose assets are at different depths of the graph. The steps of a split
+    publisher would each publish a part of the run; with equal dependencies all nodes have the same depth.
+    """
+    specs = [spec for table in tables for spec in _specs_of(table)]
+    needs = {spec.key: [dep.asset_key for dep in spec.deps] for spec in specs}
+    promoted = {node.promoted for node in nodes}
+    # A candidate that is computed from a promoted node needs a publisher of several steps.
+    is_layered = any(not promoted.isdisjoint(upstream) for upstream in needs.values())
+    definitions = [table for table in tables if isinstance(table, dg.AssetsDefinition)]
+    if is_layered or not any(is_split(definition, needs) for definition in definitions):
+        return nodes
+    candidates = [dg.AssetDep(spec.key) for spec in specs]
+    return [
+        node._replace(
+            spec=node.spec.replace_attributes(
+                deps=[*candidates, *(dep for dep in node.spec.deps if dep.asset_key in promoted)]
+            )
+        )
+        for node in nodes
+    ]
+
+
+def is_split(definition: dg.AssetsDefinition, needs: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> bool:
+    """Return whether Dagster executes a multi-asset in several steps, because an asset of another one stands between.
+
+    Args:
+        definition: The multi-asset.
+        needs: The assets that each asset is computed from.
+    """
+    if not definition.can_subset:
+        return False
+    seen = set[dg.AssetKey]()
+    todo = [upstream for key in definition.keys for upstream in needs.get(key, ()) if upstream not in definition.keys]
+    while todo:
+        key = todo.pop()
+        if key in definition.keys:
+            return True
+        todo += needs.get(key, ()) if key not in seen else ()
+        seen.add(key)
+    return False
 
 
 def _named_checks(

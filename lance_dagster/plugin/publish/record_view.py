@@ -17,14 +17,10 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.run_branch import RunChain
-from lance_dagster.repository import (
-    ClosedWrites,
-    LanceRepository,
-    RecordedWrite,
-    RepositoryCommit,
-    Verdict,
-    published_twin,
-)
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.candidates.audits import Verdict
+from lance_dagster.repository.candidates.writes import ClosedWrites, RecordedWrite, published_duplicate
+from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.table import LanceTable
 
 _NO_COMMIT = RepositoryCommit(
@@ -117,9 +113,9 @@ class RecordView:
         """Return whether a write will never be published, because it was discarded, replaced or withdrawn."""
         return write.number in self._closed_in(write).dropped
 
-    def published_twin(self, write: RecordedWrite) -> RecordedWrite | None:
+    def published_duplicate(self, write: RecordedWrite) -> RecordedWrite | None:
         """Return a published write whose rows an append would add a second time, or None."""
-        return published_twin(write, self.of_candidate(write.request.candidate), self.head.writes)
+        return published_duplicate(write, self.of_candidate(write.request.candidate), self.head.writes)
 
     def runs_of_candidate(self, candidate: str) -> tuple[str, ...]:
         """Return the runs of a candidate that wrote anything, and those that joined it without a write."""

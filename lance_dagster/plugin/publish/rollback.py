@@ -26,7 +26,8 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import strings_on_main
 from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
-from lance_dagster.repository import LanceRepository, RecordedWrite
+from lance_dagster.repository import LanceRepository
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.table import LanceTable
 
 _MOST_WITHDRAWN = 20

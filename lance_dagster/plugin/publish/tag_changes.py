@@ -16,7 +16,10 @@ from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_over, is_written, run_of
-from lance_dagster.repository import Channel, ChannelHold, RecordedWrite, TableView
+from lance_dagster.repository.candidates.writes import RecordedWrite
+from lance_dagster.repository.channel_moves import Channel
+from lance_dagster.repository.commits.snapshot import ChannelHold
+from lance_dagster.repository.view import TableView
 from lance_dagster.table import LanceTable
 
 

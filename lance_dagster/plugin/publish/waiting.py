@@ -35,7 +35,7 @@ from lance_dagster.plugin.run_branch import (
     run_of,
     runs_of_backfill,
 )
-from lance_dagster.repository import RecordedWrite
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
@@ -346,11 +346,15 @@ class _Chooser:
         covering = next((each.head for each in self.chosen if each.covers(extent) or each.redoes(extent)), None)
         if covering is not None:
             self.overtaken.append((head.branch, covering.branch))
-        twin = _published_twin(extent, self.search.record)
-        newer = covering or self._repeated_by(extent) or (twin.text if twin and twin.is_whole(extent) else None)
+        duplicate = _published_duplicate(extent, self.search.record)
+        newer = (
+            covering
+            or self._repeated_by(extent)
+            or (duplicate.text if duplicate and duplicate.is_whole(extent) else None)
+        )
         if newer is not None:
             self._note_superseded(head, newer)
-        elif (left_out := _left_out(extent, twin, self.within)) is not None:
+        elif (left_out := _left_out(extent, duplicate, self.within)) is not None:
             self.waits.append(left_out)
         else:
             self._judge(extent)
@@ -432,7 +436,7 @@ def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _PublishedTwin:
+class _PublishedDuplicate:
     """A published append of the same work, and the partitions that a branch appended to again; none for all rows."""
 
     write: RecordedWrite
@@ -448,20 +452,25 @@ class _PublishedTwin:
         return not self.partitions or self.partitions == extent.partitions
 
 
-def _published_twin(extent: BranchExtent, record: RecordView) -> _PublishedTwin | None:
+def _published_duplicate(extent: BranchExtent, record: RecordView) -> _PublishedDuplicate | None:
     """Return a published append that a branch repeats, in whole or in part."""
     for write in extent.writes:
-        if (twin := record.published_twin(write)) is not None:
-            return _PublishedTwin(twin, frozenset(write.request.partitions) & frozenset(twin.request.partitions))
+        if (duplicate := record.published_duplicate(write)) is not None:
+            return _PublishedDuplicate(
+                duplicate, frozenset(write.request.partitions) & frozenset(duplicate.request.partitions)
+            )
     return None
 
 
-def _left_out(extent: BranchExtent, twin: _PublishedTwin | None, within: frozenset[str]) -> str | None:
+def _left_out(extent: BranchExtent, duplicate: _PublishedDuplicate | None, within: frozenset[str]) -> str | None:
     """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
-    if twin is not None:
-        rest, rows = ", ".join(sorted(extent.partitions - twin.partitions)), ", ".join(sorted(twin.partitions))
+    if duplicate is not None:
+        rest, rows = (
+            ", ".join(sorted(extent.partitions - duplicate.partitions)),
+            ", ".join(sorted(duplicate.partitions)),
+        )
         return (
-            f"{extent.head} appended to {rows} as {twin.text}: materialize {rest} again by a new run, then set "
+            f"{extent.head} appended to {rows} as {duplicate.text}: materialize {rest} again by a new run, then set "
             f"discard: {extent.head.branch}"
         )
     if within and not (extent.partitions and extent.partitions <= within):

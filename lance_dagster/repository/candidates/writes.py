@@ -192,14 +192,14 @@ class WriteChanges:
                 f"{write} was discarded, or replaced by a newer one, before this publication committed; nothing was "
                 "published"
             )
-        if (published := published_twin(write, related, closed)) is not None:
+        if (published := published_duplicate(write, related, closed)) is not None:
             raise ConflictError(
                 f"{write} adds the rows that run {published.request.run_id} added as {published}, which is published: "
                 "they would be there twice; nothing was published"
             )
 
 
-def published_twin(
+def published_duplicate(
     write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
 ) -> RecordedWrite | None:
     """Return a published write whose rows an append would add a second time; None where there is none.
@@ -216,9 +216,9 @@ def published_twin(
     published = _of(closed, write).published
     return next(
         (
-            twin
-            for twin in every
-            if twin.is_same_work(write) and twin.number in published and twin.number not in replaced
+            duplicate
+            for duplicate in every
+            if duplicate.is_same_work(write) and duplicate.number in published and duplicate.number not in replaced
         ),
         None,
     )

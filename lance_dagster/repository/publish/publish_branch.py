@@ -12,7 +12,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundEr
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
 from lance_dagster.merge.merge_commit import MergeOptions
-from lance_dagster.merge.rules import Strategy
+from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from lance_dagster.datafiles import StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles, WriteTarget, write_files
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version

@@ -104,7 +104,7 @@ def test_pylance_reads_what_was_encoded_again(tmp_path: Path, operation: str) ->
     before = written(tmp_path / "pylance", OPERATIONS[operation], stable_row_ids=True)
     uri = tmp_path / "package"
     shutil.copytree(before.uri, uri)
-    for path in (uri / "_versions").glob("*.manifest"):
+    for path in files(uri, "*.manifest"):
         manifest, transaction = decode_manifest_file(path.read_bytes(), str(path))
         assert transaction is not None
         path.write_bytes(encode_manifest_file(manifest, encode_transaction(transaction)))

@@ -358,6 +358,7 @@ def test_every_row_is_who_pylance_says_it_is(tmp_path: Path, history: Callable[[
     newest = next(files(tmp_path, "*.manifest"))
     manifest, _ = decode_manifest_file(newest.read_bytes(), "m")
     columns = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
+    assert manifest.fragments
     for fragment in manifest.fragments:
         there = dataset.get_fragment(fragment.id)
         assert there is not None

@@ -88,7 +88,9 @@ def versions(seed: int) -> Iterator[tuple[Made, Made, Made, TableModel]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_three_way_laws(seed: int) -> None:
     """A merge is symmetric; with an unchanged side it gives the other side, and of equal sides that side."""
-    for base, source, dest, model in versions(seed):
+    merges = [*versions(seed)]
+    assert merges
+    for base, source, dest, model in merges:
         did, others = (
             model.graph.since(source.within, dest.within),
             model.graph.since(dest.within, source.within),

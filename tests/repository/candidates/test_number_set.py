@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from lance_dagster.repository import NumberSet
+from lance_dagster.repository.candidates.number_set import NumberSet
 
 SETS = st.sets(st.integers(1, 30))
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster.repository import CandidateRecord, ClosedWrites, NumberSet, Verdict, WriteRequest
+from lance_dagster.repository.candidates.audits import Verdict
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.record import CandidateRecord
+from lance_dagster.repository.candidates.writes import ClosedWrites, WriteRequest
 from lance_dagster.store import open_store
 
 

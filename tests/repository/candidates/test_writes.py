@@ -8,8 +8,18 @@ import pytest
 
 from lance_dagster import ConflictError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
-from lance_dagster.repository import ClosedWrites, NumberSet, RecordedWrite, WriteChanges, WriteRequest, published_twin
-from lance_dagster.repository.candidates.writes import closed_value, parse_closed, parse_write, write_bytes
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import (
+    ClosedWrites,
+    RecordedWrite,
+    WriteChanges,
+    WriteRequest,
+    closed_value,
+    parse_closed,
+    parse_write,
+    published_duplicate,
+    write_bytes,
+)
 
 
 def write(number: int, **request: Any) -> RecordedWrite:  # noqa: ANN401  # the fields of a request
@@ -59,9 +69,9 @@ def test_one_of_two_appends_of_the_same_work_is_published(first: int, second: in
 
 
 def test_an_append_recorded_after_the_publication_is_refused() -> None:
-    """A re-execution that writes after its twin was published would add the same rows."""
+    """A re-execution that writes after its duplicate was published would add the same rows."""
     late = write(2, run_id="r2", branch="run/r2")
-    assert write(1) == published_twin(late, [write(1), late], closed([1]))
+    assert write(1) == published_duplicate(late, [write(1), late], closed([1]))
     with pytest.raises(ConflictError, match="they would be there twice"):
         committed(closed([1]), late, among=[write(1)])
 
@@ -79,7 +89,7 @@ def test_other_partitions_other_candidates_and_other_work_are_no_twins() -> None
 
 
 def test_a_partial_overlap_is_refused_and_dropped_by_nobody() -> None:
-    """An append of two days is no twin to drop for an append of one of them, and cannot be published after it."""
+    """An append of two days is no duplicate to drop for an append of one of them, and cannot be published after it."""
     day, days = write(1, partitions=("d1",)), write(2, run_id="r2", partitions=("d1", "d2"))
     after = committed({}, day, among=[days])
     assert closed([1]) == after
