@@ -112,19 +112,16 @@ class S3Store(PrefixStore):
         return self._ask(f"read {self._uri}/{key}", send)
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
-        """Return the bytes of an object and its ETag, or None when it does not exist."""
+        """Return the bytes of an object and its ETag, which belong together, or None when it does not exist."""
 
-        def send() -> str | None:
+        def send() -> tuple[bytes, str] | None:
             try:
-                return str(self._call("head_object", Key=self._key(key))["ETag"])
+                answer = self._call("get_object", Key=self._key(key))
             except FileNotFoundError:
                 return None
+            return self._body(answer), str(answer["ETag"])
 
-        # The ETag is read first: when the object changes in between, the ETag is outdated and a swap fails. In the
-        # other order a swap could succeed over content the caller has not seen.
-        tag = self._ask(f"read {self._uri}/{key}", send)
-        data = None if tag is None else self.get(key)
-        return None if tag is None or data is None else (data, tag)
+        return self._ask(f"read {self._uri}/{key}", send)
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
         """Write an object, replacing any existing one."""
@@ -240,6 +237,20 @@ class S3Store(PrefixStore):
                 raise _error(what, error) from error
 
         return retried(attempt, self._seconds)
+
+    def _body(self, answer: Mapping[str, Any]) -> bytes:
+        """Read the body of an answer, which arrives in the loop of the client."""
+        # This is imported here: programs that only look at a URI or its options do not need it.
+        from fsspec.asyn import sync
+
+        async def read() -> bytes:
+            # Left early, a body that arrives in part would keep its connection.
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+            return data
+
+        data: bytes = sync(self._fs.loop, read)
+        return data
 
     def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
         # Some servers do not match a quoted ETag; all match an unquoted one.
