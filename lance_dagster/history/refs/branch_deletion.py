@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from lance_dagster.errors import ConflictError, PermissionRefusedError, RefMovedError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, encode_transaction
+from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
 from lance_dagster.history.refs.ref_files import (
     BEFORE_CLOSING,
@@ -360,16 +360,15 @@ def _is_kept(branch: Branch, refs: Refs) -> bool:
 
 
 def restore_version(name: str, number: int, data: bytes, versions: Versions, *, late: bool = False) -> None:
-    """Put the copy of a manifest in its place, with its transaction.
+    """Put the copy of a manifest in its place.
 
     A manifest that is there stays, unless it was put `late`, while the branch took no commits.
+
+    Raises:
+        FormatError: The copy is damaged.
     """
     key = versions.manifest_path(name, number)
-    transaction = decode_manifest_file(data, f"{versions.store.uri}/{key}")[1]
-    # The transaction comes first: a version without it would make later commits of other programs fail.
-    if transaction is not None:
-        path = layout.transaction_path(name, transaction.file_name)
-        versions.store.put(path, encode_transaction(transaction), durable=False)
+    decode_manifest_file(data, f"{versions.store.uri}/{key}")
     put_once(versions.store, key, data)
     if late and versions.store.get(key) != data:
         # However late this request arrives: under the id of the branch, the number is that of the copied version.

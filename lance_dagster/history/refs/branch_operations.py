@@ -354,7 +354,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     forked = replace(
         manifest,
         version=branch.first,
-        transaction_file=transaction.file_name,
+        transaction_file="",
         writer=WRITER,
         timestamp=now_ns(),
     )
