@@ -150,12 +150,12 @@ class GoogleStore(PrefixStore):
             for _ in pool.map(self.delete, keys):
                 pass
 
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None and not _is_generation(tag):
             # The request is sent with a generation that no object has: the probe has to learn what the server does.
             tag = "1"
         answer = self._write(key, data, {"ifGenerationMatch": _ABSENT if tag is None else tag})
-        return answer.status == _OK
+        return str(json.loads(answer.body)["generation"]) if answer.status == _OK else None
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         if not _is_generation(tag):

@@ -122,6 +122,13 @@ class Store(Protocol):
         """Replace an object unless it changed since `tag` was read; return whether it was written."""
         ...
 
+    def written_tag(self, key: str, data: bytes) -> str | None:
+        """Return the tag that an object got when this store put or swapped it with these bytes; None if not known.
+
+        Nothing is sent. The object may have been replaced since: a swap with the tag then fails.
+        """
+        ...
+
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         ...

@@ -37,6 +37,8 @@ _PROBES, _PROBE_PAUSE = 4, 0.1
 PROBE_OBJECT = "_refs/.probe-object"
 """The object that stays in a table or lake, so that a server can refuse to write it again."""
 _PROBE_CONTENT = b"1"
+# The tags of so many objects that were written last are known, if the objects are refs: nobody swaps a larger one.
+_TAGS, _LARGEST_TAGGED = 64, 2**16
 # No object ever had this tag: it has the form of an MD5 digest, and as a number it is not a generation.
 _NO_TAG = "0" * 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
@@ -145,6 +147,8 @@ class PrefixStore(ABC):
         """Take a canonical URI, `scheme://bucket/prefix`; the server is not contacted."""
         self._uri = uri
         self._bucket, _, self._prefix = uri.partition("://")[2].partition("/")
+        # The bytes and the tags of the objects that were written last, oldest first.
+        self._written: dict[str, tuple[bytes, str]] = {}
         # Whether the probe object was there when it was last looked for.
         self._has_probe_object = False
 
@@ -175,8 +179,8 @@ class PrefixStore(ABC):
         """Delete an object; succeed when it does not exist."""
 
     @abstractmethod
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
-        """Write an object if it has a tag, or with None if there is none; return whether it was written."""
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """Write an object if it has a tag, or with None if there is none; return its new tag, None if not written."""
 
     @abstractmethod
     def _conditional_delete(self, key: str, tag: str) -> bool:
@@ -200,6 +204,11 @@ class PrefixStore(ABC):
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> bool:
         """Replace an object unless its tag changed."""
         return self._put_conditionally(key, data, tag)
+
+    def written_tag(self, key: str, data: bytes) -> str | None:
+        """Return the tag of the response to the write."""
+        written = self._written.get(key)
+        return written[1] if written is not None and written[0] == data else None
 
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete an object unless its tag changed, where the server can do that."""
@@ -264,7 +273,7 @@ class PrefixStore(ABC):
         if tag is not None and not conditions.swap:
             self._probe(self._prove_swap)
         try:
-            return self._conditional_put(key, data, tag)
+            made = self._conditional_put(key, data, tag)
         except PermissionRefusedError as error:
             # The client of S3 sends a request again by itself when its connection breaks, so the attempt before the
             # refused one may have been done. Then the caller finds its own object, as after any repeated write.
@@ -276,6 +285,17 @@ class PrefixStore(ABC):
                     # The credentials expired since the probe, maybe between two attempts.
                     raise StoreError(f"cannot tell whether {self._uri}/{key} was written: {error}") from error
             raise
+        if made is not None:
+            self._keep_tag(key, data, made)
+        return made is not None
+
+    def _keep_tag(self, key: str, data: bytes, tag: str) -> None:
+        if len(data) <= _LARGEST_TAGGED:
+            self._written.pop(key, None)
+            self._written[key] = data, tag
+            if len(self._written) > _TAGS:
+                # Another thread may have dropped it.
+                self._written.pop(next(iter(self._written)), None)
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
@@ -327,7 +347,7 @@ class PrefixStore(ABC):
         """Put the probe object if absent: a refusal is the proof, whoever made the object."""
         made = self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, None)
         self._has_probe_object = True
-        if not made:
+        if made is None:
             self._conditions.creation = True
             return True
         try:
@@ -340,7 +360,7 @@ class PrefixStore(ABC):
 
     def _prove_swap(self) -> bool:
         """Swap the probe object for itself, with a tag that it does not have."""
-        if self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, _NO_TAG):
+        if self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, _NO_TAG) is not None:
             return self._probe_whole()
         self._conditions.swap = True
         return True
@@ -380,7 +400,7 @@ class PrefixStore(ABC):
                 return False
             # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
             # only with the object itself, since the answer may be to a request that the client repeated.
-            refused = not self._conditional_put(key, b"2", None)
+            refused = self._conditional_put(key, b"2", None) is None
             if not refused and self.get(key) == b"2":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
@@ -388,7 +408,7 @@ class PrefixStore(ABC):
                 )
             # A swap with the tag of no object has to fail too: a server may obey one condition of a write and ignore
             # another.
-            if refused and self._conditional_put(key, b"3", _NO_TAG) and self.get(key) == b"3":
+            if refused and self._conditional_put(key, b"3", _NO_TAG) is not None and self.get(key) == b"3":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-Match on writes, so a branch or tag that is moved could "
                     "overwrite another writer's move; use a server with conditional writes"

@@ -99,6 +99,17 @@ class Refs:
         data = None if path is None else self.store.get(path)
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
 
+    def branch_to_change(self, name: str) -> Branch | None:
+        """Read one branch with the tag of its file, so that a change need not read it again; or return None."""
+        path = _file_of(layout.BRANCHES, name, "the name of a branch")
+        return None if path is None else self._stored_branch(name, path)
+
+    def tag_to_change(self, name: str) -> Tag | None:
+        """Read one tag with the tag of its file, so that a change need not read it again; or return None."""
+        path = _file_of(layout.TAGS, name, "the name of a tag")
+        found = None if path is None else self._stored_tag(name, path)
+        return None if found is None or REMOVER in found.metadata else found
+
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
 
@@ -193,9 +204,9 @@ class Refs:
 
     def add_branch(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
-        path = layout.branch_file(branch.name)
-        if self._put_once(path, branch_file_of(branch)):
-            return branch
+        path, data = layout.branch_file(branch.name), branch_file_of(branch)
+        if self._put_once(path, data):
+            return replace(branch, etag=self.store.written_tag(path, data) or "")
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
         taken = self.branch(branch.name)
@@ -208,7 +219,7 @@ class Refs:
         """Replace a branch's file with what `change` returns, by compare-and-swap.
 
         Args:
-            branch: The branch; only its name and id matter.
+            branch: The branch; only its name and id matter. Where it has an ETag, it is not read again at first.
             change: Gets the stored branch and returns the one to store, the same where nothing changes.
                 It is called again when another writer changed the file first.
 
@@ -216,21 +227,51 @@ class Refs:
             RefMovedError: The branch was deleted meanwhile, and perhaps made again.
         """
         path = layout.branch_file(branch.name)
-        wanted: Branch | None = None
+        wanted = self._changed_at_once(branch, change) if branch.etag else None
+        if wanted is not None and wanted.etag:
+            return wanted
         # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_etag(path)
-            current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
+            current = self._stored_branch(branch.name, path)
             if current is not None and current == wanted:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
             # The id is compared at every attempt: the branch may be replaced between two of them.
-            if found is None or current is None or current.id != branch.id:
+            if current is None or current.id != branch.id:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
             wanted = change(current)
-            if wanted == current or self.store.compare_and_swap(path, branch_file_of(wanted), found[1]):
-                return wanted
+            if wanted == current:
+                return current
+            if self.store.compare_and_swap(path, data := branch_file_of(wanted), current.etag):
+                return replace(wanted, etag=self.store.written_tag(path, data) or "")
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
+
+    def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch | None:
+        """Change a branch as it was read before, if its file is still the same.
+
+        Returns:
+            The branch as it was to be stored, without an ETag where it may not be stored; None where the file has to be
+            read first.
+        """
+        try:
+            wanted = change(branch)
+        except ConflictError:
+            # The conflict may be over.
+            return None
+        # Whether there is nothing to change shows only in the file.
+        if wanted == branch:
+            return None
+        path, data = layout.branch_file(branch.name), branch_file_of(wanted)
+        stored = self.store.compare_and_swap(path, data, branch.etag)
+        return replace(wanted, etag=(self.store.written_tag(path, data) or branch.etag) if stored else "")
+
+    def _stored_branch(self, name: str, path: str) -> Branch | None:
+        found = self.store.get_with_etag(path)
+        return found and replace(parse_branch(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+
+    def _stored_tag(self, name: str, path: str) -> Tag | None:
+        found = self.store.get_with_etag(path)
+        return found and replace(parse_tag(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
 
     def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
         """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
@@ -444,7 +485,9 @@ class Refs:
 
         return self.change_tag(tag.name, moved)
 
-    def change_tag(self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False) -> Tag:
+    def change_tag(
+        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, read: Tag | None = None
+    ) -> Tag:
         """Replace a tag's file with what `change` returns, by compare-and-swap.
 
         Args:
@@ -452,6 +495,7 @@ class Refs:
             change: Gets the stored tag and returns the one to store; the same one when there is nothing to change. It
                 is called again when another writer changed the file first.
             follow: Whether to change a tag that another writer moved meanwhile, at its new version.
+            read: The tag as `tag_to_change` has just read it, so that it is not read again at first.
 
         Raises:
             RefMovedError: It was moved between reading and writing.
@@ -460,17 +504,14 @@ class Refs:
         check_string("the name of a tag", name)
         path = layout.tag_file(name)
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_etag(path) if is_path_inside(name) else None
-            if found is None:
-                raise self.tag_not_found(name)
-            current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
-            if REMOVER in current.metadata:
+            current, read = read or (self._stored_tag(name, path) if is_path_inside(name) else None), None
+            if current is None or REMOVER in current.metadata:
                 raise self.tag_not_found(name)
             wanted = change(current)
             if wanted == current:
                 return current
             marked = _with_write_id(wanted)
-            if self._swapped(path, marked, found[1]):
+            if self._swapped(path, marked, current.etag):
                 return marked
             now = self.tag(name)
             # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.

@@ -140,8 +140,16 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     return made
 
 
-def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, expected: str | None) -> Tag:
-    """Move an existing tag to another version, by compare-and-swap.
+def move_tag(
+    name: str,
+    target: TagTarget,
+    refs: Refs,
+    versions: Versions,
+    *,
+    expected: str | None,
+    read: Tag | None = None,
+) -> Tag:
+    """Move an existing tag to another version, by compare-and-swap; `read` as for `Refs.change_tag`.
 
     Raises:
         RefMovedError: The tag does not name `expected`, or another process moved it at the same time.
@@ -171,7 +179,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = ready_branch_id(target.state.branch, refs)
-    made = refs.change_tag(name, moved)
+    made = refs.change_tag(name, moved, read=read)
     try:
         refuse_gone(made, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
