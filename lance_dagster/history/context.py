@@ -80,6 +80,9 @@ class TableContext:
         """
         if isinstance(ref, Version):
             return self._again(ref, fresh=fresh)
+        if ref == MAIN and self.versions.latest(MAIN) is None:
+            # The head is remembered as the newest version.
+            return self.versions.head(MAIN)
         # The newest version of `main` was just listed to resolve the name.
         return self.versions.load(*resolve(ref, self.refs, self.versions), fresh=fresh and ref != MAIN)
 
