@@ -232,7 +232,7 @@ class AzureStore(PrefixStore):
             if page is None:
                 return
             objects = tuple(
-                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp())
+                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp(), str(blob.etag or ""))
                 for blob in page
                 if hasattr(blob, "size") and blob.size is not None and _FOLDER not in (blob.metadata or {})
             )

@@ -168,12 +168,17 @@ class GoogleStore(PrefixStore):
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
         given = {"prefix": prefix, "delimiter": delimiter, "maxResults": limit and str(limit)}
         query = {name: value for name, value in given.items() if value}
-        query["fields"] = "nextPageToken,prefixes,items(name,size,updated)"
+        query["fields"] = "nextPageToken,prefixes,items(name,size,updated,generation)"
         while True:
             path = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
             page = json.loads(self._send(f"list {self._uri}: {prefix}", "GET", path).body)
             objects = tuple(
-                ObjectInfo(item["name"], int(item["size"]), datetime.fromisoformat(item["updated"]).timestamp())
+                ObjectInfo(
+                    key=item["name"],
+                    size=int(item["size"]),
+                    modified=datetime.fromisoformat(item["updated"]).timestamp(),
+                    etag=str(item["generation"]),
+                )
                 for item in page.get("items", ())
             )
             yield ListedPage(objects, tuple(page.get("prefixes", ())))

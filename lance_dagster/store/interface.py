@@ -20,11 +20,15 @@ _Second = TypeVar("_Second")
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object: its key, its size in bytes, and its modification time in seconds by the clock of the store."""
+    """An object: its key, its size in bytes, and its modification time in seconds by the clock of the store.
+
+    `etag` is its tag for `compare_and_swap`, where the listing of the store shows it.
+    """
 
     key: str
     size: int
     modified: float
+    etag: str = ""
 
 
 @dataclass(slots=True)
@@ -158,6 +162,13 @@ class Store(Protocol):
 
     def upload(self, path: Path, key: str) -> None:
         """Write the bytes of a local file to an object, atomically."""
+        ...
+
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Return the names of the objects directly in a folder, sorted, with their tags for `compare_and_swap`.
+
+        A tag is empty where the listing of the store does not show it.
+        """
         ...
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:

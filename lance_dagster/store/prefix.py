@@ -230,6 +230,10 @@ class PrefixStore(ABC):
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
 
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Return the names of the objects directly in a folder, sorted, with their tags."""
+        return {entry.key: entry.etag for entry in self._listed(folder, "/")}
+
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of the first `limit` objects directly in a folder."""
         return self.list(folder, limit)
@@ -309,7 +313,7 @@ class PrefixStore(ABC):
         for page in self._pages(prefix, delimiter, limit):
             for entry in page.objects:
                 if name := entry.key.removeprefix(prefix):
-                    yield ObjectInfo(name, entry.size, entry.modified)
+                    yield ObjectInfo(name, entry.size, entry.modified, entry.etag)
 
     @property
     def _conditions(self) -> Conditions:

@@ -211,7 +211,7 @@ class S3Store(PrefixStore):
             send = partial(self._call, "list_objects_v2", Prefix=prefix, **extra)
             answer = self._ask(f"list {self._uri}: {prefix}", send)
             entries = (
-                ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp())
+                ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp(), entry.get("ETag", ""))
                 for entry in answer.get("Contents", ())
             )
             yield ListedPage(tuple(entries), tuple(entry["Prefix"] for entry in answer.get("CommonPrefixes", ())))

@@ -128,6 +128,10 @@ class ScriptedStore:
         """Ask the script, then write."""
         self._ask("upload", key, lambda: self._below.upload(path, key))
 
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Ask the script, then list: a listing like any other to what is tested."""
+        return self._ask("list", folder, lambda: self._below.list_with_etags(folder))  # type: ignore[no-any-return]
+
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Ask the script, then list."""
         return self._ask("list_some", folder, lambda: self._below.list_some(folder, limit))  # type: ignore[no-any-return]

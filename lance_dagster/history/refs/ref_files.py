@@ -179,4 +179,5 @@ def new_branch(
 def with_metadata(named: N, updates: Mapping[str, str | None]) -> N:
     """Return a branch or tag with changed metadata; a value of None removes the key."""
     merged = {**named.metadata, **updates}
-    return replace(named, metadata={key: value for key, value in merged.items() if value is not None})
+    # The ETag is that of the file, which does not have the change.
+    return replace(named, metadata={key: value for key, value in merged.items() if value is not None}, etag="")

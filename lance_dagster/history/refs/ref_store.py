@@ -16,10 +16,11 @@ Invariants:
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import TypeVar
 
 import pendulum
@@ -67,7 +68,7 @@ This is far longer than a request lives: the client gives up after minutes.
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files one after the other.
 _READERS, _FEW = 8, 4
-T = TypeVar("T")
+Ref = TypeVar("Ref", Branch, Tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ class Refs:
     """The branches and tags of one table."""
 
     store: Store
+    # As they were read last, by name, with their ETags: a listing shows which of them are still the same.
+    _known_branches: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
+    _known_tags: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
 
     def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, including those that are being created or deleted.
@@ -83,7 +87,7 @@ class Refs:
         """
         if pattern is not None:
             check_string("pattern", pattern)
-        return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
+        return self._all_branches(layout.parse_branch_file_name, pattern, exempt=exempt)
 
     def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
@@ -91,7 +95,7 @@ class Refs:
             check_string("pattern", pattern)
         # A negative limit would leave out the last tags.
         limit = optional_limit("limit", limit)
-        return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
+        return self._all_tags(pattern, limit=limit)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
@@ -133,13 +137,10 @@ class Refs:
         # there was, and they refer only to `main` and to their own kind.
         kept = (layout.PUBLISHED, layout.PIN)
         exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
-        tags = self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, exempt=exempt)
+        tags = self._all_tags(exempt=exempt)
         # No branch is its own parent, so its file need not be read.
-        branches = self._all(
-            layout.BRANCHES,
-            lambda file: None if (name := layout.parse_branch_file_name(file)) == branch else name,
-            self.branch,
-            exempt=exempt,
+        branches = self._all_branches(
+            lambda file: None if (name := layout.parse_branch_file_name(file)) == branch else name, exempt=exempt
         )
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
@@ -227,8 +228,8 @@ class Refs:
             RefMovedError: The branch was deleted meanwhile, and perhaps made again.
         """
         path = layout.branch_file(branch.name)
-        wanted = self._changed_at_once(branch, change) if branch.etag else None
-        if wanted is not None and wanted.etag:
+        wanted, stored = self._changed_at_once(branch, change) if branch.etag else (None, False)
+        if wanted is not None and stored:
             return wanted
         # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
@@ -246,32 +247,42 @@ class Refs:
                 return replace(wanted, etag=self.store.written_tag(path, data) or "")
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
-    def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch | None:
+    def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
         """Change a branch as it was read before, if its file is still the same.
 
         Returns:
-            The branch as it was to be stored, without an ETag where it may not be stored; None where the file has to be
-            read first.
+            The branch as it was to be stored, None where the file has to be read first; and whether it was stored for
+            certain.
         """
         try:
             wanted = change(branch)
         except ConflictError:
             # The conflict may be over.
-            return None
+            return None, False
         # Whether there is nothing to change shows only in the file.
         if wanted == branch:
-            return None
+            return None, False
         path, data = layout.branch_file(branch.name), branch_file_of(wanted)
         stored = self.store.compare_and_swap(path, data, branch.etag)
-        return replace(wanted, etag=(self.store.written_tag(path, data) or branch.etag) if stored else "")
+        return replace(wanted, etag=self.store.written_tag(path, data) or "" if stored else ""), stored
 
     def _stored_branch(self, name: str, path: str) -> Branch | None:
         found = self.store.get_with_etag(path)
-        return found and replace(parse_branch(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        if found is None:
+            return None
+        branch = replace(parse_branch(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        self._known_branches[name] = branch
+        return branch
 
     def _stored_tag(self, name: str, path: str) -> Tag | None:
         found = self.store.get_with_etag(path)
-        return found and replace(parse_tag(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        if found is None:
+            return None
+        tag = replace(parse_tag(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        # A marked tag counts as deleted.
+        if REMOVER not in tag.metadata:
+            self._known_tags[name] = tag
+        return tag
 
     def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
         """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
@@ -544,29 +555,48 @@ class Refs:
         """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
-    def _all(
-        self,
-        folder: str,
-        name_of: Callable[[str], str | None],
-        read: Callable[[str], T | None],
-        pattern: str | None = None,
-        *,
-        exempt: tuple[str, ...] = (),
-        limit: int | None = None,
-    ) -> dict[str, T]:
+    def _all_branches(
+        self, name_of: Callable[[str], str | None], pattern: str | None = None, *, exempt: tuple[str, ...] = ()
+    ) -> dict[str, Branch]:
+        """Read the branches whose files have a name, match a pattern and do not begin with an exempt prefix."""
+        listed = self._listed(layout.BRANCHES, name_of, pattern, exempt)
+        return _read_all(listed, self._known_branches, self.branch_to_change)
+
+    def _all_tags(
+        self, pattern: str | None = None, *, exempt: tuple[str, ...] = (), limit: int | None = None
+    ) -> dict[str, Tag]:
+        """Read the tags that match a pattern and do not begin with an exempt prefix, at most the first `limit`."""
+        listed = self._listed(layout.TAGS, layout.parse_tag_file_name, pattern, exempt)
+        return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
+
+    def _listed(
+        self, folder: str, name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
+    ) -> dict[str, str]:
+        """List the names of the refs that are wanted, with the ETags of their files."""
         if pattern is not None:
             check_pattern(pattern)
-        listed = (name_of(file) for file in self.store.list(folder))
-        wanted = (name for name in listed if name and not name.startswith(exempt))
-        names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)][:limit]
-        if len(names) <= _FEW:
-            values = [read(name) for name in names]
-        else:
-            # Each ref takes one request, and a table with many runs has many branches.
-            with ThreadPoolExecutor(_READERS) as readers:
-                values = list(readers.map(read, names))
-        # A ref that was deleted between the listing and the reading has no value.
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        listed = ((name_of(file), etag) for file, etag in self.store.list_with_etags(folder).items())
+        wanted = ((name, etag) for name, etag in listed if name and not name.startswith(exempt))
+        return {name: etag for name, etag in wanted if pattern is None or fnmatchcase(name, pattern)}
+
+
+def _read_all(listed: Mapping[str, str], known: Mapping[str, Ref], read: Callable[[str], Ref | None]) -> dict[str, Ref]:
+    """Read the listed refs, except those that are known and have still the same ETag.
+
+    What a listing shows is as good as a read at that moment: equal ETags are those of equal files.
+    """
+    same = {name: ref for name in listed if (ref := known.get(name)) is not None and ref.etag == listed[name]}
+    names = [name for name in listed if name not in same]
+    if len(names) <= _FEW:
+        values = [read(name) for name in names]
+    else:
+        # Each ref takes one request, and a table with many runs has many branches.
+        with ThreadPoolExecutor(_READERS) as readers:
+            values = list(readers.map(read, names))
+    fresh = dict(zip(names, values, strict=True))
+    # A ref that was deleted between the listing and the reading has no value.
+    found = ((name, same.get(name) or fresh.get(name)) for name in listed)
+    return {name: ref for name, ref in found if ref is not None}
 
 
 def _file_of(folder: str, name: object, what: str) -> str | None:
