@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from lance_dagster.errors import AlreadyExistsError, Call, ConflictError, InvalidInputError, RefMovedError, Remedy
@@ -73,6 +74,7 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import together
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
 
@@ -95,7 +97,8 @@ def create_branch(
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
     wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
-    if versions.newest(name) is None and not _is_tag(name, refs):
+    newest, is_tag = together(refs.store, partial(versions.newest, name), partial(_is_tag, name, refs))
+    if newest is None and not is_tag:
         # Most names are free. The put decides between two callers: whoever loses gets the branch of the other one.
         made = refs.add_branch(wanted)
         if made.id == wanted.id:
@@ -320,12 +323,15 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     branch = refs.branch_to_change(name)
     if branch is None:
         raise refs.branch_not_found(name)
+
+    def refuse() -> None:
+        refuse_protected_branch(do, name, refs.store)
+        refuse_renaming(branch, do, refs)
+        # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
+        refs.store.refuse_links(layout.versions_folder(name))
+
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
-    refuse_protected_branch(do, name, refs.store)
-    refuse_renaming(branch, do, refs)
-    # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
-    refs.store.refuse_links(layout.versions_folder(name))
-    refuse_users(name, do, refs)
+    together(refs.store, refuse, partial(refuse_users, name, do, refs))
     return branch
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -58,7 +59,7 @@ from lance_dagster.history.refs.ref_files import (
     Tag,
     with_metadata,
 )
-from lance_dagster.store import Store
+from lance_dagster.store import Store, together
 
 REMOVAL_SECONDS = 15 * 60
 """The time a process may take to delete the file of a ref, where the storage cannot delete conditionally.
@@ -137,10 +138,15 @@ class Refs:
         # there was, and they refer only to `main` and to their own kind.
         kept = (layout.PUBLISHED, layout.PIN)
         exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
-        tags = self._all_tags(exempt=exempt)
+
         # No branch is its own parent, so its file need not be read.
-        branches = self._all_branches(
-            lambda file: None if (name := layout.parse_branch_file_name(file)) == branch else name, exempt=exempt
+        def other_branch(file: str) -> str | None:
+            return None if (name := layout.parse_branch_file_name(file)) == branch else name
+
+        tags, branches = together(
+            self.store,
+            partial(self._all_tags, exempt=exempt),
+            partial(self._all_branches, other_branch, exempt=exempt),
         )
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
@@ -149,9 +155,10 @@ class Refs:
         """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
         found: dict[str, list[str]] = {}
         # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
-        for tag in self.tags().values():
+        tags, branches = together(self.store, self.tags, self.branches)
+        for tag in tags.values():
             found.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
-        for branch in self.branches().values():
+        for branch in branches.values():
             found.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
         return found
 
