@@ -36,6 +36,7 @@ from lance_dagster.errors import (
     CommitConflictError,
     CorruptFileError,
     InvalidInputError,
+    RefNotFoundError,
     SchemaMismatchError,
 )
 from lance_dagster.format import layout
@@ -363,11 +364,12 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
     check_rows(rows)
     if replaces is not None:
         check_class("replaces", replaces, Version, "the result of an earlier append")
-    known = context.versions.latest(info.branch)
     # A stream can be read only once, and an attempt that may be in vain would read it.
-    if known is not None and replaces is None and not isinstance(rows, pa.RecordBatchReader):
-        with suppress(InvalidInputError, CommitConflictError):
-            return _append_to(context, rows, info, known)
+    if replaces is None and not isinstance(rows, pa.RecordBatchReader):
+        start = _start_of_append(context, info.branch)
+        with suppress(InvalidInputError, CommitConflictError, RefNotFoundError):
+            if start is not None:
+                return _append_to(context, rows, info, start)
     given = rows
 
     def attempt() -> Written:
@@ -391,8 +393,41 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
     return retried(attempt)
 
 
-def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State) -> Written:
-    """Append rows that are written for a version which was read earlier, without asking for the head first.
+@dataclass(frozen=True, slots=True)
+class _StartOfAppend:
+    """The version that an append writes its rows for before it asks for the head.
+
+    Attributes:
+        state: The version.
+        in_memory: Whether it was read before the append began, so that it may be gone.
+        may_be_older: Whether others may have committed between it and the beginning of the append.
+    """
+
+    state: State
+    in_memory: bool
+    may_be_older: bool
+
+
+def _start_of_append(context: TableContext, branch: str) -> _StartOfAppend | None:
+    """Return the version of a branch to begin with, where that saves requests to an object store."""
+    versions = context.versions
+    latest = versions.latest(branch)
+    if latest is not None:
+        return _StartOfAppend(latest, in_memory=True, may_be_older=True)
+    if not versions.store.ordered_listing:
+        return None
+    if branch == layout.MAIN:
+        # It was listed when the table was opened.
+        state = versions.listed()
+        return None if state is None else _StartOfAppend(state, in_memory=False, may_be_older=True)
+    # The file of the branch is read before the commit, when it decides.
+    newest = versions.newest(branch) if context.refs.may_have(branch) else None
+    state = None if newest is None else versions.find(branch, newest)
+    return None if state is None else _StartOfAppend(state, in_memory=False, may_be_older=False)
+
+
+def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _StartOfAppend) -> Written:
+    """Append rows that are written for a version which may not be the head, without asking for the head first.
 
     As for a writer whose rows take long, the commit finds what landed meanwhile. That saves object storage a request.
     Rows mean the names of the head, since columns may have changed before the call; files were staged before it.
@@ -400,19 +435,21 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, known: State
     Raises:
         SchemaMismatchError: The rows do not fit that version; they may fit the head.
         CommitConflictError: A version that landed since conflicts with the change, or the version is gone.
+        RefNotFoundError: The branch takes no commits.
     """
-    by_name = not isinstance(rows, StagedFiles)
+    given, known = not isinstance(rows, StagedFiles), start.state
     staged = _staged_for_append(context, rows, known)
     added = fragments_of(context, staged, known.manifest.fields, known)
-    if not by_name:
+    if not given:
         refuse_repeated(known, added)
 
     def check() -> None:
-        if not context.versions.is_stored(known):
+        if start.in_memory and not context.versions.is_stored(known):
             # Cleaned up, or the table was deleted and made again at the same place.
             raise CommitConflictError(f"{known} of {context.uri} is gone", str(known), retryable=True)
 
     operation, properties = Append(fragments=added), info.as_properties(APPEND)
+    by_name = given and start.may_be_older
     state = submit(context, known, operation, properties, check=check, by_name=by_name)
     return Written(state=state, added=_rows_in(added), deleted=0)
 

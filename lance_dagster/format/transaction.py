@@ -352,11 +352,6 @@ class Transaction:
         """The operation's name as the format spells it, such as "Append"."""
         return type(self.operation).__name__
 
-    @property
-    def file_name(self) -> str:
-        """Name of the transaction file under `_transactions/`."""
-        return f"{self.read_version}-{self.uuid}.txn"
-
 
 def reset_target(transaction: Transaction | None) -> int | None:
     """Return the number of the older version from which a reset made its version; None for any other transaction."""

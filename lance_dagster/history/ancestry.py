@@ -61,6 +61,8 @@ class Ancestry:
     refs: Refs
     versions: Versions
     _numbers: dict[str, list[int]] = field(default_factory=dict)
+    # The newest version of a branch, listed before the file of the branch was read.
+    _newest: dict[str, int] = field(default_factory=dict)
     _branches: dict[str, Branch | None] = field(default_factory=dict)
     # This is filled only where a recorded name does not fit its id, since it takes reading every branch.
     _names: dict[str, str] | None = None
@@ -74,6 +76,29 @@ class Ancestry:
             first = 0 if found is None else found.first
             self._numbers[branch] = [number for number in self.versions.numbers(branch) if number >= first]
         return self._numbers[branch]
+
+    def list_newest(self, name: str) -> None:
+        """List the newest version of a name that may be a branch; call this before its file is read."""
+        newest = self.versions.newest(name) if self.refs.may_have(name) else None
+        if newest is not None:
+            self._newest[name] = newest
+
+    def newest(self, name: str) -> int | None:
+        """Return the newest version of a branch; None when it has none."""
+        found = self.branch(name)
+        listed = self._newest.get(name)
+        if listed is not None and found is not None and listed >= found.first:
+            return listed
+        # A version below the first one was put by a late writer to an earlier branch of the name.
+        self._newest.pop(name, None)
+        return self.versions.newest(name)
+
+    def branch_of(self, place: VersionRef) -> Branch | None:
+        """Return the branch of a version whose file was read after the version was listed as the newest one.
+
+        Such a version belongs to this branch, and not to an earlier or a later one of the name.
+        """
+        return self._branches.get(place.branch) if self._newest.get(place.branch) == place.number else None
 
     def branch(self, name: str) -> Branch | None:
         """Return a branch; None for `main`, and for a branch that does not exist.

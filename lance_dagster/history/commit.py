@@ -7,13 +7,13 @@ Order of steps, and what a crash between two of them leaves:
 
 1. Data files and deletion files are in the store before `commit` is called. A crash leaves files that no version
    names; garbage collection removes them after the grace period.
-2. The transaction file is written. Other writers look for it when they rebase over the version, so it must exist before
-   the version does.
-3. The manifest is put if absent. This request is the commit. On local disk its content, the names in `data/` and small
-   data files are synced together before: a power cut must not keep a manifest whose data files it loses. The name of
-   the manifest is synced after the turn of the writer is over, and before the commit is acknowledged.
-4. The branch fence is checked again, for branches other than `main` (`refs.branch_fence` says why).
-5. The version hint is written, only where listings are unordered. It is a hint: a crash before it costs other writers
+2. The manifest is put if absent. This request is the commit. The manifest holds the transaction too: other writers,
+   pylance among them, read it there when they rebase over the version, so no transaction file is written. On local disk
+   its content, the names in `data/` and small data files are synced together before: a power cut must not keep a
+   manifest whose data files it loses. The name of the manifest is synced after the turn of the writer is over, and
+   before the commit is acknowledged.
+3. The branch fence is checked again, for branches other than `main` (`refs.branch_fence` says why).
+4. The version hint is written, only where listings are unordered. It is a hint: a crash before it costs other writers
    a longer search, so a failure is logged and not raised.
 
 Races:
@@ -43,11 +43,11 @@ shows that nothing else landed (`transactions.conflicts.appended_since`), so tha
 each. Where it does not show that, such as after a deletion, each version is classified as for any other change.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
-same time. A transaction that is new cannot have landed: its file is put while the newest version is listed and the
-protection is read. The fence is not part of that, since it has to be read after the head. Of the versions that landed
-meanwhile each is read once, all at the same time. After a lost race the newest version is listed again, while the
-winner is read: others may have landed on top of it. A writer that waited for its turn on `main` does not list: it is
-handed the manifest that was just put.
+same time. A transaction that is new cannot have landed, so the protection is read while the newest version is listed.
+The fence is not part of that, since it has to be read after the head. Of the versions that landed meanwhile each is
+read once, all at the same time. After a lost race the newest version is listed again, while the winner is read: others
+may have landed on top of it. A writer that waited for its turn on `main` does not list: it is handed the manifest that
+was just put.
 """
 
 import getpass
@@ -111,20 +111,12 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    """A transaction whose file was written, with the committer, and the bytes of that file."""
+class _Put:
+    """A version that was put, its transaction as it was committed, and the bytes of its manifest."""
 
+    state: State
     transaction: Transaction
-    body: bytes
-
-
-@dataclass(slots=True)
-class _Ready:
-    """A proposal whose transaction was staged, and the bytes of its manifest once that was put."""
-
-    proposal: Proposal
-    staged: _Staged
-    data: bytes = b""
+    data: bytes
 
 
 Propose = Callable[[State], Proposal | State]
@@ -194,11 +186,9 @@ def commit_transaction(
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if read is not None:
-        stage = partial(_stage, versions, branch, transaction)
-        beside = partial(together, versions.store, partial(together, versions.store, refuse, check), stage)
-        newest, (_, staged) = together(versions.store, look, beside)
+        newest, _ = together(versions.store, look, partial(together, versions.store, refuse, check))
     else:
-        newest, staged = look(), None
+        newest = look()
         found = landed.find(newest)
         if found is not None:
             return found
@@ -215,7 +205,7 @@ def commit_transaction(
     # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
     head = read if read is not None and (late or newest[:1] == [read.number]) else None
     head = head or _head(versions, branch, transaction.read_version, newest, each=not landed.compares_states)
-    return commit(versions, branch, propose, head, staged=staged, landed=landed)
+    return commit(versions, branch, propose, head, landed=landed)
 
 
 def next_manifest(versions: Versions, head: State, transaction: Transaction) -> Manifest:
@@ -232,7 +222,6 @@ def commit(
     propose: Propose,
     head: State | None = None,
     *,
-    staged: _Staged | None = None,
     landed: Landed | None = None,
 ) -> State:
     """Commit what `propose` returns as the next version of a branch; propose again while other writers are first.
@@ -242,7 +231,6 @@ def commit(
         branch: The name of the branch.
         propose: Proposes the next version for the newest one.
         head: The newest version, if the caller has just read it; with `landed.looks_in_turn`, any version it has read.
-        staged: A transaction that `_stage` made ready already, which `propose` may return.
         landed: What landed since the transaction read the table, where `propose` looks at that.
 
     Raises:
@@ -252,32 +240,32 @@ def commit(
     started = time.monotonic()
     # `main` is never deleted, and nothing else can take its name.
     fence = None if branch == layout.MAIN else BranchFence(Refs(versions.store), branch)
-    late = staged is not None and landed is not None and landed.looks_in_turn
+    late = landed is not None and landed.read is not None and landed.looks_in_turn
     branch_id, attempts, known, newest = "", 0, 0, list[int]()
     with closing(_Queued(versions, branch, propose, landed)) as queued:
         while True:
             head = head or _head(versions, branch, known, newest, each=queued.each)
-            head, ready = queued.made_ready(head, staged, late=late)
-            if isinstance(ready, State):
-                return ready
+            head, proposal = queued.proposed(head, late=late)
+            if isinstance(proposal, State):
+                return proposal
             # After the head was read and before the put: whoever deletes the branch relies on this order.
             branch_id = fence.check_before_put(head, branch_id) if fence else ""
-            put = _put(versions, branch, ready, pause=partial(_pause, attempts + 1, queued.since))
-            if isinstance(put, State):
+            put = _put(versions, branch, proposal, pause=partial(_pause, attempts + 1, queued.since))
+            if isinstance(put, _Put):
                 break
             if time.monotonic() - started > _DEADLINE_SECONDS:
                 problem = f"cannot commit to {branch} of {versions.store.uri}"
                 raise CommitConflictError(problem, str(head), retryable=True)
             attempts, late = attempts + 1, False
             # The version of another writer has the number that was lost.
-            known, newest, staged = ready.proposal.manifest.version, put, ready.staged
+            known, newest = proposal.manifest.version, put
             if not newest:
                 _pause(attempts, queued.since)
             head = None
-        queued.close(ready.proposal.manifest.version, ready.data)
-    put = put.after(head)
-    _finish(versions, put, ready.staged.transaction, fence=fence, branch_id=branch_id)
-    return put
+        queued.close(put.state.number, put.data)
+    made = put.state.after(head)
+    _finish(versions, made, put.transaction, fence=fence, branch_id=branch_id)
+    return made
 
 
 @dataclass(slots=True)
@@ -302,33 +290,31 @@ class _Queued:
         """Whether the versions between a head and a newer one are needed too."""
         return self.landed is None or not self.landed.compares_states
 
-    def made_ready(self, head: State, staged: _Staged | None, *, late: bool) -> tuple[State, _Ready | State]:
+    def proposed(self, head: State, *, late: bool) -> tuple[State, Proposal | State]:
         """Propose the version after a head, and wait for the turn to put it.
 
         Args:
             head: The newest version when it was last read.
-            staged: The transaction that was made ready before.
             late: Whether nothing is to be proposed before the turn.
 
         Returns:
             The newest version, and what to put on it, or the version that has the change already.
         """
         self.since = time.monotonic()
-        ready = None if late else _made_ready(self.versions, self.branch, self.propose, head, staged=staged)
-        if isinstance(ready, State):
-            return head, ready
-        if ready is not None and time.monotonic() - self.since >= _QUICK_SECONDS:
+        proposal = None if late else self.propose(head)
+        if isinstance(proposal, State):
+            return head, proposal
+        if proposal is not None and time.monotonic() - self.since >= _QUICK_SECONDS:
             # A merge may compute for long, and others are not to wait for that: it takes its chance without a turn.
             self.close()
-        elif ready is None or self._turn is None:
+        elif proposal is None or self._turn is None:
             self._turn = self._turns.enter_context(self.versions.store.turn(self.branch, self._look_ahead))
             self.since = time.monotonic()
-            if ready is None or self._turn.waited:
+            if proposal is None or self._turn.waited:
                 # Others were ahead, so there is a newer head.
                 head = self._newer(head, self._turn)
-                staged = ready.staged if ready else staged
-                return head, _made_ready(self.versions, self.branch, self.propose, head, staged=staged)
-        return head, ready
+                return head, self.propose(head)
+        return head, proposal
 
     def _newer(self, head: State, turn: Turn) -> State:
         """Read the newest version again, with what the writer before left; `head` itself where nothing landed."""
@@ -361,16 +347,6 @@ class _Queued:
             self._turn.newest, self._turn.manifest = newest, manifest
         self._turns.close()
         self._turn = None
-
-
-def _made_ready(
-    versions: Versions, branch: str, propose: Propose, head: State, *, staged: _Staged | None
-) -> _Ready | State:
-    """Propose the version after a head and make ready what it needs; return the version that has the change already."""
-    proposal = propose(head)
-    if isinstance(proposal, State):
-        return proposal
-    return _Ready(proposal, _stage(versions, branch, proposal.transaction, staged))
 
 
 def _finish(
@@ -429,50 +405,35 @@ def create_first(versions: Versions, proposal: Proposal, branch: str = layout.MA
 
     There is no fence to check: the branch's own file says that it is being created.
     """
-    ready = _Ready(proposal, _stage(versions, branch, proposal.transaction))
-    put = _put(versions, branch, ready)
-    if not isinstance(put, State):
+    put = _put(versions, branch, proposal)
+    if not isinstance(put, _Put):
         return None
     folder = layout.versions_folder(branch)
-    _sync(versions, folder, put, ready.staged.transaction)
-    write_hint(versions, folder, put.number)
-    return put
+    _sync(versions, folder, put.state, put.transaction)
+    write_hint(versions, folder, put.state.number)
+    return put.state
 
 
-def _stage(versions: Versions, branch: str, transaction: Transaction, staged: _Staged | None = None) -> _Staged:
-    """Make everything ready that a version needs before its manifest: its transaction file, and the names of its files.
-
-    `staged` is the transaction that was made ready before; an equal one names the same files.
-    """
-    if staged is not None and transaction is staged.transaction:
-        return staged
-    transaction = _with_committer(transaction)
-    body = encode_transaction(transaction)
-    if staged is None or body != staged.body:
-        # The transaction file comes first: other writers look for it when they rebase over this version. It need not
-        # survive a power cut, since the manifest holds the same transaction inline.
-        versions.store.put(layout.transaction_path(branch, transaction.file_name), body, durable=False)
-    return _Staged(transaction, body)
-
-
-def _put(versions: Versions, branch: str, ready: _Ready, *, pause: Callable[[], object] = object) -> State | list[int]:
-    """Put the manifest of the proposed version, with the transaction that `_stage` encoded; return the version.
+def _put(
+    versions: Versions, branch: str, proposal: Proposal, *, pause: Callable[[], object] = object
+) -> _Put | list[int]:
+    """Put the manifest of the proposed version, with its transaction in it; return the version.
 
     When another writer took the number, return the newest versions, which is empty where they were not listed.
     """
-    transaction, proposed = ready.staged.transaction, ready.proposal.manifest
+    transaction, proposed = _with_committer(proposal.transaction), proposal.manifest
     path = versions.manifest_path(branch, proposed.version)
     uri = f"{versions.store.uri}/{path}"
     # Held as they will be read: the next commits of this process do not encode all fragments again.
     manifest = replace(proposed, fragments=encoded(proposed.fragments, uri))
-    data = ready.data = encode_manifest_file(manifest, ready.staged.body)
+    data = encode_manifest_file(manifest, encode_transaction(transaction))
     place = VersionRef(branch, proposed.version)
     winner = _put_manifest(versions, place, data, transaction, path=path, pause=pause)
     if winner is not None:
         # The change goes on top of it next.
         versions.read(branch, place.number, winner[0])
         return winner[1]
-    return State(branch, manifest, transaction, uri, commit_id(data), len(data))
+    return _Put(State(branch, manifest, transaction, uri, commit_id(data), len(data)), transaction, data)
 
 
 def _sync(versions: Versions, folder: str, put: State, transaction: Transaction) -> None:

@@ -29,7 +29,7 @@ from lance_dagster.history.rebase import check_deletions
 from lance_dagster.history.refs.branch_fence import being_reset
 from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
 from lance_dagster.history.refs.ref_store import Refs
-from lance_dagster.history.resolve import resolve
+from lance_dagster.history.resolve import resolve, resolve_in
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, file_checks, open_store, records_digests
 from lance_dagster.transactions.base_paths import base_path_of, restored_base_paths
@@ -80,8 +80,15 @@ class TableContext:
         """
         if isinstance(ref, Version):
             return self._again(ref, fresh=fresh)
+        if ref == MAIN and self.versions.latest(MAIN) is None:
+            # The head is remembered as the newest version.
+            return self.versions.head(MAIN)
+        ancestry = Ancestry(self.refs, self.versions)
+        place = resolve_in(ref, ancestry)
+        of = ancestry.branch_of(place)
         # The newest version of `main` was just listed to resolve the name.
-        return self.versions.load(*resolve(ref, self.refs, self.versions), fresh=fresh and ref != MAIN)
+        state = self.versions.load(place.branch, place.number, of.id if of else "", fresh=fresh and ref != MAIN)
+        return state if of is None else replace(state, of=of)
 
     def recall(self, ref: Ref) -> State:
         """Read the version a ref names as `at` does, from memory where the ref is a version that was read before.

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id
-from lance_dagster.store import ObjectInfo, Store
+from lance_dagster.store import PROBE_OBJECT, ObjectInfo, Store
 
 EXPIRED = "_expired"
 """The folder of the copies of expired manifests, one folder for each branch."""
@@ -149,7 +149,7 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
         return StoredObject(layout.MAIN, Kind.NAME, key)
     if segments[0] == "_refs":
         last = segments[-1]
-        temporary = last.startswith((".tmp", ".probe-"))
+        temporary = last.startswith((".tmp", ".probe-")) and key != PROBE_OBJECT
         return StoredObject(layout.MAIN, Kind.TEMPORARY if temporary else Kind.NAME, key)
     if len(segments) == 1:
         temporary = key.startswith(".tmp") or key == _CLONE_MARKER

@@ -57,11 +57,14 @@ def resolve(expression: str, refs: Refs, versions: Versions) -> tuple[str, int]:
         InvalidInputError: The expression is not a string, a branch and a tag share the name, several commit ids begin
             so, a tag or commit id is given a number or time, or a version has fewer parents.
     """
-    read = parse(expression)
-    ancestry = Ancestry(refs, versions)
-    place = _base_version(read, ancestry)
-    place = _follow_steps(place, read, ancestry)
+    place = resolve_in(expression, Ancestry(refs, versions))
     return place.branch, place.number
+
+
+def resolve_in(expression: str, ancestry: Ancestry) -> VersionRef:
+    """Return the version that an expression names as `resolve` does, with what is looked up kept in `ancestry`."""
+    read = parse(expression)
+    return _follow_steps(_base_version(read, ancestry), read, ancestry)
 
 
 def parse_time(text: str) -> pendulum.DateTime | str:
@@ -128,7 +131,7 @@ def _base_version(read: RefExpression, ancestry: Ancestry) -> VersionRef:
         return _version_by_number(branch, read.number, ancestry)
     if read.time is not None:
         return _version_at_time(branch, read, ancestry)
-    newest = ancestry.versions.newest(branch)
+    newest = ancestry.newest(branch)
     if newest is None:
         raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
     return VersionRef(branch, newest)
@@ -158,10 +161,13 @@ def _find_branch_or_tag(read: RefExpression, ancestry: Ancestry) -> tuple[str | 
     name, refs = read.name, ancestry.refs
     if name == MAIN and read.kind != TAG:
         return MAIN, None
-    found = None if read.kind == TAG else ancestry.branch(name)
-    branch = name if found is not None and found.state == READY else None
     # A tag name holds no slash, so a request is saved for the names of most run branches.
     tag = None if read.kind == BRANCH or "/" in name else refs.tag(name)
+    if tag is None and read.number is None and read.time is None:
+        # Before the file of the branch is read, which then tells whose version was listed.
+        ancestry.list_newest(name)
+    found = None if read.kind == TAG else ancestry.branch(name)
+    branch = name if found is not None and found.state == READY else None
     if branch is not None and tag is not None:
         raise InvalidInputError(
             f"{name!r} is a branch and a tag of {refs.store.uri}; write {BRANCH}:{name} for the branch, which was "

@@ -162,6 +162,8 @@ class Versions:
     _cached_fragments: int = 0
     # The newest version of `main` that was read or committed.
     _latest: State | None = None
+    # The number of the newest version of `main` when `has_versions` listed it, 0 where that is not known.
+    _listed: int = 0
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -218,7 +220,16 @@ class Versions:
     def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
         first = layout.parse_manifest_names(self.store.list_some(self._folder(branch), _FIRST_NAMES))
+        if branch == layout.MAIN and self.store.ordered_listing and first[0]:
+            self._listed = max(first[0])
         return any(first) or self.newest(branch) is not None
+
+    def listed(self) -> State | None:
+        """Read the version of `main` that was the newest when `has_versions` listed it; None where it is gone.
+
+        There may be newer ones.
+        """
+        return self.find(layout.MAIN, self._listed, fresh=True) if self._listed else None
 
     def manifest_path(self, branch: str, number: int) -> str:
         """Return the path of a version's manifest, in the naming scheme the branch was last seen to use.

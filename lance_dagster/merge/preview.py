@@ -180,8 +180,9 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
             raise
         made = found
     try:
-        # A merge that landed before a crash is found again here and not repeated.
-        merge(context, source, name, options)
+        # A merge that landed before a crash is found again here and not repeated. The file of the source's branch is
+        # read again: the branch may have been deleted since.
+        merge(context, replace(source, of=None), name, options)
     except (InvalidInputError, ConflictError, NotFoundError, FormatError):
         # Nothing was merged, for example because the source was deleted meanwhile. A branch without a result would only
         # be in the way.

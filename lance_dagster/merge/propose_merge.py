@@ -113,9 +113,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         if not wanted.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
         tallies[head.number] = plan.tally, head.manifest.fields
-        return Proposal(
-            transaction, next_version(head.manifest, result, transaction, timestamp=now_ns(), writer=WRITER)
-        )
+        return Proposal(transaction, next_version(head.manifest, result, timestamp=now_ns(), writer=WRITER))
 
     state = commit(context.versions, branch, propose, context.head(branch))
     # A version that had the change already was made by another transaction, and counts no row.

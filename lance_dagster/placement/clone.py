@@ -313,7 +313,7 @@ def _commit_first(
         ),
         properties=properties,
     )
-    manifest = replace(manifest, transaction_file=transaction.file_name, writer=WRITER, timestamp=now_ns())
+    manifest = replace(manifest, transaction_file="", writer=WRITER, timestamp=now_ns())
     if create_first(made.versions, Proposal(transaction, with_feature_flags(manifest))) is None:
         raise AlreadyExistsError(f"somebody else made a Lance table at {made.uri} meanwhile")
 

@@ -45,9 +45,11 @@ if TYPE_CHECKING:
         together as together,
     )
     from lance_dagster.store.local import LocalStore as LocalStore, sync_path as sync_path
+    from lance_dagster.store.prefix import PROBE_OBJECT as PROBE_OBJECT
     from lance_dagster.store.s3 import S3Store as S3Store
 
 __all__ = [
+    "PROBE_OBJECT",
     "AzureStore",
     "GoogleStore",
     "LocalStore",
@@ -83,6 +85,7 @@ _HOME_OF = {
         ("ObjectInfo", "Store", "copy_file", "copy_folder", "put_once", "together"), "lance_dagster.store.interface"
     ),
     "LocalStore": "lance_dagster.store.local",
+    "PROBE_OBJECT": "lance_dagster.store.prefix",
     "S3Store": "lance_dagster.store.s3",
     "sync_path": "lance_dagster.store.local",
 }

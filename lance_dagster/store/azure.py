@@ -186,29 +186,37 @@ class AzureStore(PrefixStore):
                 shown = ", ".join(failed[:_SHOWN]) + (", ..." if len(failed) > _SHOWN else "")
                 raise StoreError(f"cannot delete {len(failed)} blobs of {self._uri}: {shown}")
 
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
         condition = {"overwrite": False} if tag is None else {"overwrite": True, **self._if_match(tag)}
-        return self._conditional(f"write {self._uri}/{key}", lambda: self._blob(key).upload_blob(data, **condition))
+        what = f"write {self._uri}/{key}"
+        answer = self._conditional(what, lambda: self._blob(key).upload_blob(data, **condition))
+        return None if answer is None else str(answer["etag"])
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         condition = self._if_match(tag)
-        return self._conditional(f"delete {self._uri}/{key}", lambda: self._blob(key).delete_blob(**condition))
 
-    def _conditional(self, what: str, request: Callable[[], object]) -> bool:
-        def send() -> bool:
+        def delete() -> Mapping[str, object]:
+            self._blob(key).delete_blob(**condition)
+            return {}
+
+        return self._conditional(f"delete {self._uri}/{key}", delete) is not None
+
+    def _conditional(self, what: str, request: Callable[[], Mapping[str, object]]) -> Mapping[str, object] | None:
+        """Send a request under a condition; return its answer, None where the condition failed."""
+
+        def send() -> Mapping[str, object] | None:
             try:
-                request()
+                return request()
             except self._http_error as error:
                 # 409 is also the answer while a blob is leased or its account is busy, which is an error here.
                 exists = error.status_code == _CONFLICT and error.error_code == "BlobAlreadyExists"
                 if exists or error.status_code == _FAILED or _is_missing(error):
-                    return False
+                    return None
                 if error.status_code == _UNSUPPORTED:
                     raise ConditionalPutUnsupportedError(
                         f"cannot {what}: the server does not support conditional writes"
                     ) from error
                 raise
-            return True
 
         return self._ask(what, send)
 
@@ -224,7 +232,7 @@ class AzureStore(PrefixStore):
             if page is None:
                 return
             objects = tuple(
-                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp())
+                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp(), str(blob.etag or ""))
                 for blob in page
                 if hasattr(blob, "size") and blob.size is not None and _FOLDER not in (blob.metadata or {})
             )

@@ -150,12 +150,12 @@ class GoogleStore(PrefixStore):
             for _ in pool.map(self.delete, keys):
                 pass
 
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None and not _is_generation(tag):
             # The request is sent with a generation that no object has: the probe has to learn what the server does.
             tag = "1"
         answer = self._write(key, data, {"ifGenerationMatch": _ABSENT if tag is None else tag})
-        return answer.status == _OK
+        return str(json.loads(answer.body)["generation"]) if answer.status == _OK else None
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         if not _is_generation(tag):
@@ -168,12 +168,17 @@ class GoogleStore(PrefixStore):
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
         given = {"prefix": prefix, "delimiter": delimiter, "maxResults": limit and str(limit)}
         query = {name: value for name, value in given.items() if value}
-        query["fields"] = "nextPageToken,prefixes,items(name,size,updated)"
+        query["fields"] = "nextPageToken,prefixes,items(name,size,updated,generation)"
         while True:
             path = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
             page = json.loads(self._send(f"list {self._uri}: {prefix}", "GET", path).body)
             objects = tuple(
-                ObjectInfo(item["name"], int(item["size"]), datetime.fromisoformat(item["updated"]).timestamp())
+                ObjectInfo(
+                    key=item["name"],
+                    size=int(item["size"]),
+                    modified=datetime.fromisoformat(item["updated"]).timestamp(),
+                    etag=str(item["generation"]),
+                )
                 for item in page.get("items", ())
             )
             yield ListedPage(objects, tuple(page.get("prefixes", ())))

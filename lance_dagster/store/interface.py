@@ -20,11 +20,15 @@ _Second = TypeVar("_Second")
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object: its key, its size in bytes, and its modification time in seconds by the clock of the store."""
+    """An object: its key, its size in bytes, and its modification time in seconds by the clock of the store.
+
+    `etag` is its tag for `compare_and_swap`, where the listing of the store shows it.
+    """
 
     key: str
     size: int
     modified: float
+    etag: str = ""
 
 
 @dataclass(slots=True)
@@ -122,6 +126,13 @@ class Store(Protocol):
         """Replace an object unless it changed since `tag` was read; return whether it was written."""
         ...
 
+    def written_tag(self, key: str, data: bytes) -> str | None:
+        """Return the tag that an object got when this store put or swapped it with these bytes; None if not known.
+
+        Nothing is sent. The object may have been replaced since: a swap with the tag then fails.
+        """
+        ...
+
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         ...
@@ -151,6 +162,13 @@ class Store(Protocol):
 
     def upload(self, path: Path, key: str) -> None:
         """Write the bytes of a local file to an object, atomically."""
+        ...
+
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Return the names of the objects directly in a folder, sorted, with their tags for `compare_and_swap`.
+
+        A tag is empty where the listing of the store does not show it.
+        """
         ...
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:

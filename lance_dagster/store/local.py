@@ -136,6 +136,10 @@ class LocalStore:
                 self.put(key, data)
             return unchanged
 
+    def written_tag(self, key: str, data: bytes) -> str | None:  # noqa: ARG002  # the digest of the bytes
+        """Return the digest of the bytes."""
+        return _tag(data)
+
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the files in a folder, sorted."""
         with self._scanned(folder) as entries:
@@ -144,6 +148,10 @@ class LocalStore:
         # Temporary names stand together, so they need not be looked for in each name.
         del names[bisect_left(names, ".tmp") : bisect_left(names, ".tmq")]
         return names[:limit]
+
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Return the names of the files in a folder, sorted; their tags are digests, which take reading them."""
+        return dict.fromkeys(self.list(folder), "")
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""

@@ -2,6 +2,18 @@
 
 A provider gives single requests: a write under a condition, a deletion under one, a page of a listing. Object storage
 has no folders, links or syncs, so the methods about these do nothing.
+
+The probe: before the first conditional write of a process to a bucket, the server has to show that it obeys the
+condition. A put if absent that succeeds shows nothing, since the object may have been absent; only a refusal does, and
+what is refused is a put of an object that exists. So one object stays in the table for that, the probe object. A put if
+absent of it that is refused is a proof, with one request and without a trace. It proves nothing by being there, so it
+may be copied with the table to another storage, be made by anybody, or be deleted: a put that is not refused is
+followed by the whole probe on an object of this process. `If-Match` is proved in the same way before the first swap,
+and for deletions before the first deletion that depends on it.
+
+What a server obeys is kept for the process and not in the storage: it is no property of the table, and can change
+without a change of its address. A proxy may come in between, another server may take over the address, and Ceph 16
+ignores `If-None-Match` once versioning is enabled for a bucket.
 """
 
 import logging
@@ -22,6 +34,11 @@ from lance_dagster.store.turns import turn_of_machine
 
 # How often a server is asked what it does with conditions, and the first pause between two times.
 _PROBES, _PROBE_PAUSE = 4, 0.1
+PROBE_OBJECT = "_refs/.probe-object"
+"""The object that stays in a table or lake, so that a server can refuse to write it again."""
+_PROBE_CONTENT = b"1"
+# The tags of so many objects that were written last are known, if the objects are refs: nobody swaps a larger one.
+_TAGS, _LARGEST_TAGGED = 64, 2**16
 # No object ever had this tag: it has the form of an MD5 digest, and as a number it is not a generation.
 _NO_TAG = "0" * 32
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
@@ -45,6 +62,25 @@ class ListedPage:
 
     objects: tuple[ObjectInfo, ...]
     prefixes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Conditions:
+    """The conditions that a server was seen to obey.
+
+    Attributes:
+        creation: Whether it refuses a put if absent of an object that exists.
+        swap: Whether it refuses a write to an object that has another tag.
+        deletion: Whether it refuses a deletion of an object that has another tag; None where that is not known.
+    """
+
+    creation: bool = False
+    swap: bool = False
+    deletion: bool | None = None
+
+
+# By the class of the store, the server and the bucket. A forked process has the same server.
+_CONDITIONS: dict[tuple[type, str, str], Conditions] = {}
 
 
 def hide_credentials_in_logs() -> None:
@@ -111,9 +147,10 @@ class PrefixStore(ABC):
         """Take a canonical URI, `scheme://bucket/prefix`; the server is not contacted."""
         self._uri = uri
         self._bucket, _, self._prefix = uri.partition("://")[2].partition("/")
-        # Probed before the first conditional write only: readers need no write permission.
-        self._probed = False
-        self._deletes_conditionally = False
+        # The bytes and the tags of the objects that were written last, oldest first.
+        self._written: dict[str, tuple[bytes, str]] = {}
+        # Whether the probe object was there when it was last looked for.
+        self._has_probe_object = False
 
     @property
     def uri(self) -> str:
@@ -142,8 +179,8 @@ class PrefixStore(ABC):
         """Delete an object; succeed when it does not exist."""
 
     @abstractmethod
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
-        """Write an object if it has a tag, or with None if there is none; return whether it was written."""
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
+        """Write an object if it has a tag, or with None if there is none; return its new tag, None if not written."""
 
     @abstractmethod
     def _conditional_delete(self, key: str, tag: str) -> bool:
@@ -168,6 +205,11 @@ class PrefixStore(ABC):
         """Replace an object unless its tag changed."""
         return self._put_conditionally(key, data, tag)
 
+    def written_tag(self, key: str, data: bytes) -> str | None:
+        """Return the tag of the response to the write."""
+        written = self._written.get(key)
+        return written[1] if written is not None and written[0] == data else None
+
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete an object unless its tag changed, where the server can do that."""
         # Sent with the condition in any case: another process may know better what the server does.
@@ -179,12 +221,18 @@ class PrefixStore(ABC):
 
     def deletes_conditionally(self) -> bool:
         """Return whether the server obeys the condition of a deletion, which not every S3 server does."""
-        self._probe()
-        return self._deletes_conditionally
+        conditions = self._conditions
+        if conditions.deletion is None:
+            self._probe(self._prove_deletion)
+        return bool(conditions.deletion)
 
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Return the names of the objects directly in a folder, sorted, at most the first `limit` of them."""
         return [entry.key for entry in islice(self._listed(folder, "/", limit), limit)]
+
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Return the names of the objects directly in a folder, sorted, with their tags."""
+        return {entry.key: entry.etag for entry in self._listed(folder, "/")}
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of the first `limit` objects directly in a folder."""
@@ -223,9 +271,13 @@ class PrefixStore(ABC):
         """Do nothing: an acknowledged object is durable."""
 
     def _put_conditionally(self, key: str, data: bytes, tag: str | None) -> bool:
-        self._probe()
+        conditions = self._conditions
+        if not conditions.creation:
+            self._probe(self._prove_creation)
+        if tag is not None and not conditions.swap:
+            self._probe(self._prove_swap)
         try:
-            return self._conditional_put(key, data, tag)
+            made = self._conditional_put(key, data, tag)
         except PermissionRefusedError as error:
             # The client of S3 sends a request again by itself when its connection breaks, so the attempt before the
             # refused one may have been done. Then the caller finds its own object, as after any repeated write.
@@ -237,6 +289,17 @@ class PrefixStore(ABC):
                     # The credentials expired since the probe, maybe between two attempts.
                     raise StoreError(f"cannot tell whether {self._uri}/{key} was written: {error}") from error
             raise
+        if made is not None:
+            self._keep_tag(key, data, made)
+        return made is not None
+
+    def _keep_tag(self, key: str, data: bytes, tag: str) -> None:
+        if len(data) <= _LARGEST_TAGGED:
+            self._written.pop(key, None)
+            self._written[key] = data, tag
+            if len(self._written) > _TAGS:
+                # Another thread may have dropped it.
+                self._written.pop(next(iter(self._written)), None)
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
@@ -250,25 +313,30 @@ class PrefixStore(ABC):
         for page in self._pages(prefix, delimiter, limit):
             for entry in page.objects:
                 if name := entry.key.removeprefix(prefix):
-                    yield ObjectInfo(name, entry.size, entry.modified)
+                    yield ObjectInfo(name, entry.size, entry.modified, entry.etag)
 
-    def _probe(self) -> None:
+    @property
+    def _conditions(self) -> Conditions:
+        # Readers do not probe: they need no write permission.
+        return _CONDITIONS.setdefault((type(self), self._server, self._bucket), Conditions())
+
+    def _probe(self, prove: Callable[[], bool]) -> None:
         """Refuse a server that accepts conditions and ignores them: commits would overwrite each other.
+
+        Args:
+            prove: Tells what the server does with a condition; returns False when its answers prove nothing.
 
         Raises:
             ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
             StoreError: The server did not answer often enough to tell.
         """
-        if self._probed:
-            return
         problem: StoreError | None = None
         for attempt in range(_PROBES):
             if attempt:
                 # A server in trouble is given time; the random part keeps many writers from coming back together.
                 time.sleep(random.uniform(0, _PROBE_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
             try:
-                if self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}"):
-                    self._probed = True
+                if prove():
                     return
             except (ConditionalPutUnsupportedError, PermissionRefusedError):
                 raise
@@ -278,6 +346,49 @@ class PrefixStore(ABC):
             f"cannot tell whether the server behind {self._uri} obeys If-None-Match, without which two writers could "
             f"overwrite each other's commit: {problem or 'its answers contradict each other'}; try again"
         ) from problem
+
+    def _prove_creation(self) -> bool:
+        """Put the probe object if absent: a refusal is the proof, whoever made the object."""
+        made = self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, None)
+        self._has_probe_object = True
+        if made is None:
+            self._conditions.creation = True
+            return True
+        try:
+            return self._probe_whole()
+        except ConditionalPutUnsupportedError:
+            # Nobody is going to write here.
+            with suppress(StoreError):
+                self.delete(PROBE_OBJECT)
+            raise
+
+    def _prove_swap(self) -> bool:
+        """Swap the probe object for itself, with a tag that it does not have."""
+        if self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, _NO_TAG) is not None:
+            return self._probe_whole()
+        self._conditions.swap = True
+        return True
+
+    def _prove_deletion(self) -> bool:
+        """Delete the probe object, with a tag that it does not have."""
+        if not self._has_probe_object and not self._prove_creation():
+            return False
+        # The whole probe may have found it out.
+        if self._conditions.deletion is None:
+            try:
+                obeys = not self._conditional_delete(PROBE_OBJECT, _NO_TAG)
+            except ConditionalPutUnsupportedError:
+                obeys = False
+            else:
+                if not obeys:
+                    self.put(PROBE_OBJECT, _PROBE_CONTENT)
+            # An object that was not there any more is taken for deleted, which is the careful answer.
+            self._conditions.deletion = obeys
+        return True
+
+    def _probe_whole(self) -> bool:
+        """Tell what the server does with each condition, on an object that no other process writes."""
+        return self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}")
 
     def _probe_once(self, key: str) -> bool:
         """Tell what the server does with conditions; return False when its answers prove nothing.
@@ -293,7 +404,7 @@ class PrefixStore(ABC):
                 return False
             # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
             # only with the object itself, since the answer may be to a request that the client repeated.
-            refused = not self._conditional_put(key, b"2", None)
+            refused = self._conditional_put(key, b"2", None) is None
             if not refused and self.get(key) == b"2":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
@@ -301,16 +412,18 @@ class PrefixStore(ABC):
                 )
             # A swap with the tag of no object has to fail too: a server may obey one condition of a write and ignore
             # another.
-            if refused and self._conditional_put(key, b"3", _NO_TAG) and self.get(key) == b"3":
+            if refused and self._conditional_put(key, b"3", _NO_TAG) is not None and self.get(key) == b"3":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-Match on writes, so a branch or tag that is moved could "
                     "overwrite another writer's move; use a server with conditional writes"
                 )
             if refused:
+                conditions = self._conditions
                 try:
-                    self._deletes_conditionally = not self._conditional_delete(key, _NO_TAG)
+                    conditions.deletion = not self._conditional_delete(key, _NO_TAG)
                 except ConditionalPutUnsupportedError:
-                    self._deletes_conditionally = False
+                    conditions.deletion = False
+                conditions.creation = conditions.swap = True
             return refused
         finally:
             # What stays behind is one small object that garbage collection knows.

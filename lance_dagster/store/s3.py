@@ -112,19 +112,16 @@ class S3Store(PrefixStore):
         return self._ask(f"read {self._uri}/{key}", send)
 
     def get_with_etag(self, key: str) -> tuple[bytes, str] | None:
-        """Return the bytes of an object and its ETag, or None when it does not exist."""
+        """Return the bytes of an object and its ETag, which belong together, or None when it does not exist."""
 
-        def send() -> str | None:
+        def send() -> tuple[bytes, str] | None:
             try:
-                return str(self._call("head_object", Key=self._key(key))["ETag"])
+                answer = self._call("get_object", Key=self._key(key))
             except FileNotFoundError:
                 return None
+            return self._body(answer), str(answer["ETag"])
 
-        # The ETag is read first: when the object changes in between, the ETag is outdated and a swap fails. In the
-        # other order a swap could succeed over content the caller has not seen.
-        tag = self._ask(f"read {self._uri}/{key}", send)
-        data = None if tag is None else self.get(key)
-        return None if tag is None or data is None else (data, tag)
+        return self._ask(f"read {self._uri}/{key}", send)
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002  # everything lasts here
         """Write an object, replacing any existing one."""
@@ -214,7 +211,7 @@ class S3Store(PrefixStore):
             send = partial(self._call, "list_objects_v2", Prefix=prefix, **extra)
             answer = self._ask(f"list {self._uri}: {prefix}", send)
             entries = (
-                ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp())
+                ObjectInfo(entry["Key"], int(entry["Size"]), entry["LastModified"].timestamp(), entry.get("ETag", ""))
                 for entry in answer.get("Contents", ())
             )
             yield ListedPage(tuple(entries), tuple(entry["Prefix"] for entry in answer.get("CommonPrefixes", ())))
@@ -241,32 +238,50 @@ class S3Store(PrefixStore):
 
         return retried(attempt, self._seconds)
 
-    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> bool:
+    def _body(self, answer: Mapping[str, Any]) -> bytes:
+        """Read the body of an answer, which arrives in the loop of the client."""
+        # This is imported here: programs that only look at a URI or its options do not need it.
+        from fsspec.asyn import sync
+
+        async def read() -> bytes:
+            # Left early, a body that arrives in part would keep its connection.
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+            return data
+
+        data: bytes = sync(self._fs.loop, read)
+        return data
+
+    def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
         # Some servers do not match a quoted ETag; all match an unquoted one.
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag.strip('"')}
-        return self._conditional("put_object", f"write {self._uri}/{key}", Key=self._key(key), Body=data, **condition)
+        what = f"write {self._uri}/{key}"
+        answer = self._conditional("put_object", what, Key=self._key(key), Body=data, **condition)
+        return None if answer is None else str(answer["ETag"])
 
     def _conditional_delete(self, key: str, tag: str) -> bool:
         what = f"delete {self._uri}/{key}"
-        return self._conditional("delete_object", what, Key=self._key(key), IfMatch=tag.strip('"'))
+        return self._conditional("delete_object", what, Key=self._key(key), IfMatch=tag.strip('"')) is not None
 
-    def _conditional(self, method: str, what: str, **arguments: object) -> bool:
-        def send() -> bool:
+    def _conditional(self, method: str, what: str, **arguments: object) -> Mapping[str, Any] | None:
+        """Send a request under a condition; return its answer, None where the condition failed."""
+
+        def send() -> Mapping[str, Any] | None:
             try:
-                self._call(method, **arguments)
+                answer: Mapping[str, Any] = self._call(method, **arguments)
             # s3fs reports a 404 of a conditional request as FileNotFoundError, and that of a missing bucket too.
             except FileNotFoundError:
                 if "IfMatch" in arguments:
                     # The object was deleted since the ETag was read: the condition does not hold.
-                    return False
+                    return None
                 raise
-            return True
+            return answer
 
         for attempt in range(_CONFLICT_RETRIES):
             answer = retried(lambda: _answer(send, what), self._seconds)
             # 409 means that another conditional request is in progress: nothing was written, and a retry is safe.
-            if answer != _CONFLICT:
-                return answer is True
+            if not isinstance(answer, int):
+                return answer
             # The other request may take a while; without a pause, all attempts could meet it.
             time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
@@ -299,16 +314,16 @@ def _environment() -> object:
     return variables, tuple(files)
 
 
-def _answer(send: Callable[[], bool], what: str) -> bool | int:
-    """Return True when the object was written, False when the condition failed, 409 when a retry is allowed."""
+def _answer(send: Callable[[], Mapping[str, Any] | None], what: str) -> Mapping[str, Any] | int | None:
+    """Return the answer to a request that was done, None when its condition failed, 409 when a retry is allowed."""
     try:
         return send()
     except FileExistsError:
-        return False
+        return None
     except _client_errors() as error:
         status = _status(error)
         if status == _PRECONDITION_FAILED:
-            return False
+            return None
         if status == _CONFLICT:
             return _CONFLICT
         # Some servers answer 501 to conditional headers instead of ignoring them.

@@ -89,7 +89,8 @@ class Tags:
         check_string("the name of a tag", name)
         refs, versions = self._context.refs, self._context.versions
         target = TagTarget(state=self._context.at(at), metadata=metadata or {})
-        if expected is None and refs.tag(name) is None:
+        read = refs.tag_to_change(name)
+        if expected is None and read is None:
             try:
                 return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
@@ -97,9 +98,8 @@ class Tags:
                 # no tag, and the error is raised.
                 if refs.tag(name) is None:
                     raise
-        return tag_operations.move_tag(
-            name, target, refs, versions, expected=None if expected is None else str(expected)
-        )
+        where = None if expected is None else str(expected)
+        return tag_operations.move_tag(name, target, refs, versions, expected=where, read=read)
 
     def rollback(
         self,
@@ -131,12 +131,15 @@ class Tags:
         """
         steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
-        current = self.get(name)
+        current = self._context.refs.tag_to_change(name)
+        if current is None:
+            raise self._context.refs.tag_not_found(name)
         earlier = self._context.load_recorded(tag_operations.earlier_target(current, steps))
         state = present_version(self._context, name, earlier)
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
         where = current.ref if expected is None else str(expected)
-        return tag_operations.move_tag(name, target, self._context.refs, self._context.versions, expected=where)
+        refs, versions = self._context.refs, self._context.versions
+        return tag_operations.move_tag(name, target, refs, versions, expected=where, read=current)
 
     def hold(
         self,

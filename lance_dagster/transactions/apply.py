@@ -82,13 +82,11 @@ def apply(
         if rule is None:
             raise InvalidInputError(f"cannot commit the operation {transaction.operation_name}; commit it with pylance")
         changed = rule(head, operation)
-    return next_version(head, changed, transaction, timestamp=timestamp, writer=writer)
+    return next_version(head, changed, timestamp=timestamp, writer=writer)
 
 
-def next_version(
-    head: Manifest, changed: Manifest, transaction: Transaction, *, timestamp: int, writer: WriterVersion
-) -> Manifest:
-    """Return a changed state as the version after `head`, made by `transaction`.
+def next_version(head: Manifest, changed: Manifest, *, timestamp: int, writer: WriterVersion) -> Manifest:
+    """Return a changed state as the version after `head`.
 
     Raises:
         UnsupportedFeatureError: The manifest lacks counts that only pylance can recompute.
@@ -100,7 +98,8 @@ def next_version(
             version=head.version + 1,
             # It is never before that of the parent: clock skew must not reorder a log or a time travel by date.
             timestamp=max(timestamp, head.timestamp),
-            transaction_file=transaction.file_name,
+            # The manifest file holds the transaction itself.
+            transaction_file="",
             writer=writer,
             # These two describe the parent version, not the new one.
             version_aux_data=0,

@@ -355,7 +355,7 @@ def test_a_change_of_the_write_ahead_log_in_between(tmp_path: Path, change: str)
         context = open_context(uri, None)
         head = context.head("main")
         wal = Transaction(read_version=1, uuid=str(uuid.uuid4()), operation=UpdateMemWalState(compacted_sstables=()))
-        manifest = next_version(head.manifest, head.manifest, wal, timestamp=head.manifest.timestamp, writer=WRITER)
+        manifest = next_version(head.manifest, head.manifest, timestamp=head.manifest.timestamp, writer=WRITER)
         assert create_first(context.versions, Proposal(wal, manifest)) is not None
         if name == "pylance":
             act: Change = {

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import NotDurableError, SchemaMismatchError, StoreError, VersionNotFoundError
-from lance_dagster.store import LocalStore
+from lance_dagster.errors import (
+    NotDurableError,
+    RefNotFoundError,
+    SchemaMismatchError,
+    StoreError,
+    VersionNotFoundError,
+)
+from lance_dagster.store import LocalStore, open_store
 from tests.conftest import S3Storage
-from tests.table_factory import SCHEMA, context_on, entries, new_table
+from tests.store.scripted import Request, ScriptedStore, obedient
+from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
 
 
 def data_files(table: LanceTable) -> set[str]:
@@ -182,3 +190,89 @@ def test_data_files_are_synced_before_their_version(what: str, tmp_path: Path) -
     failing.append(entries("b", 1))
     assert before.number + 1 == table.head().number
     assert 3 <= len(data_files(table))
+
+
+def on_s3(storage: S3Storage) -> LanceTable:
+    """A table with one row on object storage."""
+    table = LanceTable.create(f"{storage.uri}/t", SCHEMA, storage_options=storage.storage_options)
+    table.append(entries("a", 1))
+    return table
+
+
+def again(table: LanceTable) -> LanceTable:
+    """The same table as another process opens it."""
+    return LanceTable.open(table.uri, table.storage_options)
+
+
+def test_the_first_append_goes_on_top_of_what_landed_since_the_table_was_opened(s3_storage: S3Storage) -> None:
+    """The rows are written for the version that was the newest then, and mean the columns of the head."""
+    table = on_s3(s3_storage)
+    opened, early, late = again(table), again(table), again(table)
+    table.append(entries("b", 1))
+    assert ("main@4", 3) == (str(version := opened.append(entries("c", 1))), version.rows)
+    swap_columns = (("key", "other"), ("value", "key"), ("other", "value"))
+    for old, new in swap_columns:
+        table.columns.rename(old, new)
+    with pytest.raises(SchemaMismatchError):
+        early.append(entries("d", 1))
+    late.append(pa.table({"key": pa.array([1], pa.int64()), "value": ["d"]}))
+    assert ["a", "b", "c", "d"] == again(table).read().sort_by("value").column("value").to_pylist()
+
+
+def test_the_first_append_to_a_table_that_was_made_again(s3_storage: S3Storage) -> None:
+    """The version that was listed when the table was opened is gone, or is one of the new table."""
+    for appends in (0, 3):
+        table = on_s3(S3Storage(f"{s3_storage.uri}/{appends}", s3_storage.storage_options))
+        table.append(entries("b", 1))
+        opened = again(table)
+        remove(table)
+        LanceTable.create(table.uri, SCHEMA, storage_options=table.storage_options)
+        for number in range(appends):
+            again(table).append(entries("n", number))
+        opened.append(entries("c", 1))
+        assert ["c", *"n" * appends] == again(table).read().sort_by("key").column("key").to_pylist()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_an_append_to_a_branch_that_was_replaced_lands_on_the_new_one(s3_storage: S3Storage, *, staged: bool) -> None:
+    """The file of the branch decides, which is read after the rows were written."""
+    table = on_s3(s3_storage)
+    table.branches.create("run")
+    table.append(entries("old", 1), branch="run")
+    rows = table.stage(entries("r", 1), branch="run") if staged else entries("r", 1)
+    store = open_store(table.uri, table.storage_options)
+
+    def script(request: Request) -> object:
+        if request.key == "_refs/protection.json":
+            table.branches.delete("run")
+            table.branches.create("run")
+            store_of_append.script = obedient
+        return request.send()
+
+    store_of_append = ScriptedStore(store, script)
+    version = LanceTable(replace(context_on(store_of_append), storage_options=table.storage_options)).append(
+        rows, branch="run"
+    )
+    assert version.number >= table.branches.get("run").first
+    assert [("a", 1), ("r", 1)] == contents(table, "run")
+
+
+def test_an_append_to_a_branch_that_is_gone_says_so(s3_storage: S3Storage) -> None:
+    """Nothing is committed where the branch was deleted while the rows were written, or never existed."""
+    table = on_s3(s3_storage)
+    table.branches.create("run")
+    store = open_store(table.uri, table.storage_options)
+
+    def script(request: Request) -> object:
+        if request.key == "_refs/protection.json":
+            store_of_append.script = obedient
+            table.branches.delete("run")
+        return request.send()
+
+    store_of_append = ScriptedStore(store, script)
+    for name in ("run", "never"):
+        with pytest.raises(RefNotFoundError, match=f"no branch '{name}'"):
+            LanceTable(replace(context_on(store_of_append), storage_options=table.storage_options)).append(
+                entries("r", 1), branch=name
+            )
+    assert [] == store.list("tree/run/_versions")

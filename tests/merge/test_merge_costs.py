@@ -72,9 +72,9 @@ def test_only_metadata_is_written(tmp_path: Path, change: str, *, moved: bool) -
     as_pylance(table).validate()
 
 
-# Three for the branch (its file twice, its newest version by a listing), a tag of its name, the newest manifests of
-# both sides, the first manifest of the branch, the listing of main, the transaction and the manifest.
-SIMPLE = 10
+# Two for the branch (its file, its newest version by a listing), a tag of its name, the newest manifests of both sides,
+# the first manifest of the branch, the listing of main, and the manifest.
+SIMPLE = 8
 
 
 def test_merging_an_append_takes_few_requests(tmp_path: Path) -> None:

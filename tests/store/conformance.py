@@ -43,6 +43,30 @@ class StoreConformance:
         store.put("a/b", b"2")
         assert b"2" == store.get("a/b")
 
+    def test_the_tag_of_what_was_written_is_known(self, store: Store) -> None:
+        """A writer can swap its own object without reading it, unless another writer replaced it."""
+        assert store.put_if_absent("a/b", b"1")
+        tag = store.written_tag("a/b", b"1")
+        assert (store.get_with_etag("a/b") or (b"", ""))[1] == tag
+        assert store.compare_and_swap("a/b", b"2", str(tag))
+        again = store.written_tag("a/b", b"2")
+        assert (store.get_with_etag("a/b") or (b"", ""))[1] == again
+        store.put("a/b", b"3")
+        assert not store.compare_and_swap("a/b", b"4", str(again))
+        assert b"3" == store.get("a/b")
+
+    def test_a_listing_shows_the_tags_of_reads_or_none(self, store: Store) -> None:
+        """Equal tags are those of equal objects."""
+        for name in ("x", "y"):
+            store.put(f"a/{name}", name.encode())
+            store.put(f"a/deeper/{name}", name.encode())
+        listed = store.list_with_etags("a")
+        assert ["x", "y"] == list(listed)
+        for name, tag in listed.items():
+            assert tag in ("", (store.get_with_etag(f"a/{name}") or (b"", ""))[1])
+        store.put("a/x", b"other")
+        assert listed["x"] == "" or listed["x"] != store.list_with_etags("a")["x"]
+
     def test_put_if_absent_writes_once(self, store: Store) -> None:
         """The second writer of a name learns that it lost, and changes nothing."""
         assert store.put_if_absent("a/b", b"1")

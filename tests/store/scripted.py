@@ -96,6 +96,10 @@ class ScriptedStore:
         """Ask the script, then write."""
         return bool(self._ask("compare_and_swap", key, lambda: self._below.compare_and_swap(key, data, tag)))
 
+    def written_tag(self, key: str, data: bytes) -> str | None:
+        """As below."""
+        return self._below.written_tag(key, data)
+
     def list(self, folder: str, limit: int | None = None) -> list[str]:
         """Ask the script, then list."""
         return self._ask("list", folder, lambda: self._below.list(folder, limit))  # type: ignore[no-any-return]
@@ -123,6 +127,10 @@ class ScriptedStore:
     def upload(self, path: Path, key: str) -> None:
         """Ask the script, then write."""
         self._ask("upload", key, lambda: self._below.upload(path, key))
+
+    def list_with_etags(self, folder: str) -> dict[str, str]:
+        """Ask the script, then list: a listing like any other to what is tested."""
+        return self._ask("list", folder, lambda: self._below.list_with_etags(folder))  # type: ignore[no-any-return]
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Ask the script, then list."""

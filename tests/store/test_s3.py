@@ -3,6 +3,7 @@
 import json
 import pickle
 import urllib.request
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.edit.creation import create
 from lance_dagster.errors import ConditionalPutUnsupportedError, InvalidInputError, StoreError, TableNotFoundError
-from lance_dagster.store import S3Store, open_store
+from lance_dagster.history.inventory import Kind, classify_key
+from lance_dagster.store import PROBE_OBJECT, S3Store, open_store
 from tests.conftest import S3Storage, free_port
 from tests.servers.objects import FAULTS
 from tests.store.conformance import StoreConformance
@@ -171,13 +173,21 @@ class UnreliableStore(S3Store):
         """Take the bucket, and the function; it gets the method, the arguments and how to send them."""
         super().__init__(storage.uri, storage.storage_options)
         self.through = through
+        self.process = uuid.uuid4().hex
+
+    @property
+    def _server(self) -> str:
+        """The server by a name of its own: nothing is known about it, as in a process that has just started."""
+        return f"{super()._server} {self.process}"
 
     def _call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401 - what the server answers
         return self.through(method, arguments, lambda **given: super(UnreliableStore, self)._call(method, **given))
 
 
-def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storage) -> None:
+@pytest.mark.parametrize("begun", [False, True], ids=["no probe object", "a probe object"])
+def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storage, *, begun: bool) -> None:
     """Whichever answer of the first requests is lost, or repeated by the client: the write succeeds once."""
+    plain = S3Store(s3_storage.uri, s3_storage.storage_options)
     for lost in range(9):
         for repeated in (False, True):
             asked: list[str] = []
@@ -200,11 +210,12 @@ def test_a_lost_answer_is_no_server_that_ignores_conditions(s3_storage: S3Storag
                         raise OSError("the answer is lost")
                 return answer
 
+            if not begun:
+                plain.delete(PROBE_OBJECT)
             store = UnreliableStore(s3_storage, through)
             assert store.put_if_absent(f"key-{lost}-{repeated}", b"1")
             assert store.deletes_conditionally()
-    plain = S3Store(s3_storage.uri, s3_storage.storage_options)
-    assert [] == plain.list("_refs")
+    assert [PROBE_OBJECT] == [f"_refs/{name}" for name in plain.list("_refs")]
 
 
 def test_a_server_that_never_answers_is_not_called_one_that_ignores_conditions(s3_storage: S3Storage) -> None:
@@ -232,30 +243,70 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
     def swaps(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
         return send(**{key: value for key, value in arguments.items() if method != "put_object" or key != "IfMatch"})
 
-    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
-        UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
-    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
-        UnreliableStore(s3_storage, swaps).put_if_absent("key", b"1")
-    context = context_on(UnreliableStore(s3_storage, puts))
-    with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
-        create(context, SCHEMA, {})
-    store = UnreliableStore(s3_storage, deletions)
-    assert store.put_if_absent("key", b"1")
-    assert not store.deletes_conditionally()
-    assert store.compare_and_delete("key", "any")
-    assert store.get("key") is None
+    plain = S3Store(s3_storage.uri, s3_storage.storage_options)
+    for begun in (False, True):
+        # The table may have been copied from a server that obeys conditions.
+        if begun:
+            plain.put(PROBE_OBJECT, b"1")
+        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+            UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
+        context = context_on(UnreliableStore(s3_storage, puts))
+        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+            create(context, SCHEMA, {})
+        plain.put("ref", b"1")
+        _, tag = plain.get_with_etag("ref") or (b"", "")
+        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
+            UnreliableStore(s3_storage, swaps).compare_and_swap("ref", b"2", tag)
+        assert b"1" == plain.get("ref")
+        store = UnreliableStore(s3_storage, deletions)
+        assert store.put_if_absent("key", b"1")
+        assert not store.deletes_conditionally()
+        assert store.compare_and_delete("key", "any")
+        assert store.get("key") is None
+    assert b"1" == plain.get(PROBE_OBJECT)
 
 
 def test_the_first_conditional_write_asks_what_is_counted_here(s3_storage: S3Storage) -> None:
-    """Six small requests, once for each store: three puts, a read, and two deletions of an object."""
+    """Seven requests probe a table, one of them a read; later processes send one for each kind of condition."""
     asked: list[str] = []
 
     def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:
-        asked.append(method)
+        asked.append(method.removesuffix("_object"))
         return send(**arguments)
+
+    def sent() -> list[str]:
+        found = list(asked)
+        asked.clear()
+        return found
 
     store = UnreliableStore(s3_storage, through)
     store.put_if_absent("key", b"1")
-    assert ["put_object", "put_object", "put_object", "delete_object", "delete_object", "put_object"] == asked
-    store.put_if_absent("key", b"2")
-    assert 7 == len(asked)
+    assert ["put", "put", "put", "put", "delete", "delete", "put"] == sent()
+    store.compare_and_swap("key", b"2", "tag")
+    store.deletes_conditionally()
+    assert ["put"] == sent()
+    again = UnreliableStore(s3_storage, through)
+    again.put_if_absent("key", b"2")
+    assert ["put", "put"] == sent()
+    again.compare_and_swap("key", b"2", "tag")
+    assert ["put", "put"] == sent()
+    again.deletes_conditionally()
+    assert ["delete"] == sent()
+    again.put_if_absent("key", b"2")
+    again.compare_and_swap("key", b"2", "tag")
+    again.deletes_conditionally()
+    assert ["put", "put"] == sent()
+
+
+def test_a_process_probes_a_bucket_once(s3_storage: S3Storage) -> None:
+    """What one table shows of a server holds for the other tables of the bucket, in this process."""
+    for number in range(2):
+        LanceTable.create(f"{s3_storage.uri}/t{number}", SCHEMA, storage_options=s3_storage.storage_options)
+    plain = S3Store(s3_storage.uri, s3_storage.storage_options)
+    assert [True, False] == [plain.get(f"t{number}/{PROBE_OBJECT}") is not None for number in range(2)]
+
+
+def test_a_collection_keeps_the_probe_object() -> None:
+    """The next process needs it, and it is no leftover however old it is."""
+    assert Kind.NAME == classify_key(PROBE_OBJECT, ()).kind
+    assert Kind.TEMPORARY == classify_key("_refs/.probe-4f2a", ()).kind

@@ -115,7 +115,7 @@ def test_what_a_branch_costs(remote: LanceTable) -> None:
         act(counted(remote, asked))
         costs[what] = len([request for request in asked if not request.startswith("sync_folder")])
         assert not [request for request in asked if "other" in request]
-    assert {"create": 11, "append": 9, "append to main": 6, "tag": 6, "move": 6, "look": 1, "look for": 2} == costs
+    assert {"create": 8, "append": 7, "append to main": 5, "tag": 5, "move": 5, "look": 1, "look for": 2} == costs
 
 
 def test_the_newest_version_of_a_branch_that_may_not_be_there(remote: LanceTable) -> None:

@@ -41,7 +41,64 @@ def counted(storage: S3Storage) -> Iterator[tuple[str, int]]:
     yield "revert a merge", made(lambda again: again.revert("main@3", parent=1))
     yield "restore a version", made(lambda again: again.restore("main@3"))
     yield "delete a branch", made(lambda again: again.branches.delete("fix"))
-    yield "log of 5 versions", made(lambda again: again.log())
+    yield "append a data file to `main`", made(lambda again: again.append(ROWS))
+    yield "create a branch with a slash in its name", made(lambda again: again.branches.create("run/1"))
+    yield "append a data file to a branch", made(lambda again: again.append(ROWS, branch="run/1"))
+    yield "merge a branch with a slash in its name", made(lambda again: again.merge("run/1"))
+    yield "log of 7 versions", made(lambda again: again.log())
+
+
+def test_a_step_takes_no_more_requests_than_this(s3_storage: S3Storage) -> None:
+    """The steps of a run with the opening of the table, which is one request; the first two are those of a new lake."""
+    uri, options = f"{s3_storage.uri}/table", dict(s3_storage.storage_options)
+
+    def step(act: Callable[[LanceTable], object]) -> int:
+        return len(requests_of(s3_storage, lambda: act(LanceTable.open(uri, options))))
+
+    made = {
+        "create": len(requests_of(s3_storage, lambda: LanceTable.create(uri, ROWS.schema, storage_options=options)))
+    }
+    made["append"] = step(lambda table: table.append(ROWS))
+    made["fork"] = step(lambda table: table.branches.create("run/1"))
+    made["append to the fork"] = step(lambda table: table.append(ROWS, branch="run/1"))
+    made["merge"] = step(lambda table: table.merge("run/1"))
+    made["tag"] = step(lambda table: table.tags.create("production", "main"))
+    LanceTable.open(uri, options).append(ROWS)
+    made["move the tag"] = step(lambda table: table.tags.move("production", "main"))
+    made["resolve the tag"] = step(lambda table: table.at("production"))
+    made["delete the branch"] = step(lambda table: table.branches.delete("run/1"))
+    bounds = {
+        # With the first probe of a bucket, which is eight requests.
+        "create": 12,
+        "append": 6,
+        "fork": 8,
+        "append to the fork": 9,
+        "merge": 8,
+        "tag": 6,
+        "move the tag": 6,
+        "resolve the tag": 5,
+        "delete the branch": 21,
+    }
+    assert {} == {name: count for name, count in made.items() if count > bounds[name]}
+
+
+def test_refs_that_did_not_change_are_not_read_again(s3_storage: S3Storage) -> None:
+    """A listing shows the ETags of the files, and only new and changed ones are read."""
+    uri, options = f"{s3_storage.uri}/table", dict(s3_storage.storage_options)
+    table = LanceTable.create(uri, ROWS.schema, storage_options=options)
+    for number in range(6):
+        table.branches.create(f"run/{number}")
+        table.tags.create(f"tag-{number}", "main")
+    again = LanceTable.open(uri, options)
+    assert (7, 7) == tuple(len(requests_of(s3_storage, ask)) for ask in (again.branches.list, again.tags.list))
+    table.branches.set_metadata("run/3", {"a": "b"})
+    table.branches.delete("run/4")
+    table.append(ROWS)
+    table.tags.move("tag-2", "main")
+    assert (2, 2) == tuple(len(requests_of(s3_storage, ask)) for ask in (again.branches.list, again.tags.list))
+    assert [f"run/{number}" for number in (0, 1, 2, 3, 5)] == list(again.branches.list())
+    assert "b" == again.branches.list()["run/3"].metadata["a"]
+    assert ("main@2", "main@1") == tuple(again.tags.list()[f"tag-{number}"].ref for number in (2, 3))
 
 
 def test_every_operation_takes_its_number_of_requests(s3_storage: S3Storage) -> None:

@@ -76,5 +76,5 @@ def test_status_reads_little_of_long_branches(tmp_path: Path) -> None:
     found = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script))).branches.status()
     assert [10, 10] == [branch.ahead for branch in found.branches]
     of_branch = sorted(verb for verb, key in requests if "one" in key)
-    assert ["get", "get", "get", "list"] == of_branch
+    assert ["get", "get", "get_with_etag", "list"] == of_branch
     assert len(requests) < 16

@@ -32,10 +32,11 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from lance_dagster.errors import ConflictError, PermissionRefusedError, RefMovedError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.format.codec import decode_manifest_file, encode_transaction
+from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
 from lance_dagster.history.refs.ref_files import (
     BEFORE_CLOSING,
@@ -55,7 +56,7 @@ from lance_dagster.history.refs.ref_files import (
 )
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import put_once
+from lance_dagster.store import put_once, together
 
 VERSION_FOLDERS = (layout.VERSIONS, layout.TRANSACTIONS)
 """The folders of a branch that its deletion empties; what the manifests name stays until a collection."""
@@ -92,10 +93,12 @@ def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -
     """
     for _ in range(_ATTEMPTS):
         closing = _marked(branch, refs, why)
-        newest = _newest(closing, versions)
-        if closing.state == CLOSING:
+        look = partial(_newest, closing, versions)
+        if closing.state != CLOSING:
+            newest = look()
+        else:
             try:
-                refuse_users(branch.name, why.do, refs)
+                newest, _ = together(refs.store, look, partial(refuse_users, branch.name, why.do, refs))
                 _refuse_newer(branch.name, newest, why, refs)
             except ConflictError:
                 _reopen(closing, refs, versions)
@@ -301,10 +304,10 @@ def empty_branch(
     while True:
         last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
         # The fence is put before the deletion: from here on no next branch of the name can begin too low.
-        put_once(store, layout.branch_fence_file(branch.name, last, since, branch.id), b"")
+        fence = layout.branch_fence_file(branch.name, last, since, branch.id)
+        _, listed = together(store, partial(put_once, store, fence, b""), lambda: list(store.walk(root)))
         # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
-        listed = (entry.key for entry in store.walk(root))
-        keys = [key for key in listed if key.removeprefix(f"{root}/").partition("/")[0] in folders]
+        keys = [key for entry in listed if (key := entry.key).removeprefix(f"{root}/").partition("/")[0] in folders]
         found = refs.read_deleting(branch)
         if found is None:
             return None
@@ -360,16 +363,15 @@ def _is_kept(branch: Branch, refs: Refs) -> bool:
 
 
 def restore_version(name: str, number: int, data: bytes, versions: Versions, *, late: bool = False) -> None:
-    """Put the copy of a manifest in its place, with its transaction.
+    """Put the copy of a manifest in its place.
 
     A manifest that is there stays, unless it was put `late`, while the branch took no commits.
+
+    Raises:
+        FormatError: The copy is damaged.
     """
     key = versions.manifest_path(name, number)
-    transaction = decode_manifest_file(data, f"{versions.store.uri}/{key}")[1]
-    # The transaction comes first: a version without it would make later commits of other programs fail.
-    if transaction is not None:
-        path = layout.transaction_path(name, transaction.file_name)
-        versions.store.put(path, encode_transaction(transaction), durable=False)
+    decode_manifest_file(data, f"{versions.store.uri}/{key}")
     put_once(versions.store, key, data)
     if late and versions.store.get(key) != data:
         # However late this request arrives: under the id of the branch, the number is that of the copied version.

@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from lance_dagster.errors import AlreadyExistsError, Call, ConflictError, InvalidInputError, RefMovedError, Remedy
@@ -73,6 +74,7 @@ from lance_dagster.history.refs.ref_files import (
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import together
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import fork
 
@@ -94,6 +96,13 @@ def create_branch(
     # This is checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
+    wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
+    newest, is_tag = together(refs.store, partial(versions.newest, name), partial(_is_tag, name, refs))
+    if newest is None and not is_tag:
+        # Most names are free. The put decides between two callers: whoever loses gets the branch of the other one.
+        made = refs.add_branch(wanted)
+        if made.id == wanted.id:
+            return _finish_creating(made, refs, versions)
     found = branch_of_name(name, refs, versions)
     if found is not None and found.state in (CLOSING, DELETING):
         replaced = _replace_deleted(found, parent, refs, versions, metadata=metadata)
@@ -105,8 +114,6 @@ def create_branch(
     if found is None:
         refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
-        # The put decides between two callers: whoever loses gets the branch of the other one.
-        wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
         found = refs.add_branch(wanted)
         created = found.id == wanted.id
     if found.state != READY:
@@ -135,7 +142,7 @@ def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
     Raises:
         ConflictError: As for `delete_branch`; or it has a newer version; or it is gone.
     """
-    branch = newest.of or refs.branch(newest.branch)
+    branch = newest.of or refs.branch_to_change(newest.branch)
     if branch is None:
         raise RefMovedError(newest.branch, str(newest), "nothing")
     delete_up_to(branch, newest.number, refs, versions)
@@ -272,9 +279,13 @@ def refuse_tagged(name: str, refs: Refs) -> None:
     Raises:
         AlreadyExistsError: There is such a tag.
     """
-    # No program gives a tag a name with a slash.
-    if "/" not in name and refs.tag(name) is not None:
+    if _is_tag(name, refs):
         raise AlreadyExistsError(f"{name!r} is a tag of {refs.store.uri}; a branch of that name would be ambiguous")
+
+
+def _is_tag(name: str, refs: Refs) -> bool:
+    # No program gives a tag a name with a slash.
+    return "/" not in name and refs.tag(name) is not None
 
 
 def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
@@ -309,15 +320,18 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     """Return a branch, after checking that it exists, is not protected or being renamed, and has no references."""
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
-    branch = refs.branch(name)
+    branch = refs.branch_to_change(name)
     if branch is None:
         raise refs.branch_not_found(name)
+
+    def refuse() -> None:
+        refuse_protected_branch(do, name, refs.store)
+        refuse_renaming(branch, do, refs)
+        # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
+        refs.store.refuse_links(layout.versions_folder(name))
+
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
-    refuse_protected_branch(do, name, refs.store)
-    refuse_renaming(branch, do, refs)
-    # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
-    refs.store.refuse_links(layout.versions_folder(name))
-    refuse_users(name, do, refs)
+    together(refs.store, refuse, partial(refuse_users, name, do, refs))
     return branch
 
 
@@ -354,7 +368,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     forked = replace(
         manifest,
         version=branch.first,
-        transaction_file=transaction.file_name,
+        transaction_file="",
         writer=WRITER,
         timestamp=now_ns(),
     )

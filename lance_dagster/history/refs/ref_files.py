@@ -67,7 +67,10 @@ LAST_FOUND = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A branch: a series of versions forked from a version of another branch."""
+    """A branch: a series of versions forked from a version of another branch.
+
+    `etag` is the tag of its file where that was read or written with the rest, and else empty.
+    """
 
     name: str
     id: str
@@ -77,6 +80,7 @@ class Branch:
     metadata: Mapping[str, str] = field(default_factory=dict)
     lineage: tuple[tuple[int, str], ...] = ()
     manifest_size: int = 0
+    etag: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return its name and the version it was forked from; the step of its creation or deletion while that lasts."""
@@ -113,7 +117,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
-    """A name for one version."""
+    """A name for one version. `etag` is as for a branch."""
 
     name: str
     branch: str
@@ -122,6 +126,7 @@ class Tag:
     updated_at: pendulum.DateTime | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     manifest_size: int = 0
+    etag: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return its name, the version it names, and what keeps it there."""
@@ -174,4 +179,5 @@ def new_branch(
 def with_metadata(named: N, updates: Mapping[str, str | None]) -> N:
     """Return a branch or tag with changed metadata; a value of None removes the key."""
     merged = {**named.metadata, **updates}
-    return replace(named, metadata={key: value for key, value in merged.items() if value is not None})
+    # The ETag is that of the file, which does not have the change.
+    return replace(named, metadata={key: value for key, value in merged.items() if value is not None}, etag="")

@@ -16,10 +16,12 @@ Invariants:
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import pendulum
@@ -57,7 +59,7 @@ from lance_dagster.history.refs.ref_files import (
     Tag,
     with_metadata,
 )
-from lance_dagster.store import Store
+from lance_dagster.store import Store, together
 
 REMOVAL_SECONDS = 15 * 60
 """The time a process may take to delete the file of a ref, where the storage cannot delete conditionally.
@@ -67,7 +69,7 @@ This is far longer than a request lives: the client gives up after minutes.
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files one after the other.
 _READERS, _FEW = 8, 4
-T = TypeVar("T")
+Ref = TypeVar("Ref", Branch, Tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class Refs:
     """The branches and tags of one table."""
 
     store: Store
+    # As they were read last, by name, with their ETags: a listing shows which of them are still the same.
+    _known_branches: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
+    _known_tags: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
 
     def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, including those that are being created or deleted.
@@ -83,7 +88,7 @@ class Refs:
         """
         if pattern is not None:
             check_string("pattern", pattern)
-        return self._all(layout.BRANCHES, layout.parse_branch_file_name, self.branch, pattern, exempt=exempt)
+        return self._all_branches(layout.parse_branch_file_name, pattern, exempt=exempt)
 
     def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
@@ -91,13 +96,24 @@ class Refs:
             check_string("pattern", pattern)
         # A negative limit would leave out the last tags.
         limit = optional_limit("limit", limit)
-        return self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, pattern, limit=limit)
+        return self._all_tags(pattern, limit=limit)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
         path = _file_of(layout.BRANCHES, name, "the name of a branch")
         data = None if path is None else self.store.get(path)
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
+
+    def branch_to_change(self, name: str) -> Branch | None:
+        """Read one branch with the tag of its file, so that a change need not read it again; or return None."""
+        path = _file_of(layout.BRANCHES, name, "the name of a branch")
+        return None if path is None else self._stored_branch(name, path)
+
+    def tag_to_change(self, name: str) -> Tag | None:
+        """Read one tag with the tag of its file, so that a change need not read it again; or return None."""
+        path = _file_of(layout.TAGS, name, "the name of a tag")
+        found = None if path is None else self._stored_tag(name, path)
+        return None if found is None or REMOVER in found.metadata else found
 
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
@@ -122,13 +138,15 @@ class Refs:
         # there was, and they refer only to `main` and to their own kind.
         kept = (layout.PUBLISHED, layout.PIN)
         exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
-        tags = self._all(layout.TAGS, layout.parse_tag_file_name, self.tag, exempt=exempt)
+
         # No branch is its own parent, so its file need not be read.
-        branches = self._all(
-            layout.BRANCHES,
-            lambda file: None if (name := layout.parse_branch_file_name(file)) == branch else name,
-            self.branch,
-            exempt=exempt,
+        def other_branch(file: str) -> str | None:
+            return None if (name := layout.parse_branch_file_name(file)) == branch else name
+
+        tags, branches = together(
+            self.store,
+            partial(self._all_tags, exempt=exempt),
+            partial(self._all_branches, other_branch, exempt=exempt),
         )
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
@@ -137,9 +155,10 @@ class Refs:
         """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
         found: dict[str, list[str]] = {}
         # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
-        for tag in self.tags().values():
+        tags, branches = together(self.store, self.tags, self.branches)
+        for tag in tags.values():
             found.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
-        for branch in self.branches().values():
+        for branch in branches.values():
             found.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
         return found
 
@@ -193,9 +212,9 @@ class Refs:
 
     def add_branch(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
-        path = layout.branch_file(branch.name)
-        if self._put_once(path, branch_file_of(branch)):
-            return branch
+        path, data = layout.branch_file(branch.name), branch_file_of(branch)
+        if self._put_once(path, data):
+            return replace(branch, etag=self.store.written_tag(path, data) or "")
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
         taken = self.branch(branch.name)
@@ -208,7 +227,7 @@ class Refs:
         """Replace a branch's file with what `change` returns, by compare-and-swap.
 
         Args:
-            branch: The branch; only its name and id matter.
+            branch: The branch; only its name and id matter. Where it has an ETag, it is not read again at first.
             change: Gets the stored branch and returns the one to store, the same where nothing changes.
                 It is called again when another writer changed the file first.
 
@@ -216,21 +235,61 @@ class Refs:
             RefMovedError: The branch was deleted meanwhile, and perhaps made again.
         """
         path = layout.branch_file(branch.name)
-        wanted: Branch | None = None
+        wanted, stored = self._changed_at_once(branch, change) if branch.etag else (None, False)
+        if wanted is not None and stored:
+            return wanted
         # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_etag(path)
-            current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
+            current = self._stored_branch(branch.name, path)
             if current is not None and current == wanted:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
             # The id is compared at every attempt: the branch may be replaced between two of them.
-            if found is None or current is None or current.id != branch.id:
+            if current is None or current.id != branch.id:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
             wanted = change(current)
-            if wanted == current or self.store.compare_and_swap(path, branch_file_of(wanted), found[1]):
-                return wanted
+            if wanted == current:
+                return current
+            if self.store.compare_and_swap(path, data := branch_file_of(wanted), current.etag):
+                return replace(wanted, etag=self.store.written_tag(path, data) or "")
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
+
+    def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
+        """Change a branch as it was read before, if its file is still the same.
+
+        Returns:
+            The branch as it was to be stored, None where the file has to be read first; and whether it was stored for
+            certain.
+        """
+        try:
+            wanted = change(branch)
+        except ConflictError:
+            # The conflict may be over.
+            return None, False
+        # Whether there is nothing to change shows only in the file.
+        if wanted == branch:
+            return None, False
+        path, data = layout.branch_file(branch.name), branch_file_of(wanted)
+        stored = self.store.compare_and_swap(path, data, branch.etag)
+        return replace(wanted, etag=self.store.written_tag(path, data) or "" if stored else ""), stored
+
+    def _stored_branch(self, name: str, path: str) -> Branch | None:
+        found = self.store.get_with_etag(path)
+        if found is None:
+            return None
+        branch = replace(parse_branch(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        self._known_branches[name] = branch
+        return branch
+
+    def _stored_tag(self, name: str, path: str) -> Tag | None:
+        found = self.store.get_with_etag(path)
+        if found is None:
+            return None
+        tag = replace(parse_tag(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        # A marked tag counts as deleted.
+        if REMOVER not in tag.metadata:
+            self._known_tags[name] = tag
+        return tag
 
     def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
         """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
@@ -444,7 +503,9 @@ class Refs:
 
         return self.change_tag(tag.name, moved)
 
-    def change_tag(self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False) -> Tag:
+    def change_tag(
+        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, read: Tag | None = None
+    ) -> Tag:
         """Replace a tag's file with what `change` returns, by compare-and-swap.
 
         Args:
@@ -452,6 +513,7 @@ class Refs:
             change: Gets the stored tag and returns the one to store; the same one when there is nothing to change. It
                 is called again when another writer changed the file first.
             follow: Whether to change a tag that another writer moved meanwhile, at its new version.
+            read: The tag as `tag_to_change` has just read it, so that it is not read again at first.
 
         Raises:
             RefMovedError: It was moved between reading and writing.
@@ -460,17 +522,14 @@ class Refs:
         check_string("the name of a tag", name)
         path = layout.tag_file(name)
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_etag(path) if is_path_inside(name) else None
-            if found is None:
-                raise self.tag_not_found(name)
-            current = parse_tag(name, found[0], f"{self.store.uri}/{path}")
-            if REMOVER in current.metadata:
+            current, read = read or (self._stored_tag(name, path) if is_path_inside(name) else None), None
+            if current is None or REMOVER in current.metadata:
                 raise self.tag_not_found(name)
             wanted = change(current)
             if wanted == current:
                 return current
             marked = _with_write_id(wanted)
-            if self._swapped(path, marked, found[1]):
+            if self._swapped(path, marked, current.etag):
                 return marked
             now = self.tag(name)
             # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
@@ -503,29 +562,48 @@ class Refs:
         """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
-    def _all(
-        self,
-        folder: str,
-        name_of: Callable[[str], str | None],
-        read: Callable[[str], T | None],
-        pattern: str | None = None,
-        *,
-        exempt: tuple[str, ...] = (),
-        limit: int | None = None,
-    ) -> dict[str, T]:
+    def _all_branches(
+        self, name_of: Callable[[str], str | None], pattern: str | None = None, *, exempt: tuple[str, ...] = ()
+    ) -> dict[str, Branch]:
+        """Read the branches whose files have a name, match a pattern and do not begin with an exempt prefix."""
+        listed = self._listed(layout.BRANCHES, name_of, pattern, exempt)
+        return _read_all(listed, self._known_branches, self.branch_to_change)
+
+    def _all_tags(
+        self, pattern: str | None = None, *, exempt: tuple[str, ...] = (), limit: int | None = None
+    ) -> dict[str, Tag]:
+        """Read the tags that match a pattern and do not begin with an exempt prefix, at most the first `limit`."""
+        listed = self._listed(layout.TAGS, layout.parse_tag_file_name, pattern, exempt)
+        return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
+
+    def _listed(
+        self, folder: str, name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
+    ) -> dict[str, str]:
+        """List the names of the refs that are wanted, with the ETags of their files."""
         if pattern is not None:
             check_pattern(pattern)
-        listed = (name_of(file) for file in self.store.list(folder))
-        wanted = (name for name in listed if name and not name.startswith(exempt))
-        names = [name for name in wanted if pattern is None or fnmatchcase(name, pattern)][:limit]
-        if len(names) <= _FEW:
-            values = [read(name) for name in names]
-        else:
-            # Each ref takes one request, and a table with many runs has many branches.
-            with ThreadPoolExecutor(_READERS) as readers:
-                values = list(readers.map(read, names))
-        # A ref that was deleted between the listing and the reading has no value.
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        listed = ((name_of(file), etag) for file, etag in self.store.list_with_etags(folder).items())
+        wanted = ((name, etag) for name, etag in listed if name and not name.startswith(exempt))
+        return {name: etag for name, etag in wanted if pattern is None or fnmatchcase(name, pattern)}
+
+
+def _read_all(listed: Mapping[str, str], known: Mapping[str, Ref], read: Callable[[str], Ref | None]) -> dict[str, Ref]:
+    """Read the listed refs, except those that are known and have still the same ETag.
+
+    What a listing shows is as good as a read at that moment: equal ETags are those of equal files.
+    """
+    same = {name: ref for name in listed if (ref := known.get(name)) is not None and ref.etag == listed[name]}
+    names = [name for name in listed if name not in same]
+    if len(names) <= _FEW:
+        values = [read(name) for name in names]
+    else:
+        # Each ref takes one request, and a table with many runs has many branches.
+        with ThreadPoolExecutor(_READERS) as readers:
+            values = list(readers.map(read, names))
+    fresh = dict(zip(names, values, strict=True))
+    # A ref that was deleted between the listing and the reading has no value.
+    found = ((name, same.get(name) or fresh.get(name)) for name in listed)
+    return {name: ref for name, ref in found if ref is not None}
 
 
 def _file_of(folder: str, name: object, what: str) -> str | None:

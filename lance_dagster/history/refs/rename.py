@@ -221,18 +221,16 @@ def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
 
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:
     state = versions.load(name, number)
-    manifest, store, line = replace(state.manifest, branch=new), versions.store, layout.branch_root(new)
+    manifest = replace(state.manifest, branch=new, transaction_file="")
     # A version without its transaction would make later commits of other programs fail, so it is not copied.
     if state.transaction is None:
         raise InvalidInputError(
-            f"{state} of {store.uri} lacks its transaction, so it cannot be copied; "
+            f"{state} of {versions.store.uri} lacks its transaction, so it cannot be copied; "
             f"delete the unfinished branch {new!r}; {name!r} is unchanged"
         )
-    path = layout.join(line, layout.TRANSACTIONS, state.transaction.file_name)
-    encoded = encode_transaction(state.transaction)
-    store.put(path, encoded, durable=False)
+    data = encode_manifest_file(manifest, encode_transaction(state.transaction))
     # It may exist from an earlier attempt, with the same content.
-    put_once(store, versions.manifest_path(new, number), encode_manifest_file(manifest, encoded))
+    put_once(versions.store, versions.manifest_path(new, number), data)
 
 
 def rename_tag(old: str, new: str, refs: Refs) -> Tag:

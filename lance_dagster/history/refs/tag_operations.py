@@ -20,6 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pendulum
 
@@ -50,7 +51,7 @@ from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.store import put_once
+from lance_dagster.store import put_once, together
 
 MOVES = "lance_dagster.moves"
 OTHER_PROGRAM = "another program"
@@ -119,9 +120,10 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     refuse_reserved_keys(target.metadata)
     # A ref expression would be ambiguous. The opposite race, a branch created at the same time, is found when the
     # name is resolved.
-    if refs.branch(name) is not None:
+    refuse = partial(refuse_protected_tag, "create", name, refs.store, target.state.branch)
+    branch, _ = together(refs.store, partial(refs.branch, name), refuse)
+    if branch is not None:
         raise AlreadyExistsError(f"{name!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
-    refuse_protected_tag("create", name, refs.store, target.state.branch)
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
     # The version is stored, so that a move by another program is noticed and can be undone.
     own = {IMMUTABLE: first.ref} if immutable else {}
@@ -140,8 +142,16 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     return made
 
 
-def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, expected: str | None) -> Tag:
-    """Move an existing tag to another version, by compare-and-swap.
+def move_tag(
+    name: str,
+    target: TagTarget,
+    refs: Refs,
+    versions: Versions,
+    *,
+    expected: str | None,
+    read: Tag | None = None,
+) -> Tag:
+    """Move an existing tag to another version, by compare-and-swap; `read` as for `Refs.change_tag`.
 
     Raises:
         RefMovedError: The tag does not name `expected`, or another process moved it at the same time.
@@ -171,7 +181,7 @@ def move_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, ex
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = ready_branch_id(target.state.branch, refs)
-    made = refs.change_tag(name, moved)
+    made = refs.change_tag(name, moved, read=read)
     try:
         refuse_gone(made, branch_id, refs)
         _keep_version(target.state, branch_id, versions)

@@ -90,7 +90,7 @@ def test_what_pylance_wrote_survives_decode_and_encode(tmp_path: Path, operation
         transaction = decode_transaction(path.read_bytes(), str(path))
         assert transaction in inline
         assert transaction == decode_transaction(encode_transaction(transaction), "again")
-        assert path.name == transaction.file_name
+        assert path.name == f"{transaction.read_version}-{transaction.uuid}.txn"
 
 
 @pytest.mark.parametrize("operation", NAMES)

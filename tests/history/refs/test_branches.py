@@ -31,7 +31,7 @@ from tests.store.scripted import (
 )
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
-WRITES_TO_CREATE = 5
+WRITES_TO_CREATE = 4
 """The writes are the name, the transaction, the manifest, the hint and the mark that it is ready."""
 WRITES_TO_DELETE = 7
 """The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files and the name."""
@@ -313,7 +313,7 @@ def test_the_lineage_protects_a_branch_from_clean_up_of_its_parent(table: LanceT
     assert "outer" == listed["inner"]["parent_branch"]
 
 
-WRITES_TO_RESET = 11
+WRITES_TO_RESET = 10
 """The writes are two marks, the fence, the copy of its one manifest, that manifest, the other files, the name again,
 the first number, the transaction, the manifest and the hint; the mark that it is ready is one more.
 """

@@ -321,7 +321,7 @@ def test_a_rival_at_each_request_of_a_recovery(template: LanceTable, rival: str)
 def test_a_deletion_that_gives_way_does_not_finish_a_recovery(template: LanceTable) -> None:
     """Where only some versions are back, the branch takes no commit until the recovery is finished."""
     table = without_run(template)
-    store = ScriptedStore(LocalStore(table.uri, durable=False), plug_pulled_before_write(6))
+    store = ScriptedStore(LocalStore(table.uri, durable=False), plug_pulled_before_write(4))
     with pytest.raises(PlugPulledError):
         LanceTable(context_on(store)).branches.recover("run")
     first, *later = table.branches.version_numbers("run")

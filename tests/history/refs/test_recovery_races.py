@@ -441,7 +441,7 @@ def test_a_recovery_does_not_finish_a_second_one_that_began_after_a_deletion(tem
     def begin_again() -> None:
         delete(opened(table))
         with pytest.raises(PlugPulledError):
-            recover(held_up(table, ("put", "_transactions/", died)))
+            recover(held_up(table, ("put_if_absent", "_versions/", died)))
 
     with pytest.raises(ConflictError, match="another process deleted or recovered it"):
         recover(held_up(table, ("put_if_absent", manifest(table, 4, "run").name, begin_again)))

@@ -235,9 +235,9 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
             looks.append(request.key)
             if len(looks) == 2:
                 renamed.append(table.branches.rename("old", "new").name)
-                return ["kept.json"]
-        if request.verb == "get" and request.key.endswith("kept.json"):
-            return tag
+                return {"kept.json": ""}
+        if request.verb == "get_with_etag" and request.key.endswith("kept.json"):
+            return tag, ""
         return request.send()
 
     looks: list[str] = []
