@@ -18,12 +18,21 @@ from lance_dagster.errors import (
     ProtectedError,
     RefMovedError,
 )
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
-from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
+from lance_dagster.repository.publish.pins import drop_pins
+from lance_dagster.repository.publish.staging import (
+    Staging,
+    drop_merge_branch,
+    find_version,
+    for_each_table,
+    land,
+    landed_at,
+)
 from lance_dagster.repository.registry import Registry, RepositoryContext
 
 COMMIT = "repository/commit"
@@ -61,49 +70,57 @@ class FollowingTag:
     ended: frozenset[str] = frozenset()
 
 
-def project(
-    registry: Registry,
-    commit: RepositoryCommit,
-    names: Iterable[str],
-    *,
-    tag: FollowingTag | None = None,
-    main: bool = False,
-    strategy: Strategy = None,
+def land_tables(
+    staging: Staging, commit: RepositoryCommit, names: Iterable[str], *, strategy: Strategy = None
 ) -> tuple[Lagging, ...]:
-    """Bring `main` and a tag of some tables up to a commit; return what could not be brought up.
+    """Bring `main` of some tables up to a commit; return the tables that could not be brought up.
 
     Args:
-        registry: The tables.
+        staging: What this process has staged.
         commit: The commit.
         names: The tables, all of them in the commit.
-        tag: The tag to move; None to leave tags alone.
-        main: Whether `main` is brought up.
         strategy: Resolves conflicts with commits that another program made on `main`.
     """
 
-    def one(name: str) -> list[Lagging]:
-        context, at, found = registry.context(name), commit.tables[name], []
+    def bring_up(name: str) -> Lagging | None:
+        context, at = staging.registry.context(name), commit.tables[name]
         # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         error: LanceDagsterError | None
-        if main:
-            try:
-                error = land(context, at, strategy)
-            except LanceDagsterError as failed:
-                error = failed
-            found += [] if error is None else [Lagging(table=name, ref="main", reason=_reason(error))]
-        if tag is not None:
-            try:
-                # After `main`: the tag names the version on `main` where it has landed, and so does not keep the branch
-                # beside `main` from being collected.
-                context, state = find_version(registry, name, at)
-                hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
-                _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
-            except LanceDagsterError as failed:
-                found.append(Lagging(table=name, ref=tag.name, reason=_reason(failed)))
-        return found
+        try:
+            error = land(context, at, strategy, staging.landings.get(at))
+            if at.pin and landed_at(context, at) is not None:
+                # After a tag keeps the version of `main`: a version of a branch is in use until then.
+                drop_pins(context, [at.pin])
+                drop_merge_branch(context, at)
+        except LanceDagsterError as failed:
+            error = failed
+        return None if error is None else Lagging(table=name, ref=MAIN, reason=_reason(error))
 
-    lagging = for_each_table(one, names)
-    return tuple(each for name in sorted(lagging) for each in lagging[name])
+    lagging = for_each_table(bring_up, names)
+    return tuple(table for name in sorted(lagging) if (table := lagging[name]) is not None)
+
+
+def project(
+    registry: Registry, commit: RepositoryCommit, names: Iterable[str], tag: FollowingTag
+) -> tuple[Lagging, ...]:
+    """Move a tag of some tables to a commit, all of them in the commit; return the tables whose tag could not move.
+
+    `main` of the tables is brought up first: a tag names the version on `main` where it has landed, and so does not
+    keep the branch beside `main`.
+    """
+
+    def move(name: str) -> Lagging | None:
+        # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
+        try:
+            context, state = find_version(registry, name, commit.tables[name])
+            hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
+            _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
+        except LanceDagsterError as error:
+            return Lagging(table=name, ref=tag.name, reason=_reason(error))
+        return None
+
+    lagging = for_each_table(move, names)
+    return tuple(table for name in sorted(lagging) if (table := lagging[name]) is not None)
 
 
 def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
@@ -181,7 +198,7 @@ class Releases:
         # refused here, before it touches the tables.
         tag = create_release(self._repository.logs, name, commit.id, message=message, properties=properties or {})
         following = FollowingTag(name=name, immutable=True)
-        return tag, project(self._repository.registry, commit, commit.tables, tag=following)
+        return tag, project(self._repository.registry, commit, commit.tables, following)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a release tag of the repository; the tags of the tables stay.

@@ -49,7 +49,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, land_tables, project
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
@@ -61,7 +61,7 @@ from lance_dagster.repository.publish.exact_versions import (
 from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
-from lance_dagster.repository.publish.staging import TableChange, stage_merge
+from lance_dagster.repository.publish.staging import Staging, stage_merge
 from lance_dagster.repository.registry import SUFFIX, RepositoryContext, check_table_name
 from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
@@ -364,10 +364,10 @@ class LanceRepository:
         Returns:
             The commit, or the newest one when no table changed.
         """
+        staging = Staging(self._context.registry)
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            change = TableChange.of(self._context.registry, name, dest, options=MergeOptions(message=message))
-            return stage_merge(change, dest)
+            return stage_merge(staging.change(name, dest, options=MergeOptions(message=message)), dest)
 
         names = tuple(self.tables()) if tables is None else string_list("tables", tables, "shop/orders")
         request = CommitRequest(branch=MAIN, stage=stage, names=names, message=message, properties=properties or {})
@@ -446,7 +446,7 @@ class LanceRepository:
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
-        lagging = project(registry, done.commit, current, main=True)
+        lagging = land_tables(request.staging or Staging(registry), done.commit, current)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
 
@@ -540,7 +540,7 @@ class LanceRepository:
         done = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
-        project(self._context.registry, done.commit, names, main=True)
+        land_tables(request.staging or Staging(self._context.registry), done.commit, names)
         # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
         for name, table_id in added_by(self._context, commit, done.commit).items():
             if self._context.registry.id_of(name) == table_id:
@@ -583,18 +583,19 @@ class LanceRepository:
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
         tag = None if channel == MAIN else FollowingTag(name=channel, hold=newest.hold)
-        return project(self._context.registry, commit, names, tag=tag, main=True)
+        lagging = land_tables(Staging(self._context.registry), commit, names)
+        return lagging if tag is None else lagging + project(self._context.registry, commit, names, tag)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        found = project(self._context.registry, head, head.tables, main=True)
+        found = land_tables(Staging(self._context.registry), head, head.tables)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             # The tags may have missed the end of a hold as well, so its reason is looked up.
             tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
-            found += project(self._context.registry, commit, commit.tables, tag=tag)
+            found += project(self._context.registry, commit, commit.tables, tag)
         return found
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:

@@ -16,7 +16,7 @@ from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import Lagging, project
+from lance_dagster.repository.projection import Lagging, land_tables
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, CommittedTables, commit_tables
 from lance_dagster.repository.publish.forks import (
     MERGED,
@@ -26,7 +26,7 @@ from lance_dagster.repository.publish.forks import (
     head_of_branch,
     touched_tables,
 )
-from lance_dagster.repository.publish.staging import TableChange, stage_merge
+from lance_dagster.repository.publish.staging import Staging, stage_merge
 from lance_dagster.repository.registry import RepositoryContext
 
 # How many tables a text names, so that it fits on a screen.
@@ -137,12 +137,14 @@ def publish_branch(
     if not names and not touched.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
 
+    staging = Staging(repository.registry)
+
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         try:
             # The newest version at this moment. Rows that are committed to the branch later are not published, and
             # `end_branch` keeps the branch because of them.
             source = head_of_branch(repository.table(name), name, branch)
-            change = TableChange.of(repository.registry, name, dest, sources=(source,), options=merging)
+            change = staging.change(name, dest, sources=(source,), options=merging)
         except RefNotFoundError:
             if tables is None:
                 # The process that forked the table died between the mark and the branch, so nothing was written there.
@@ -161,19 +163,19 @@ def publish_branch(
         reads=_reads(repository, wanted, {*head.tables, *names}),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=newest,
+        staging=staging,
     )
     done = commit_tables(logs, request)
-    return _followed(repository, wanted, _landed(repository, wanted, touched, done), touched, ended=ended, since=since)
+    published = _landed(staging, wanted, touched, done)
+    return _followed(repository, wanted, published, touched, ended=ended, since=since)
 
 
-def _landed(
-    repository: RepositoryContext, wanted: PublishRequest, touched: TouchedTables, done: CommittedTables
-) -> Published:
+def _landed(staging: Staging, wanted: PublishRequest, touched: TouchedTables, done: CommittedTables) -> Published:
     """Bring `main` of the tables up to a commit that was just made."""
     # A later commit may have removed a table that the branch touched.
     present = [name for name in touched.names if name in done.commit.tables]
     # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
-    landed = project(repository.registry, done.commit, present, main=True, strategy=wanted.merging.strategy)
+    landed = land_tables(staging, done.commit, present, strategy=wanted.merging.strategy)
     return Published(commit=done.commit, changed=done.changed, lagging=landed)
 
 
@@ -195,7 +197,7 @@ def _landed_again(
     # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
     names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
     strategy = wanted.merging.strategy if head.id == merged else None
-    landed = project(repository.registry, head, sorted(names), main=True, strategy=strategy)
+    landed = land_tables(Staging(repository.registry), head, sorted(names), strategy=strategy)
     return Published(commit=commit, lagging=landed)
 
 
