@@ -202,7 +202,7 @@ def _ended(branches: Mapping[str, BranchLog], newest: Mapping[str, RefEntry], un
     return {
         name: branches[name]
         for name, entry in newest.items()
-        if entry.deleted and branches[name].modified <= until and not branches[name].is_marked
+        if entry.deleted and branches[name].modified <= until and not branches[name].marks
     }
 
 

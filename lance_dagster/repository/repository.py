@@ -30,7 +30,7 @@ from lance_dagster.errors import (
     StoreError,
     TableNotFoundError,
 )
-from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
+from lance_dagster.format.layout import MAIN, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import (
     check_options,
@@ -58,12 +58,12 @@ from lance_dagster.repository.publish.exact_versions import (
     version_in,
     write_changes,
 )
-from lance_dagster.repository.publish.forks import fork_table
+from lance_dagster.repository.publish.forks import discard_tables, fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import Staging, stage_merge
 from lance_dagster.repository.registry import SUFFIX, RepositoryContext, check_table_name
-from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
+from lance_dagster.repository.repository_status import RepositoryStatus, held_versions, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import Store, open_store
@@ -330,7 +330,8 @@ class LanceRepository:
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
         """Create a branch of a table that `publish` of the branch will find, or open the existing branch.
 
-        The branch is forked from the table's `main`.
+        The branch is forked from the table's `main`. Where the branch that was forked before is gone, it is forked again,
+        and a publication no longer misses the rows of the former one.
         """
         return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
@@ -399,6 +400,8 @@ class LanceRepository:
 
         Raises:
             RefNotFoundError: There is no such branch, or no such channel; or no commit has a table in `reads`.
+            PublishRefusedError: Tables have lost the branch that they were forked to; fork them again, or `discard`
+                their part.
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
@@ -407,6 +410,27 @@ class LanceRepository:
             tables = string_list("tables", tables, "shop/orders")
         wanted = PublishRequest(branch=branch, channel=channel, options=options)
         return publish_branch(self._context, wanted, tables=tables, audit=audit)
+
+    def discard(self, branch: str, *, tables: Iterable[str] | None = None, reason: str = "") -> tuple[str, ...]:
+        """End a branch, or its part in some tables, without publishing its rows.
+
+        The branches of the tables are deleted. The log of the branch records it. Other tables of the branch wait, and
+        can be published without those that were discarded.
+
+        Args:
+            branch: The branch.
+            tables: Tables that were forked to it; None for all.
+            reason: Why.
+
+        Returns:
+            The branches of tables that were not deleted, and why.
+
+        Raises:
+            RefNotFoundError: There is no such branch, or a table was not forked to it.
+            ConflictError: Another process changed the branch at the same time; nothing was discarded.
+        """
+        names = None if tables is None else string_list("tables", tables, "shop/orders")
+        return discard_tables(self._context, branch, names, reason=reason)
 
     def publish_versions(
         self,
@@ -567,8 +591,8 @@ class LanceRepository:
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def held_versions(self, name: str) -> int:
-        """Return how many branches of a table hold versions for commits; `collect` deletes them with their commits."""
-        return len(self._context.table(name).refs.branch_names(PUBLISHED))
+        """Return how many branches and tags of a table hold versions for commits; `collect` deletes them with these."""
+        return held_versions(self._context.table(name))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.

@@ -116,7 +116,7 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
     context, source = landing.context, landing.source
     branch = source.of or context.refs.branch(source.branch)
     name = f"{LANDING_PIN}{source.id[:_DIGITS]}-{uuid.uuid4().hex[:_RANDOM_DIGITS]}"
-    context.refs.add_tag(_tag(name, source, {_LANDING: _recorded(landing.options)}))
+    context.refs.add_tag(_tag(name, source, {_LANDING: _recorded(landing)}))
     # A deletion, rename or reset of the branch marks it first and then looks for tags; here the tag comes first and the
     # branch is read second. So one of the two sees the other.
     present, is_there = together(
@@ -145,6 +145,13 @@ def recorded_options(context: TableContext, at: TableVersion) -> MergeOptions | 
     return MergeOptions(message=record["message"], properties=record["properties"])
 
 
+def landing_pins(context: TableContext, branch: str) -> dict[str, tuple[int, int]]:
+    """Return the tags of the third kind for a branch: by name, the number of the version, and its number on `main`."""
+    tags = (context.refs.tag(name) for name in context.refs.tag_names(LANDING_PIN))
+    own = [tag for tag in tags if tag is not None and tag.branch == branch and _LANDING in tag.metadata]
+    return {tag.name: (tag.version, parsed_json(tag.metadata[_LANDING])["lands"]) for tag in own}
+
+
 def drop_pins(context: TableContext, names: Iterable[str]) -> None:
     """Delete tags of the third kind, whose versions are on `main` or will not be committed.
 
@@ -169,8 +176,8 @@ def _tag(name: str, version: State, metadata: Mapping[str, str]) -> Tag:
     )
 
 
-def _recorded(options: MergeOptions) -> str:
+def _recorded(landing: Landing) -> str:
     # Whoever brings the version to `main`, the publisher is its committer.
-    who = committer()
+    who, options = committer(), landing.options
     properties = {**({} if who is None else {COMMITTER: who}), **options.properties}
-    return json.dumps({"message": options.message, "properties": properties})
+    return json.dumps({"message": options.message, "properties": properties, "lands": landing.head.number + 1})

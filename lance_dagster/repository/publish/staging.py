@@ -53,6 +53,7 @@ from lance_dagster.repository.publish.pins import (
     age,
     drop_pins,
     hold_until_landed,
+    landing_pins,
     pin,
     pin_newest,
     recorded_options,
@@ -130,6 +131,13 @@ class Staging:
             exact=exact,
             landings=self.landings,
         )
+
+    def present(self, name: str, at: TableVersion) -> TableVersion:
+        """Return a version of a table that a commit names, as it is found on `main` once it has landed there."""
+        landed = None if at.branch == MAIN else landed_at(self.registry.context(name), at)
+        if landed is None:
+            return at
+        return TableVersion(id=at.id, branch=MAIN, version=landed.number, commit_id=landed.id, lands=landed.number)
 
     @contextmanager
     def dropped_if_refused(self) -> Iterator[None]:
@@ -322,6 +330,20 @@ def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
             delete_branch(at.branch, context.refs, context.versions)
 
 
+def drop_landed_pins(context: TableContext, branch: str) -> bool:
+    """Drop the tags that keep versions of a branch until `main` has them, where it has; return whether there were any.
+
+    Attempts that died, or that lost their race, leave such tags.
+    """
+    over = [
+        name
+        for name, (number, lands) in landing_pins(context, branch).items()
+        if _merged_as(context, f"{branch}@{number}", lands) is not None
+    ]
+    drop_pins(context, over)
+    return bool(over)
+
+
 def _is_on_main(context: TableContext, at: TableVersion) -> bool:
     """Return whether `main` has a version as a commit names it.
 
@@ -348,15 +370,18 @@ def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -
         at: The version.
         fresh: Ask the store even for a version that this process has read: another table may have its place since.
     """
-    if at.lands == NEVER:
-        return None
-    found = context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
-    if found is None or at.branch == MAIN:
-        return found
+    if at.branch == MAIN:
+        return context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
+    return None if at.lands == NEVER else _merged_as(context, str(at), at.lands, fresh=fresh)
+
+
+def _merged_as(context: TableContext, version: str, number: int, *, fresh: bool = False) -> State | None:
+    """Return a version of `main` by its number if it is the merge of a version, such as `run/4f2a@2`."""
+    found = context.versions.find(MAIN, number, MAIN, fresh=fresh)
     # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
-    # merged. The version was staged on `main@{lands - 1}`, so its merge that got the next number was a fast-forward.
-    named = found.transaction.properties.get(MERGE) if found.transaction is not None else None
-    return found if named == str(at) else None
+    # merged. The version was staged on `main@{number - 1}`, so its merge that got the next number was a fast-forward.
+    named = None if found is None or found.transaction is None else found.transaction.properties.get(MERGE)
+    return found if named == version else None
 
 
 def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State:
