@@ -17,14 +17,15 @@ from lance_dagster.errors import (
     LanceDagsterError,
     ProtectedError,
     RefMovedError,
+    RefNotFoundError,
 )
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, PUBLISHED, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
-from lance_dagster.repository.publish.pins import drop_pins
+from lance_dagster.repository.publish.pins import pin, pin_newest
 from lance_dagster.repository.publish.staging import (
     Staging,
     drop_merge_branch,
@@ -33,7 +34,7 @@ from lance_dagster.repository.publish.staging import (
     land,
     landed_at,
 )
-from lance_dagster.repository.registry import Registry, RepositoryContext
+from lance_dagster.repository.registry import SUFFIX, Registry, RepositoryContext
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
@@ -88,16 +89,43 @@ def land_tables(
         error: LanceDagsterError | None
         try:
             error = land(context, at, strategy, staging.landings.get(at))
-            if at.pin and landed_at(context, at) is not None:
-                # After a tag keeps the version of `main`: a version of a branch is in use until then.
-                drop_pins(context, [at.pin])
-                drop_merge_branch(context, at)
         except LanceDagsterError as failed:
             error = failed
         return None if error is None else Lagging(table=name, ref=MAIN, reason=_reason(error))
 
     lagging = for_each_table(bring_up, names)
     return tuple(table for name in sorted(lagging) if (table := lagging[name]) is not None)
+
+
+def settle_tables(staging: Staging, commit: RepositoryCommit, names: Iterable[str]) -> None:
+    """Keep the versions of `main` that have landed, and drop what kept them beside `main` before.
+
+    What cannot be done is left to the end of the branch, to a repeated publication, or to a collection.
+    """
+    registry = staging.registry
+    tables = {name: commit.tables[name] for name in names if commit.tables[name].pin}
+
+    def keep(name: str) -> bool:
+        context, at = registry.context(name), tables[name]
+        with suppress(LanceDagsterError):
+            landed = landed_at(context, at)
+            if landed is not None:
+                # Another process may have brought it to `main` long ago.
+                (pin_newest if at in staging.landings else pin)(context, landed)
+                return True
+        return False
+
+    is_kept = for_each_table(keep, tables)
+    landed = {name: at for name, at in tables.items() if is_kept[name]}
+    if landed:
+        with suppress(LanceDagsterError):
+            registry.store.delete_many([f"{name}{SUFFIX}/{tag_file(at.pin)}" for name, at in landed.items()])
+
+    def drop(name: str) -> None:
+        with suppress(LanceDagsterError):
+            drop_merge_branch(registry.context(name), landed[name])
+
+    for_each_table(drop, [name for name, at in landed.items() if at.branch.startswith(PUBLISHED)])
 
 
 def project(
@@ -132,6 +160,11 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     # Tags record no channel with a hold, so the reason tells whether a hold came from the channel.
     of_channel = tag.ended if tag.hold is None else tag.ended | {tag.hold.reason}
+    if not tag.ended:
+        # The usual case takes one read and one swap: the tag exists, and nobody holds it.
+        with suppress(RefNotFoundError, RefMovedError, ProtectedError):
+            move_tag(tag.name, target, context.refs, context.versions, expected=None)
+            return
     for _ in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag.
         found = context.refs.tag(tag.name)

@@ -49,7 +49,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, land_tables, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, land_tables, project, settle_tables
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
@@ -330,8 +330,8 @@ class LanceRepository:
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
         """Create a branch of a table that `publish` of the branch will find, or open the existing branch.
 
-        The branch is forked from the table's `main`. Where the branch that was forked before is gone, it is forked again,
-        and a publication no longer misses the rows of the former one.
+        The branch is forked from the table's `main`. Where the branch that was forked before is gone, it is forked
+        again, and a publication no longer misses the rows of the former one.
         """
         return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
@@ -470,7 +470,9 @@ class LanceRepository:
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
-        lagging = land_tables(request.staging or Staging(registry), done.commit, current)
+        staging = request.staging or Staging(registry)
+        lagging = land_tables(staging, done.commit, current)
+        settle_tables(staging, done.commit, current)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
 
@@ -564,7 +566,9 @@ class LanceRepository:
         done = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
-        land_tables(request.staging or Staging(self._context.registry), done.commit, names)
+        staging = request.staging or Staging(self._context.registry)
+        land_tables(staging, done.commit, names)
+        settle_tables(staging, done.commit, names)
         # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
         for name, table_id in added_by(self._context, commit, done.commit).items():
             if self._context.registry.id_of(name) == table_id:
@@ -614,7 +618,9 @@ class LanceRepository:
         """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        found = land_tables(Staging(self._context.registry), head, head.tables)
+        staging = Staging(self._context.registry)
+        found = land_tables(staging, head, head.tables)
+        settle_tables(staging, head, head.tables)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             # The tags may have missed the end of a hold as well, so its reason is looked up.

@@ -1,7 +1,7 @@
 """The status of the tables, channels and branches of a repository."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -92,8 +92,8 @@ class RepositoryStatus:
             the run is under way, or failed before its first commit.
         superseded: Those of the waiting branches that can no longer be published, since they replace rows that a later
             commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
-        lost: Those of the waiting branches that cannot be published, because tables have lost the branch that was forked,
-            with these tables: they are forked again, or their part is discarded.
+        lost: Those of the waiting branches that cannot be published, because tables have lost the branch that was
+            forked, with these tables: they are forked again, or their part is discarded.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
         held_versions: How many branches and tags of tables hold versions for commits; they are deleted with their
             commits.

@@ -11,6 +11,7 @@ is discarded.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lance_dagster.errors import (
@@ -21,6 +22,7 @@ from lance_dagster.errors import (
     NotFoundError,
     PublishRefusedError,
     RefNotFoundError,
+    VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.history.context import TableContext
@@ -34,11 +36,12 @@ from lance_dagster.history.refs.ref_files import CLOSING, DELETING
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
-from lance_dagster.repository.commits.ref_log import ForkMark, RefLogs, next_entry, with_properties
+from lance_dagster.repository.commits.ref_log import ForkMark, next_entry, with_properties
 from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import drop_landed_pins, for_each_table, load
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.store import together
 
 MERGED = "merged"
 """Property of an entry that ends a branch, or a part of it: the id of the commit that contains the changes."""
@@ -176,13 +179,26 @@ def forked_tables(
     )
 
 
-def branch_heads(repository: RepositoryContext, branch: str, forked: ForkedTables) -> dict[str, State | None]:
-    """Return the newest version of a branch in each of its tables; None where the table has no such branch.
+def branch_heads(
+    repository: RepositoryContext, branch: str, forked: ForkedTables
+) -> dict[str, tuple[State | None, State | None]]:
+    """Return the newest versions of a branch and of `main` in each of the branch's tables; None where there is none.
 
-    Rows that are committed to a branch later are not part of the publication, and `end_branch` keeps the branch because
-    of them.
+    Rows that are committed to the branch later are not part of the publication, and the branch stays because of them.
     """
-    return for_each_table(lambda name: repository.table(name).find_head(branch), forked.names)
+
+    def heads(name: str) -> tuple[State | None, State | None]:
+        context = repository.table(name)
+        return together(context.store, lambda: context.find_head(branch), lambda: _find_main(context))
+
+    return for_each_table(heads, forked.names)
+
+
+def _find_main(context: TableContext) -> State | None:
+    # The table may have been deleted.
+    with suppress(VersionNotFoundError):
+        return context.head(MAIN)
+    return None
 
 
 def refuse_lost(
@@ -262,72 +278,80 @@ def _ended(forked: ForkedTables, marks: Iterable[ForkMark]) -> dict[str, str]:
     return {_ENDED: " ".join(sorted({*forked.ended, *(mark.file_name for mark in marks)}))}
 
 
-def end_branch(
-    repository: RepositoryContext,
-    branch: str,
-    forked: ForkedTables,
-    heads: Mapping[str, State | None],
-    *,
-    merged: str,
-    known: RefEntry | None,
-) -> list[str]:
-    """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchEnd:
+    """The end of a branch that was published: an entry of its log, then the branches of its tables, then the marks.
 
     The branch stays where other tables of it wait. Its branches in tables that were removed stay there.
 
-    Args:
+    Attributes:
         repository: The repository.
         branch: The branch.
         forked: Its tables.
         heads: The newest version of the branch in each table, as the publication read it.
-        merged: The commit.
+        merged: The commit that contains the branch.
         known: The newest entry of the branch, as it was read before.
     """
-    logs = repository.logs
-    marks = forked.marks_of([*forked.removed, *(forked.ids.get(name) for name in forked.names)])
-    stays = _record_end(logs, branch, forked, marks, merged=merged, known=known)
-    tables = logs.commit(merged).tables
 
-    def end(name: str) -> str | None:
-        context, at = repository.table(name), tables.get(name)
-        try:
-            # The commit is asked, not `main` of the table, which may lag behind it.
-            published = context.head(MAIN) if at is None else load(context, at)
-            _delete_published(context, branch, published, heads[name])
-        except ConflictError as error:
-            return f"{branch} of {name}: {error}"
-        return None
+    repository: RepositoryContext
+    branch: str
+    forked: ForkedTables
+    heads: Mapping[str, State | None]
+    merged: str
+    known: RefEntry | None
 
-    kept = for_each_table(end, forked.names)
-    stay = {forked.ids.get(name) for name in forked.names if kept[name] is not None}
-    # The marks go last: after a crash, a repeated publication looks only at tables that have one.
-    logs.unmark_forks(branch, [mark for mark in marks if mark.table_id not in stay])
-    # The other tables may have been published at the same time. Each publication deletes its own marks before it
-    # looks for others, so the last one finds none.
-    if stays:
-        last, left = logs.forked(branch)
-        if last is not None and not last.deleted and not left:
-            logs.append("branch", branch, with_properties(next_entry(last, "delete", ""), last.properties))
-    return sorted(why for why in kept.values() if why is not None)
+    @property
+    def _marks(self) -> list[ForkMark]:
+        forked = self.forked
+        return forked.marks_of([*forked.removed, *(forked.ids.get(name) for name in forked.names)])
 
+    def record(self) -> None:
+        """Record in the log of the branch which commit contains it."""
+        newest, logs = self.known, self.repository.logs
+        ended = {mark.file_name for mark in self._marks}
+        while True:
+            stays = self.forked.has_others and newest is not None and not newest.deleted
+            ended |= set() if newest is None else set(newest.properties.get(_ENDED, "").split())
+            properties = {MERGED: self.merged, _ENDED: " ".join(sorted(ended))}
+            # Ended before with another commit: rows were committed to the branch after that one.
+            if newest is not None and newest.properties == properties and newest.deleted != stays:
+                return
+            # A branch that stays names the commit, so that a collection keeps it.
+            entry = next_entry(newest, "commit", self.merged) if stays else next_entry(newest, "delete", "")
+            if logs.append("branch", self.branch, with_properties(entry, properties)):
+                return
+            newest = logs.newest("branch", self.branch)
 
-def _record_end(
-    logs: RefLogs, branch: str, forked: ForkedTables, marks: Iterable[ForkMark], *, merged: str, known: RefEntry | None
-) -> bool:
-    """Record in the log of a branch which commit contains it; return whether the branch stays for other tables."""
-    newest, ended = known, set(_ended(forked, marks)[_ENDED].split())
-    while True:
-        stays = forked.has_others and newest is not None and not newest.deleted
-        ended |= set() if newest is None else set(newest.properties.get(_ENDED, "").split())
-        properties = {MERGED: merged, _ENDED: " ".join(sorted(ended))}
-        # Ended before with another commit: rows were committed to the branch after that one.
-        if newest is not None and newest.properties == properties and newest.deleted != stays:
-            return stays
-        # A branch that stays names the commit, so that a collection keeps it.
-        entry = next_entry(newest, "commit", merged) if stays else next_entry(newest, "delete", "")
-        if logs.append("branch", branch, with_properties(entry, properties)):
-            return stays
-        newest = logs.newest("branch", branch)
+    def delete(self) -> dict[str, str]:
+        """Delete the branch in each table; return the tables in which it stays, and why."""
+        tables = self.repository.logs.commit(self.merged).tables
+
+        def delete(name: str) -> str | None:
+            context, at = self.repository.table(name), tables.get(name)
+            try:
+                # The commit is asked, not `main` of the table, which may lag behind it.
+                published = context.head(MAIN) if at is None else load(context, at)
+                _delete_published(context, self.branch, published, self.heads[name])
+            except ConflictError as error:
+                return f"{self.branch} of {name}: {error}"
+            return None
+
+        kept = for_each_table(delete, self.forked.names)
+        return {name: why for name, why in sorted(kept.items()) if why is not None}
+
+    def unmark(self, kept: Collection[str]) -> None:
+        """Delete the marks of the tables, without those in which the branch stays.
+
+        They go last: after a crash, a repeated publication looks only at tables that have one.
+        """
+        logs, stay = self.repository.logs, {self.forked.ids.get(name) for name in kept}
+        logs.unmark_forks(self.branch, [mark for mark in self._marks if mark.table_id not in stay])
+        # The other tables may have been published at the same time. Each publication deletes its own marks before it
+        # looks for others, so the last one finds none.
+        if self.forked.has_others:
+            last, left = logs.forked(self.branch)
+            if last is not None and not last.deleted and not left:
+                logs.append("branch", self.branch, with_properties(next_entry(last, "delete", ""), last.properties))
 
 
 def _delete_published(context: TableContext, branch: str, published: State, head: State | None) -> None:

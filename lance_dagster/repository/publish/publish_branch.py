@@ -17,7 +17,7 @@ from lance_dagster.merge.rules import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import Lagging, land_tables
+from lance_dagster.repository.projection import Lagging, land_tables, settle_tables
 from lance_dagster.repository.publish.commit_tables import (
     AuditStaged,
     CommitRequest,
@@ -27,9 +27,9 @@ from lance_dagster.repository.publish.commit_tables import (
 )
 from lance_dagster.repository.publish.forks import (
     MERGED,
+    BranchEnd,
     ForkedTables,
     branch_heads,
-    end_branch,
     forked_tables,
     has_more,
     refuse_lost,
@@ -116,6 +116,7 @@ class OpenedBranch:
         entry: The newest entry of the branch; None for a branch that was made in the tables themselves.
         forked: Its tables.
         heads: By table, the newest version of the branch; None where the table has no such branch.
+        mains: By table, the newest version of its `main`; None where there is none.
         newest: The newest entry of `main`.
         commit: The commit that it names.
         since: The newest entry of the channel, or None.
@@ -124,6 +125,7 @@ class OpenedBranch:
     entry: RefEntry | None
     forked: ForkedTables
     heads: Mapping[str, State | None]
+    mains: Mapping[str, State | None]
     newest: RefEntry
     commit: RepositoryCommit
     since: RefEntry | None
@@ -149,10 +151,12 @@ class OpenedBranch:
             logs.store, read_channel, lambda: together(logs.store, lambda: logs.forked(wanted.branch), read_main)
         )
         forked = forked_tables(repository, entry, marks, commit, wanted=tables)
+        heads = branch_heads(repository, wanted.branch, forked)
         return cls(
             entry=entry,
             forked=forked,
-            heads=branch_heads(repository, wanted.branch, forked),
+            heads={name: head for name, (head, _) in heads.items()},
+            mains={name: main for name, (_, main) in heads.items()},
             newest=newest,
             commit=commit,
             since=since,
@@ -185,13 +189,15 @@ def publish_branch(
     if merged is not None and not has_more(repository, opened.heads, merged=merged):
         # The branch was published before. That publication may have died before it updated `main` of each table, the
         # channel and the branches of the tables, so these idempotent steps are repeated.
-        return _followed(repository, wanted, _landed_again(repository, wanted, opened, merged=merged), opened)
+        return _finished(repository, wanted, opened, _published_before(repository, opened, merged))
     if not opened.forked.names and not opened.forked.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
     staging = Staging(repository.registry)
     request = _request(repository, wanted, opened, staging, audit)
     done = commit_tables(repository.logs, request)
-    return _followed(repository, wanted, _landed(staging, wanted, opened.forked, done), opened)
+    # A later commit may have removed a table of the branch.
+    names = tuple(name for name in opened.forked.names if name in done.commit.tables)
+    return _finished(repository, wanted, opened, Committed(done=done, staging=staging, head=done.commit, names=names))
 
 
 def _request(
@@ -207,7 +213,10 @@ def _request(
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         source = opened.heads[name]
         if source is not None:
-            return stage_merge(staging.change(name, dest, sources=(source,), options=merging), dest)
+            change = staging.change(name, dest, sources=(source,), options=merging)
+            # What was read at the beginning is outdated where the repository has another version of the table since.
+            is_recent = dest == opened.commit.tables.get(name)
+            return stage_merge(replace(change, main=opened.mains[name] if is_recent else None), dest)
         if name in opened.forked.ids:
             # The process that forked the table died between the mark and the branch, so nothing was written there.
             return None
@@ -234,20 +243,25 @@ def _request(
     )
 
 
-def _landed(staging: Staging, wanted: PublishRequest, forked: ForkedTables, done: CommittedTables) -> Published:
-    """Bring `main` of the tables up to a commit that was just made."""
-    # A later commit may have removed a table of the branch.
-    present = [name for name in forked.names if name in done.commit.tables]
-    # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
-    lagging = land_tables(staging, done.commit, present, strategy=wanted.merging.strategy)
-    changed = {name: staging.present(name, at) for name, at in done.changed.items()}
-    return Published(commit=done.commit, changed=changed, lagging=lagging)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit that has the changes of a branch, and the steps that follow it.
+
+    Attributes:
+        done: The commit.
+        staging: What this process staged for it.
+        head: The commit up to which `main` of tables is brought: the commit itself, or a newer one.
+        names: These tables.
+    """
+
+    done: CommittedTables
+    staging: Staging
+    head: RepositoryCommit
+    names: tuple[str, ...]
 
 
-def _landed_again(
-    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, *, merged: str
-) -> Published:
-    """Bring `main` of the tables that an earlier commit changed up to the newest one."""
+def _published_before(repository: RepositoryContext, opened: OpenedBranch, merged: str) -> Committed:
+    """Return the earlier commit of a branch; `main` of the tables that it changed is brought up to the newest one."""
     commit, head = repository.logs.commit(merged), opened.commit
     try:
         parent = repository.logs.commit(commit.parents[0]) if commit.parents else None
@@ -256,9 +270,8 @@ def _landed_again(
         parent = None
     # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
     names = head.tables.keys() & {*opened.forked.names, *commit.changed_from(parent)}
-    strategy = wanted.merging.strategy if head.id == merged else None
-    lagging = land_tables(Staging(repository.registry), head, sorted(names), strategy=strategy)
-    return Published(commit=commit, lagging=lagging)
+    done = CommittedTables(commit=commit, changed={})
+    return Committed(done=done, staging=Staging(repository.registry), head=head, names=tuple(sorted(names)))
 
 
 def _reads(repository: RepositoryContext, wanted: PublishRequest, known: Collection[str]) -> tuple[str, ...]:
@@ -270,30 +283,66 @@ def _reads(repository: RepositoryContext, wanted: PublishRequest, known: Collect
     return reads
 
 
-def _followed(
-    repository: RepositoryContext, wanted: PublishRequest, published: Published, opened: OpenedBranch
+def _finished(
+    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, committed: Committed
 ) -> Published:
-    """Do the last steps of a publication, after `main` of the tables: promote the channel, and end the branch."""
-    options, commit = wanted.options, published.commit
-    left = tuple(
+    """Do the steps that follow a commit: `main` of the tables, the channel, and the end of the branch.
+
+    The marks of the branch go last. As long as there is one, `status` shows that steps may be missing, and a repeated
+    publication completes all that a crash left undone.
+    """
+    commit, staging, retires = committed.done.commit, committed.staging, wanted.options.get("retire", True)
+    end = BranchEnd(
+        repository=repository,
+        branch=wanted.branch,
+        forked=opened.forked,
+        heads=opened.heads,
+        merged=commit.id,
+        known=opened.entry,
+    )
+    # A strategy was given for the commit itself, and not for a newer one.
+    strategy = wanted.merging.strategy if committed.head.id == commit.id else None
+
+    def delete() -> dict[str, str]:
+        settle_tables(staging, committed.head, committed.names)
+        return end.delete() if retires else {}
+
+    # `main` before the channel: the tags of the tables then name versions of `main`, and not of branches beside it. The
+    # branch of a table is deleted only after the log says which commit has it: otherwise it would seem to be lost.
+    lagging, _ = together(
+        repository.store,
+        lambda: land_tables(staging, committed.head, committed.names, strategy=strategy),
+        lambda: end.record() if retires else None,
+    )
+    channel, kept = together(repository.store, lambda: _promoted(repository, wanted, opened, commit), delete)
+    if retires:
+        end.unmark(kept)
+    removed = [
         f"{wanted.branch} of {name}: the table was removed from the repository; the branch stays in its files"
         for name in sorted(opened.forked.removed.values())
+    ]
+    return Published(
+        commit=commit,
+        changed={name: staging.present(name, at) for name, at in committed.done.changed.items()},
+        channel=channel,
+        lagging=lagging + (() if channel is None else channel.lagging),
+        kept=(*kept.values(), *removed),
     )
-    published = replace(published, kept=left)
-    if wanted.channel is not None:
-        moved = Channels(repository).promote(
-            wanted.channel,
-            commit.id,
-            reason=wanted.merging.message or "",
-            properties=options.get("properties"),
-            # A publication that was overtaken must not take the channel back to its own commit.
-            forward_only=True,
-            since=opened.since,
-            create=wanted.creates_channel,
-        )
-        published = replace(published, channel=moved, lagging=published.lagging + moved.lagging)
-    if not options.get("retire", True):
-        return published
-    # Last: as long as the branch exists, a repeated publication completes all steps above that a crash left undone.
-    kept = end_branch(repository, wanted.branch, opened.forked, opened.heads, merged=commit.id, known=opened.entry)
-    return replace(published, kept=(*kept, *left))
+
+
+def _promoted(
+    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, commit: RepositoryCommit
+) -> Channel | None:
+    """Promote the channel, if there is one."""
+    if wanted.channel is None:
+        return None
+    return Channels(repository).promote(
+        wanted.channel,
+        commit.id,
+        reason=wanted.merging.message or "",
+        properties=wanted.options.get("properties"),
+        # A publication that was overtaken must not take the channel back to its own commit.
+        forward_only=True,
+        since=opened.since,
+        create=wanted.creates_channel,
+    )

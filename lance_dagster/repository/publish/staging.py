@@ -55,17 +55,17 @@ from lance_dagster.repository.publish.pins import (
     hold_until_landed,
     landing_pins,
     pin,
-    pin_newest,
     recorded_options,
 )
 from lance_dagster.repository.registry import Registry
+from lance_dagster.store import together
 
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
 # 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
-# A table waits for its requests most of the time, so more threads than processors are of use.
-_WORKERS = 8
+# A table waits for its requests almost all of the time, so far more threads than processors are of use.
+_WORKERS = 128
 _STAGINGS = 3
 T = TypeVar("T")
 
@@ -76,8 +76,8 @@ class TableChange:
 
     `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
     properties, which the version on `main` gets too. With `exact`, the change is refused when `main` has something that
-    a source does not contain; without it, the sources are the newest versions of their branches. `landings` gets what
-    is staged.
+    a source does not contain; without it, the sources are the newest versions of their branches. `main` is the newest
+    version of `main`, if it was just read. `landings` gets what is staged.
     """
 
     context: TableContext
@@ -85,6 +85,7 @@ class TableChange:
     sources: tuple[State, ...]
     options: MergeOptions
     exact: bool = False
+    main: State | None = None
     landings: dict[TableVersion, Landing] = field(default_factory=dict)
 
     def version(self, made: State, head: State) -> TableVersion:
@@ -191,9 +192,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         and MAIN == head.branch != sources[0].branch
         and lineage_at(context, sources[0]).has_all_of(lineage_at(context, head))
     ):
-        # Before the commit: a version that `main` could not follow to must not become visible.
-        refuse_conflicts(context, sources[0], head, replace(change.options, mode=FAST_FORWARD, strategy=None))
-        return change.version(sources[0], head)
+        return _version_of_branch(change, sources[0], head)
     return _merged_version(change, sources, head)
 
 
@@ -206,7 +205,8 @@ def _brought_up(change: TableChange, dest: TableVersion | None) -> State:
     Raises:
         ConflictError: `main` cannot follow, and the versions have to be published as they are.
     """
-    context, head = change.context, change.context.head(MAIN)
+    context = change.context
+    head = change.main or context.head(MAIN)
     if dest is None or _is_on_main(context, dest):
         return head
     refused = land(context, dest, change.options.strategy)
@@ -286,9 +286,7 @@ def land(
         # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
         pin(context, load(context, at))
         return None
-    if landing is None and (landed := landed_at(context, at)) is not None:
-        if at.pin:
-            pin(context, landed)
+    if landing is None and landed_at(context, at) is not None:
         return None
     staged = _on_its_branch(context, at) if landing is None else landing.source
     options = landing.options if landing is not None else recorded_options(context, at)
@@ -302,8 +300,6 @@ def land(
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT, strategy=strategy))
-        if at.pin and (landed := landed_at(context, at)) is not None:
-            pin_newest(context, landed)
     except MergeConflictError as error:
         conflicts = "; ".join(map(str, error.conflicts))
         return ConflictError(
@@ -463,6 +459,19 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
     return found  # type: ignore[return-value]  # None only where there was a conflict
+
+
+def _version_of_branch(change: TableChange, source: State, head: State) -> TableVersion:
+    """Return the entry of a commit for a version of a branch that has everything that `main` has."""
+    options = replace(change.options, mode=FAST_FORWARD, strategy=None)
+    # Planned before the commit: a version that `main` could not follow to must not become visible. The plan reads
+    # versions while the tag is put; the entry is dropped with all others when the plan fails.
+    at, _ = together(
+        change.context.store,
+        lambda: change.version(source, head),
+        lambda: refuse_conflicts(change.context, source, head, options),
+    )
+    return at
 
 
 def _merged_version(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
