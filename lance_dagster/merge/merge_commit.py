@@ -6,7 +6,7 @@ of transactions and is what the next merge of the branch starts from. A squash r
 be deleted or reset after it: merging it again would insert its rows a second time.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -32,7 +32,14 @@ from lance_dagster.history.merge_base import merge_base, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
-from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
+from lance_dagster.merge.propose_merge import (
+    ProposedMerge,
+    call_with,
+    check_unused_strategy,
+    commit_merge,
+    plan_proposed,
+    read_anew,
+)
 from lance_dagster.merge.rules import MergePlan, ParsedStrategy, parsed_strategy
 from lance_dagster.merge.rules.strategy import Conflict, Strategy
 from lance_dagster.transactions.claims import APPEND, Change, Claim, decode_claims, encode_claims
@@ -72,13 +79,44 @@ class MergeOptions:
         ParsedStrategy.parse(self.strategy)
 
 
-def merge(context: TableContext, source: State, into: str, options: MergeOptions) -> Written:
+def merge(
+    context: TableContext, source: State, into: str, options: MergeOptions, *, head: State | None = None
+) -> Written:
     """Merge a version into a branch; return the version that contains it, an older one where it was merged before.
+
+    Args:
+        context: The table.
+        source: The version.
+        into: The branch.
+        options: How it is merged.
+        head: The newest version of the branch, if it was read before; an outdated one only costs an attempt.
 
     Raises:
         MergeConflictError: The error names every conflict; nothing was written.
     """
     check_mode(options.mode)
+    return commit_merge(context, into, _prepare_merge(context, source, options), head=head)
+
+
+def refuse_conflicts(context: TableContext, source: State, head: State, options: MergeOptions) -> None:
+    """Plan the merge of a version into a head, and write nothing.
+
+    Raises:
+        MergeConflictError: The error names every conflict.
+    """
+
+    def plan() -> None:
+        proposed = _prepare_merge(context, source, options)(head)
+        if not isinstance(proposed, State):
+            plan_proposed(context, proposed, head)
+
+    read_anew(plan)
+
+
+def _prepare_merge(
+    context: TableContext, source: State, options: MergeOptions
+) -> Callable[[State], ProposedMerge | State]:
+    """Return the function that says what is to be merged into a head; `commit_merge` calls it."""
     # The source is one fixed version. The head of the dest may move, so its lineage is read again for each attempt.
     source_lineage = lineage_at(context, source)
 
@@ -103,13 +141,13 @@ def merge(context: TableContext, source: State, into: str, options: MergeOptions
             given=given,
             source=source,
             attempt=f"merge {source} into {head}",
-            call=options.call(source, into),
+            call=options.call(source, head.branch),
             properties=_properties(options, source_lineage, head, given.source.changes),
             table_metadata=table_metadata,
             refused=immediate_conflicts(options, source_lineage, dest_lineage, base),
         )
 
-    return commit_merge(context, into, prepare)
+    return prepare
 
 
 def check_mode(mode: str) -> None:

@@ -72,7 +72,9 @@ class ProposedMerge:
     is_merge: bool = True
 
 
-def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], ProposedMerge | State]) -> Written:
+def commit_merge(
+    context: TableContext, branch: str, prepare: Callable[[State], ProposedMerge | State], *, head: State | None = None
+) -> Written:
     """Make a merge the next version of a branch; return it with the number of rows that it changed there.
 
     Args:
@@ -80,6 +82,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         branch: The branch.
         prepare: Says what is to be merged into a head, or which version has it already. It is called again for the
             new head whenever another writer commits first.
+        head: The newest version of the branch, if it was read before; an outdated one only costs an attempt.
 
     Raises:
         MergeConflictError: The error names every conflict; nothing was written.
@@ -91,7 +94,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
 
     def planned(head: State) -> tuple[ProposedMerge, MergePlan] | State:
         wanted = prepare(head)
-        return wanted if isinstance(wanted, State) else (wanted, _plan(context, wanted, head))
+        return wanted if isinstance(wanted, State) else (wanted, plan_proposed(context, wanted, head))
 
     def propose(head: State) -> Proposal | State:
         found = read_anew(partial(planned, head))
@@ -115,7 +118,7 @@ def commit_merge(context: TableContext, branch: str, prepare: Callable[[State], 
         tallies[head.number] = plan.tally, head.manifest.fields
         return Proposal(transaction, next_version(head.manifest, result, timestamp=now_ns(), writer=WRITER))
 
-    state = commit(context.versions, branch, propose, context.head(branch))
+    state = commit(context.versions, branch, propose, head or context.head(branch))
     # A version that had the change already was made by another transaction, and counts no row.
     if state.transaction is None or state.transaction.uuid != transaction_id:
         return Written(state=state)
@@ -147,8 +150,8 @@ def read_anew(make: Callable[[], _Result]) -> _Result:
         return make()
 
 
-def _plan(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:
-    """Plan a merge.
+def plan_proposed(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:
+    """Plan a merge; nothing is written.
 
     Raises:
         MergeConflictError: The error names every conflict.

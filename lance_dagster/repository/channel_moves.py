@@ -143,7 +143,7 @@ class ChannelMoves:
             tag = FollowingTag(name=name, hold=entry.hold, ended=ended)
             # The tag of a table that the commit does not have stays where it is: there is nothing to move it to.
             names = [table for table in changed if table in commit.tables]
-            lagging = project(self._repository.registry, commit, names, tag=tag)
+            lagging = project(self._repository.registry, commit, names, tag)
             # The channel is read again after the tags were moved. Another process may have moved the channel on and its
             # tags before this process moved them back; then this process moves them to the newest entry once more.
             before, newest = entry, self._repository.logs.newest("channel", name, known=entry)

@@ -53,7 +53,17 @@ from datetime import timedelta
 from itertools import islice
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, ProtectedError, RefMovedError, RefNotFoundError
-from lance_dagster.format.layout import BRANCH_PIN, BRANCHES, MAIN, PIN, PUBLISHED, TAGS, branch_file, tag_file
+from lance_dagster.format.layout import (
+    BRANCH_PIN,
+    BRANCHES,
+    LANDING_PIN,
+    MAIN,
+    PIN,
+    PUBLISHED,
+    TAGS,
+    branch_file,
+    tag_file,
+)
 from lance_dagster.format.validation import check_flag
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
@@ -192,7 +202,7 @@ def _ended(branches: Mapping[str, BranchLog], newest: Mapping[str, RefEntry], un
     return {
         name: branches[name]
         for name, entry in newest.items()
-        if entry.deleted and branches[name].modified <= until and not branches[name].is_marked
+        if entry.deleted and branches[name].modified <= until and not branches[name].marks
     }
 
 
@@ -300,7 +310,7 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
     for name in context.refs.tag_names(_PINS_OF_TABLES):
         # The name of a pin of `main` has the number of the version, so most tags need not be read.
         known = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
-        tag = None if known or not name.startswith((PIN, BRANCH_PIN)) else context.refs.tag(name)
+        tag = None if known or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
         if tag is not None and tag.ref not in named:
             pins.append(tag)
     if not pins:
@@ -328,5 +338,6 @@ def _named_versions(logs: RefLogs, commit_ids: Iterable[str]) -> dict[str, set[s
         while some := list(islice(waiting, _READ_AT_ONCE)):
             for commit in pool.map(read, some):
                 for at in () if commit is None else commit.tables.values():
-                    found.setdefault(at.id, set()).update((str(at), at.branch))
+                    # The version of `main` too that has the content of a version which has landed there.
+                    found.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
     return found

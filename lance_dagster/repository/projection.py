@@ -17,14 +17,24 @@ from lance_dagster.errors import (
     LanceDagsterError,
     ProtectedError,
     RefMovedError,
+    RefNotFoundError,
 )
+from lance_dagster.format.layout import MAIN, PUBLISHED, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
 from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
-from lance_dagster.repository.publish.staging import find_version, for_each_table, land, landed_at
-from lance_dagster.repository.registry import Registry, RepositoryContext
+from lance_dagster.repository.publish.pins import pin, pin_newest
+from lance_dagster.repository.publish.staging import (
+    Staging,
+    drop_merge_branch,
+    find_version,
+    for_each_table,
+    land,
+    landed_at,
+)
+from lance_dagster.repository.registry import SUFFIX, Registry, RepositoryContext
 
 COMMIT = "repository/commit"
 """Metadata of a projected tag: the commit of the repository that it follows."""
@@ -61,49 +71,84 @@ class FollowingTag:
     ended: frozenset[str] = frozenset()
 
 
-def project(
-    registry: Registry,
-    commit: RepositoryCommit,
-    names: Iterable[str],
-    *,
-    tag: FollowingTag | None = None,
-    main: bool = False,
-    strategy: Strategy = None,
+def land_tables(
+    staging: Staging, commit: RepositoryCommit, names: Iterable[str], *, strategy: Strategy = None
 ) -> tuple[Lagging, ...]:
-    """Bring `main` and a tag of some tables up to a commit; return what could not be brought up.
+    """Bring `main` of some tables up to a commit; return the tables that could not be brought up.
 
     Args:
-        registry: The tables.
+        staging: What this process has staged.
         commit: The commit.
         names: The tables, all of them in the commit.
-        tag: The tag to move; None to leave tags alone.
-        main: Whether `main` is brought up.
         strategy: Resolves conflicts with commits that another program made on `main`.
     """
 
-    def one(name: str) -> list[Lagging]:
-        context, at, found = registry.context(name), commit.tables[name], []
+    def bring_up(name: str) -> Lagging | None:
+        context, at = staging.registry.context(name), commit.tables[name]
         # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         error: LanceDagsterError | None
-        if main:
-            try:
-                error = land(context, at, strategy)
-            except LanceDagsterError as failed:
-                error = failed
-            found += [] if error is None else [Lagging(table=name, ref="main", reason=_reason(error))]
-        if tag is not None:
-            try:
-                # After `main`: the tag names the version on `main` where it has landed, and so does not keep the branch
-                # beside `main` from being collected.
-                context, state = find_version(registry, name, at)
-                hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
-                _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
-            except LanceDagsterError as failed:
-                found.append(Lagging(table=name, ref=tag.name, reason=_reason(failed)))
-        return found
+        try:
+            error = land(context, at, strategy, staging.landings.get(at))
+        except LanceDagsterError as failed:
+            error = failed
+        return None if error is None else Lagging(table=name, ref=MAIN, reason=_reason(error))
 
-    lagging = for_each_table(one, names)
-    return tuple(each for name in sorted(lagging) for each in lagging[name])
+    lagging = for_each_table(bring_up, names)
+    return tuple(table for name in sorted(lagging) if (table := lagging[name]) is not None)
+
+
+def settle_tables(staging: Staging, commit: RepositoryCommit, names: Iterable[str]) -> None:
+    """Keep the versions of `main` that have landed, and drop what kept them beside `main` before.
+
+    What cannot be done is left to the end of the branch, to a repeated publication, or to a collection.
+    """
+    registry = staging.registry
+    tables = {name: commit.tables[name] for name in names if commit.tables[name].pin}
+
+    def keep(name: str) -> bool:
+        context, at = registry.context(name), tables[name]
+        with suppress(LanceDagsterError):
+            landed = landed_at(context, at)
+            if landed is not None:
+                # Another process may have brought it to `main` long ago.
+                (pin_newest if at in staging.landings else pin)(context, landed)
+                return True
+        return False
+
+    is_kept = for_each_table(keep, tables)
+    landed = {name: at for name, at in tables.items() if is_kept[name]}
+    if landed:
+        with suppress(LanceDagsterError):
+            registry.store.delete_many([f"{name}{SUFFIX}/{tag_file(at.pin)}" for name, at in landed.items()])
+
+    def drop(name: str) -> None:
+        with suppress(LanceDagsterError):
+            drop_merge_branch(registry.context(name), landed[name])
+
+    for_each_table(drop, [name for name, at in landed.items() if at.branch.startswith(PUBLISHED)])
+
+
+def project(
+    registry: Registry, commit: RepositoryCommit, names: Iterable[str], tag: FollowingTag
+) -> tuple[Lagging, ...]:
+    """Move a tag of some tables to a commit, all of them in the commit; return the tables whose tag could not move.
+
+    `main` of the tables is brought up first: a tag names the version on `main` where it has landed, and so does not
+    keep the branch beside `main`.
+    """
+
+    def move(name: str) -> Lagging | None:
+        # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
+        try:
+            context, state = find_version(registry, name, commit.tables[name])
+            hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
+            _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
+        except LanceDagsterError as error:
+            return Lagging(table=name, ref=tag.name, reason=_reason(error))
+        return None
+
+    lagging = for_each_table(move, names)
+    return tuple(table for name in sorted(lagging) if (table := lagging[name]) is not None)
 
 
 def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
@@ -115,6 +160,11 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     # Tags record no channel with a hold, so the reason tells whether a hold came from the channel.
     of_channel = tag.ended if tag.hold is None else tag.ended | {tag.hold.reason}
+    if not tag.ended:
+        # The usual case takes one read and one swap: the tag exists, and nobody holds it.
+        with suppress(RefNotFoundError, RefMovedError, ProtectedError):
+            move_tag(tag.name, target, context.refs, context.versions, expected=None)
+            return
     for _ in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag.
         found = context.refs.tag(tag.name)
@@ -181,7 +231,7 @@ class Releases:
         # refused here, before it touches the tables.
         tag = create_release(self._repository.logs, name, commit.id, message=message, properties=properties or {})
         following = FollowingTag(name=name, immutable=True)
-        return tag, project(self._repository.registry, commit, commit.tables, tag=following)
+        return tag, project(self._repository.registry, commit, commit.tables, following)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a release tag of the repository; the tags of the tables stay.

@@ -31,7 +31,7 @@ from lance_dagster.errors import (
     StoreError,
     TableNotFoundError,
 )
-from lance_dagster.format.layout import MAIN, PUBLISHED, VERSIONS
+from lance_dagster.format.layout import MAIN, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import (
     check_options,
@@ -50,7 +50,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, project
+from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, land_tables, project, settle_tables
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
@@ -60,12 +60,12 @@ from lance_dagster.repository.publish.exact_versions import (
     version_in,
     write_changes,
 )
-from lance_dagster.repository.publish.forks import fork_table
+from lance_dagster.repository.publish.forks import discard_tables, fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
-from lance_dagster.repository.publish.staging import TableChange, stage_merge
+from lance_dagster.repository.publish.staging import Staging, stage_merge
 from lance_dagster.repository.registry import SUFFIX, RepositoryContext, check_table_name
-from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
+from lance_dagster.repository.repository_status import RepositoryStatus, held_versions, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import Store, open_store
@@ -332,7 +332,8 @@ class LanceRepository:
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
         """Create a branch of a table that `publish` of the branch will find, or open the existing branch.
 
-        The branch is forked from the table's `main`.
+        The branch is forked from the table's `main`. Where the branch that was forked before is gone, it is forked
+        again, and a publication no longer misses the rows of the former one.
         """
         return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
@@ -366,10 +367,10 @@ class LanceRepository:
         Returns:
             The commit, or the newest one when no table changed.
         """
+        staging = Staging(self._context.registry)
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            change = TableChange.of(self._context.registry, name, dest, options=MergeOptions(message=message))
-            return stage_merge(change, dest)
+            return stage_merge(staging.change(name, dest, options=MergeOptions(message=message)), dest)
 
         names = tuple(self.tables()) if tables is None else string_list("tables", tables, "shop/orders")
         request = CommitRequest(branch=MAIN, stage=stage, names=names, message=message, properties=properties or {})
@@ -401,6 +402,8 @@ class LanceRepository:
 
         Raises:
             RefNotFoundError: There is no such branch, or no such channel; or no commit has a table in `reads`.
+            PublishRefusedError: Tables have lost the branch that they were forked to; fork them again, or `discard`
+                their part.
             MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
             ProtectedError: The channel is held; nothing was merged.
         """
@@ -409,6 +412,27 @@ class LanceRepository:
             tables = string_list("tables", tables, "shop/orders")
         wanted = PublishRequest(branch=branch, channel=channel, options=options)
         return publish_branch(self._context, wanted, tables=tables, audit=audit)
+
+    def discard(self, branch: str, *, tables: Iterable[str] | None = None, reason: str = "") -> tuple[str, ...]:
+        """End a branch, or its part in some tables, without publishing its rows.
+
+        The branches of the tables are deleted. The log of the branch records it. Other tables of the branch wait, and
+        can be published without those that were discarded.
+
+        Args:
+            branch: The branch.
+            tables: Tables that were forked to it; None for all.
+            reason: Why.
+
+        Returns:
+            The branches of tables that were not deleted, and why.
+
+        Raises:
+            RefNotFoundError: There is no such branch, or a table was not forked to it.
+            ConflictError: Another process changed the branch at the same time; nothing was discarded.
+        """
+        names = None if tables is None else string_list("tables", tables, "shop/orders")
+        return discard_tables(self._context, branch, names, reason=reason)
 
     def publish_versions(
         self,
@@ -451,7 +475,9 @@ class LanceRepository:
             request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
         done = commit_tables(self._context.logs, request)
         # Without tags: the caller promotes what it has audited by `channels.advance`.
-        lagging = project(registry, done.commit, current, main=True)
+        staging = request.staging or Staging(registry)
+        lagging = land_tables(staging, done.commit, current)
+        settle_tables(staging, done.commit, current)
         versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
         return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
 
@@ -570,7 +596,9 @@ class LanceRepository:
         done = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
         names = done.changed or changed_by(self._context, commit, done.commit)
-        project(self._context.registry, done.commit, names, main=True)
+        staging = request.staging or Staging(self._context.registry)
+        land_tables(staging, done.commit, names)
+        settle_tables(staging, done.commit, names)
         # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
         for name, table_id in added_by(self._context, commit, done.commit).items():
             if self._context.registry.id_of(name) == table_id:
@@ -597,8 +625,8 @@ class LanceRepository:
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def held_versions(self, name: str) -> int:
-        """Return how many branches of a table hold versions for commits; `collect` deletes them with their commits."""
-        return len(self._context.table(name).refs.branch_names(PUBLISHED))
+        """Return how many branches and tags of a table hold versions for commits; `collect` deletes them with these."""
+        return held_versions(self._context.table(name))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.
@@ -613,18 +641,21 @@ class LanceRepository:
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
         tag = None if channel == MAIN else FollowingTag(name=channel, hold=newest.hold)
-        return project(self._context.registry, commit, names, tag=tag, main=True)
+        lagging = land_tables(Staging(self._context.registry), commit, names)
+        return lagging if tag is None else lagging + project(self._context.registry, commit, names, tag)
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        found = project(self._context.registry, head, head.tables, main=True)
+        staging = Staging(self._context.registry)
+        found = land_tables(staging, head, head.tables)
+        settle_tables(staging, head, head.tables)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             # The tags may have missed the end of a hold as well, so its reason is looked up.
             tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
-            found += project(self._context.registry, commit, commit.tables, tag=tag)
+            found += project(self._context.registry, commit, commit.tables, tag)
         return found
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:

@@ -1,17 +1,19 @@
 """The status of the tables, channels and branches of a repository."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import CommitConflictError, NotFoundError, counted
-from lance_dagster.format.layout import MAIN, PUBLISHED, RUNS
+from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
+from lance_dagster.history.versions import State
 from lance_dagster.repository.collect_commits import CommitRetention
 from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
-from lance_dagster.repository.publish.forks import touched_tables
+from lance_dagster.repository.publish.forks import ForkedTables, branch_id_of, forked_tables, lost_branch
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.repository.superseded import maintenance_since, superseded_branches
@@ -90,8 +92,11 @@ class RepositoryStatus:
             the run is under way, or failed before its first commit.
         superseded: Those of the waiting branches that can no longer be published, since they replace rows that a later
             commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
+        lost: Those of the waiting branches that cannot be published, because tables have lost the branch that was
+            forked, with these tables: they are forked again, or their part is discarded.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
-        held_versions: How many branches of tables hold versions for commits; they are deleted with their commits.
+        held_versions: How many branches and tags of tables hold versions for commits; they are deleted with their
+            commits.
     """
 
     commit: RepositoryCommit
@@ -100,6 +105,7 @@ class RepositoryStatus:
     waiting: Mapping[str, tuple[str, ...]]
     unwritten: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     superseded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    lost: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     collectable: int = 0
     held_versions: int = 0
 
@@ -128,6 +134,7 @@ class RepositoryStatus:
             if said:
                 lines.append(f"table {table.name}: {'; '.join(said)}")
         for name, tables in self.waiting.items():
+            lines += [f"table {table}: {lost_branch(name, table)}" for table in self.lost.get(name, ())]
             newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
             if not self.written(name):
                 lines.append(f"branch {name} has no commits: {', '.join(tables)}")
@@ -137,8 +144,8 @@ class RepositoryStatus:
                 + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
             )
         if self.collectable:
-            commits, held = counted(self.collectable, "old commit"), counted(self.held_versions, "branch")
-            lines.append(f"`collect` would delete {commits}; tables hold {held}")
+            commits, held = counted(self.collectable, "old commit"), counted(self.held_versions, "branch or tag")
+            lines.append(f"`collect` would delete {commits}; tables hold versions for commits by {held}")
         return "\n".join(lines)
 
 
@@ -163,13 +170,18 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
     # published; until then only the tables know.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
-    waiting = _forked(repository, head)
+    forked = _forked(repository, head)
+    waiting = {
+        branch: {*tables.names, *(f"{name} (removed)" for name in tables.removed.values())}
+        for branch, tables in forked.items()
+    }
     of_runs = {name: [branch for branch in found if branch.startswith(RUNS)] for name, found in branches.items()}
     for name, found in of_runs.items():
         for branch in found:
             waiting.setdefault(branch, set()).add(name)
     # Nothing is read for a table without such branches.
     waits = [name for name, found in of_runs.items() if found]
+    heads = for_each_table(lambda name: _heads(repository.table(name), name, waiting, branches[name]), names)
     newer = for_each_table(lambda name: superseded_branches(repository.table(name), of_runs[name]), waits)
     return RepositoryStatus(
         commit=head,
@@ -184,49 +196,67 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
             for name, entry in channels.items()
         ),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
-        unwritten=_unwritten(repository, waiting, branches),
+        unwritten=_unwritten(waiting, heads),
+        lost=_lost(forked, heads),
         superseded={
             branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
             for branch in sorted({branch for found in newer.values() for branch in found})
         },
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
-        held_versions=sum(branch.startswith(PUBLISHED) for found in branches.values() for branch in found),
+        held_versions=sum(for_each_table(lambda name: held_versions(repository.table(name)), names).values()),
     )
 
 
-def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, set[str]]:
-    """Return the branches that were forked and not ended, with the tables that they touched."""
+def held_versions(context: TableContext) -> int:
+    """Return how many branches and tags of a table hold versions for commits."""
+    tags = sum(name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) for name in context.refs.tag_names(""))
+    return tags + len(context.refs.branch_names(PUBLISHED))
+
+
+def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, ForkedTables]:
+    """Return the branches that were forked and not ended, with their tables."""
     # The end of a branch deletes its marks. Where one is left, the branch still waits, whatever its log says: rows may
-    # have been committed to it, or a table forked to it, while it was published.
-    found = {}
-    for branch in (name for name, log in repository.logs.branch_logs().items() if log.is_marked):
-        touched = touched_tables(repository, branch, head)
-        found[branch] = {*touched.names, *(f"{name} (removed)" for name in touched.removed.values())}
-    return found
+    # have been committed to the branch, or a table forked to it, while it was published.
+    logs = {name: log for name, log in repository.logs.branch_logs().items() if log.marks}
+    newest = repository.logs.newest_of(logs)
+    return {name: forked_tables(repository, newest.get(name), log.marks, head) for name, log in logs.items()}
 
 
-def _unwritten(
-    repository: RepositoryContext, waiting: Mapping[str, set[str]], branches: Mapping[str, Sequence[str]]
-) -> dict[str, tuple[str, ...]]:
+def _heads(
+    context: TableContext, name: str, waiting: Mapping[str, Collection[str]], branches: Iterable[str]
+) -> dict[str, State]:
+    """Return the newest versions of those branches of a table that wait."""
+    heads = {}
+    for branch in branches:
+        # A branch may have been deleted since it was listed, or it is being made or reset.
+        with suppress(NotFoundError, CommitConflictError):
+            if name in waiting.get(branch, ()):
+                heads[branch] = context.head(branch)
+    return heads
+
+
+def _unwritten(waiting: Mapping[str, set[str]], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
     """Return the waiting branches that are as they were forked, with the tables in which they are."""
 
-    def of(name: str) -> set[str]:
-        context = repository.table(name)
-        present = [branch for branch in branches[name] if name in waiting.get(branch, ())]
-        return {branch for branch in present if _is_as_forked(context, branch)}
+    def is_as_forked(head: State | None) -> bool:
+        return head is not None and head.of is not None and head.number == head.of.first
 
-    found = for_each_table(of, sorted(branches))
-    by_branch = {branch: tuple(sorted(name for name in found if branch in found[name])) for branch in sorted(waiting)}
-    return {branch: names for branch, names in by_branch.items() if names}
+    found = {
+        branch: tuple(name for name in sorted(heads) if is_as_forked(heads[name].get(branch)))
+        for branch in sorted(waiting)
+    }
+    return {branch: names for branch, names in found.items() if names}
 
 
-def _is_as_forked(context: TableContext, branch: str) -> bool:
-    try:
-        head = context.head(branch)
-    except (NotFoundError, CommitConflictError):
-        # It was deleted since it was listed, is being made or is being reset.
-        return False
-    return head.of is not None and head.number == head.of.first
+def _lost(forked: Mapping[str, ForkedTables], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
+    """Return the branches that some of their tables have lost, with these tables."""
+    lost = {
+        branch: tuple(
+            name for name in tables.names if tables.is_lost(name, branch_id_of(heads.get(name, {}).get(branch)))
+        )
+        for branch, tables in sorted(forked.items())
+    }
+    return {branch: names for branch, names in lost.items() if names}
 
 
 def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:

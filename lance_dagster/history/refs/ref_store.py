@@ -208,7 +208,9 @@ class Refs:
 
     def known_tags(self) -> list[str]:
         """Return the names of the tags that are not those of a repository for its commits, for the hint of an error."""
-        return [name for name in self.tags() if not name.startswith((layout.PIN, layout.BRANCH_PIN))]
+        pins = (layout.PIN, layout.BRANCH_PIN, layout.LANDING_PIN)
+        # A table may have very many tags of a repository, so none is read.
+        return [name for name in self.tag_names("") if not name.startswith(pins)]
 
     def add_branch(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""

@@ -3,7 +3,9 @@
     _repository/repository.json                   the repository's id, written once
     _repository/commits/{sha256}.json             commits, never changed
     _repository/branches/{name}/{number}.json     the log of a branch, the newest entry listed first
-    _repository/branches/{name}/tables/{table}    the tables that the branch touched
+    _repository/branches/{name}/tables/{table}    a table is being forked to the branch
+    _repository/branches/{name}/tables/{table}@{id}
+                                                  a table was forked to the branch, and the id of the table's branch
     _repository/channels/{name}/{number}.json     the log of a channel
     _repository/tags/{name}.json                  release tags, written once
     _repository/tables/{name}.json                which tables are registered, and their ids
@@ -21,7 +23,7 @@ So an entry carries a random id, and is read back before it counts as refused.
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -51,7 +53,7 @@ from lance_dagster.repository.commits.snapshot import (
     parse_entry,
     parse_pin,
 )
-from lance_dagster.store import Store, put_once
+from lance_dagster.store import ObjectInfo, Store, put_once
 
 FOLDER = "_repository"
 MARKER = f"{FOLDER}/repository.json"
@@ -72,7 +74,32 @@ _PUTS = 3
 _LOOKS = 3
 _NONE: Mapping[str, RefEntry] = MappingProxyType({})
 _ENTRY_FILE = re.compile(r"[0-9]{15}\.json")
-_BRANCH_FILE = re.compile(rf"(?P<name>[^/]+)/(?:(?P<entry>{_ENTRY_FILE.pattern})|tables/[^/]+)")
+_BRANCH_FILE = re.compile(rf"(?P<name>[^/]+)/(?:(?P<entry>{_ENTRY_FILE.pattern})|tables/(?P<mark>[^/]+))")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkMark:
+    """The mark of a table that was forked to a branch.
+
+    Attributes:
+        table_id: The identity of the table.
+        branch_id: The identity of the table's own branch; empty until the branch is made.
+    """
+
+    table_id: str
+    branch_id: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """The name of the mark's file, which has no content: a listing tells everything."""
+        names = [self.table_id, self.branch_id] if self.branch_id else [self.table_id]
+        return "@".join(quote(name, safe="") for name in names)
+
+    @classmethod
+    def parse(cls, file_name: str) -> "ForkMark":
+        """Return the mark of a file."""
+        table_id, _, branch_id = file_name.partition("@")
+        return cls(unquote(table_id), unquote(branch_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +109,12 @@ class BranchLog:
     Attributes:
         numbers: The numbers of the entries, newest first.
         modified: When the newest entry was written, in seconds by the clock of the storage.
-        is_marked: Whether tables are marked as touched by the branch.
+        marks: The marks of the tables that were forked to the branch.
     """
 
     numbers: tuple[int, ...]
     modified: float
-    is_marked: bool
+    marks: tuple[ForkMark, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +170,7 @@ class RefLogs:
         """Return the newest entry of every ref that was not deleted; of branches, those that touched a table."""
         if kind == "branch":
             # The end of a branch deletes its marks, so the logs of ended branches are listed and not read.
-            logs = {name: log for name, log in self.branch_logs().items() if log.is_marked or name == MAIN}
+            logs = {name: log for name, log in self.branch_logs().items() if log.marks or name == MAIN}
             found = self.newest_of(logs)
             return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
         names = self.names(kind)
@@ -156,23 +183,14 @@ class RefLogs:
         """List the logs of all branches, ended ones included; no entry is read."""
         # One listing of everything, and not one for each name: a run leaves a few objects, and a request lists a
         # thousand of them.
-        entries: dict[str, dict[int, float]] = {}
-        marked: set[str] = set()
-        folder = f"{_FOLDERS['branch']}/"
-        for info in self.store.walk(_FOLDERS["branch"]):
-            # Anything else is a temporary file of a writer.
-            if found := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
-                name, file_name = unquote(found["name"]), found["entry"]
-                if file_name is None:
-                    marked.add(name)
-                else:
-                    entries.setdefault(name, {})[_number_of(file_name)] = info.modified
-        return {
-            name: BranchLog(
-                numbers=tuple(sorted(found, reverse=True)), modified=found[max(found)], is_marked=name in marked
-            )
-            for name, found in entries.items()
-        }
+        return _branch_logs(self.store.walk(_FOLDERS["branch"]))
+
+    def forked(self, branch: str) -> tuple[RefEntry | None, tuple[ForkMark, ...]]:
+        """Return the newest entry of a branch, None where there is none, and the marks of its tables; two requests."""
+        log = _branch_logs(self.store.walk(_folder("branch", branch))).get(branch)
+        # A collection may remove the log of an ended branch after it was listed.
+        entry = None if log is None else self.newest_of({branch: log}).get(branch)
+        return entry, () if log is None else log.marks
 
     def newest_of(self, logs: Mapping[str, BranchLog], known: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
         """Read the newest entry of each of some branches, without those that are `known`."""
@@ -321,17 +339,18 @@ class RefLogs:
         found = self.store.get(path)
         return None if found is None else parse_pin(found, f"{self.store.uri}/{path}")
 
-    def touch(self, branch: str, table_id: str) -> None:
-        """Record that a branch touched a table."""
-        self.store.put_if_absent(f"{_folder('branch', branch)}/tables/{table_id}", b"")
+    def mark_fork(self, branch: str, mark: ForkMark) -> None:
+        """Record that a table is being forked, or was forked, to a branch."""
+        self.store.put_if_absent(f"{_marks_folder(branch)}/{mark.file_name}", b"")
 
-    def untouch(self, branch: str, table_id: str) -> None:
-        """Delete the record that a branch touched a table."""
-        self.store.delete(f"{_folder('branch', branch)}/tables/{table_id}")
+    def unmark_forks(self, branch: str, marks: Iterable[ForkMark]) -> None:
+        """Delete the marks of tables that were forked to a branch."""
+        if paths := [f"{_marks_folder(branch)}/{mark.file_name}" for mark in marks]:
+            self.store.delete_many(paths)
 
-    def touched(self, branch: str) -> list[str]:
-        """List the ids of the tables that a branch touched."""
-        return self.store.list(f"{_folder('branch', branch)}/tables")
+    def fork_marks(self, branch: str) -> tuple[ForkMark, ...]:
+        """List the marks of the tables that were forked to a branch."""
+        return tuple(map(ForkMark.parse, self.store.list(_marks_folder(branch))))
 
     def entry(self, kind: RefKind, name: str, number: int) -> RefEntry:
         """Read one entry of a ref.
@@ -407,6 +426,31 @@ def _folder(kind: RefKind, name: str) -> str:
     encoded = quote(name, safe="")
     # `..` as a name would lead out of the folder.
     return f"{_FOLDERS[kind]}/{encoded.replace('.', '%2E', 1) if encoded.startswith('.') else encoded}"
+
+
+def _marks_folder(branch: str) -> str:
+    return f"{_folder('branch', branch)}/tables"
+
+
+def _branch_logs(files: Iterable[ObjectInfo]) -> dict[str, BranchLog]:
+    """Return the logs of branches, by name, given the files below the folder of all branches or of one."""
+    entries: dict[str, dict[int, float]] = {}
+    marks: dict[str, list[ForkMark]] = {}
+    folder = f"{_FOLDERS['branch']}/"
+    for info in files:
+        # Anything else is a temporary file of a writer.
+        if found := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
+            name = unquote(found["name"])
+            if found["entry"] is None:
+                marks.setdefault(name, []).append(ForkMark.parse(found["mark"]))
+            else:
+                entries.setdefault(name, {})[_number_of(found["entry"])] = info.modified
+    return {
+        name: BranchLog(
+            numbers=tuple(sorted(found, reverse=True)), modified=found[max(found)], marks=tuple(marks.get(name, ()))
+        )
+        for name, found in entries.items()
+    }
 
 
 def _path(kind: RefKind, name: str, number: int) -> str:

@@ -50,7 +50,7 @@ def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", 
     for kind in kinds:
         found = None if kind == wanted else logs.newest(kind, name)
         # A branch that ended while rows were committed to it still has tables that wait.
-        if found is not None and (not found.deleted or (kind == "branch" and logs.touched(name))):
+        if found is not None and (not found.deleted or (kind == "branch" and logs.fork_marks(name))):
             taken = kind
     if taken is not None or (wanted != "release tag" and read_tag(logs, name) is not None):
         kind_of = taken or "release tag"

@@ -5,7 +5,7 @@ parents are covered by the id. A ref of the repository is a log of entries; the 
 names, and whether the ref is held there.
 
     commit  {"format", "parents", "generation", "committed_at", "author", "message", "properties",
-             "tables": {name: {"id", "branch", "version", "commit", "lands"}},
+             "tables": {name: {"id", "branch", "version", "commit", "lands", "pin"}},
              "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}},
              "channels": {name: number of an entry of main}}
     entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write", "upto"}
@@ -47,6 +47,7 @@ class TableVersion:
         commit_id: The commit id of the version (`Version.id`), a digest of its manifest.
         lands: The number that the version gets on the `main` of its table, unless another program commits there first;
             0 for a version that cannot land as it is.
+        pin: The tag of the table that keeps the version until `main` has it; empty for a version that needs none.
     """
 
     id: str
@@ -54,6 +55,7 @@ class TableVersion:
     version: int
     commit_id: str
     lands: int
+    pin: str = ""
 
     @property
     def ref(self) -> str:
@@ -197,6 +199,7 @@ def new_commit(
                 "version": at.version,
                 "commit": at.commit_id,
                 "lands": at.lands,
+                **({"pin": at.pin} if at.pin else {}),
             }
             for name, at in tables.items()
         },
@@ -344,6 +347,8 @@ def _table_version(found: Mapping[str, Any]) -> TableVersion:
         version=_count(found["version"]),
         commit_id=_digest(found["commit"]),
         lands=_count(found["lands"]),
+        # Commits of older releases name no such tag.
+        pin=_text(found.get("pin", "")),
     )
 
 

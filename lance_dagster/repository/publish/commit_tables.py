@@ -1,6 +1,6 @@
 """Make a commit of many tables: stage every table, then move the branch of the repository by one put.
 
-1. stage    each table gets its next version on a hidden branch (`staging`); all conflicts are reported together
+1. stage    each table gets its next version beside `main` (`staging`); all conflicts are reported together
 2. audit    the caller checks exactly these versions, and may refuse
 3. commit   the commit is stored, then the next entry of the branch is put if absent: this makes it visible
 4. land     `main` of each table is brought up to it; a reader of a branch or channel does not depend on this step
@@ -14,6 +14,7 @@ import random
 import reprlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from lance_dagster.errors import ConflictError, InvalidInputError
 from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import Recorded, RefEntry, RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.publish.staging import for_each_table
+from lance_dagster.repository.publish.staging import Staging, for_each_table
 
 _TRIES = 50
 # In seconds.
@@ -52,6 +53,7 @@ class CommitRequest:
         since: The newest entry of the branch, if it was read before; an outdated one only costs an attempt.
         writes: The recorded writes that the commit publishes or drops.
         channel: The channel that the commit is to be promoted to; empty for none.
+        staging: What `stage` has staged, which is dropped where no commit will name it.
     """
 
     branch: str
@@ -67,6 +69,12 @@ class CommitRequest:
     since: RefEntry | None = None
     writes: WriteChanges = field(default_factory=WriteChanges)
     channel: str = ""
+    staging: Staging | None = None
+
+    @property
+    def dropping(self) -> AbstractContextManager[None]:
+        """A block that drops what is staged when it raises."""
+        return nullcontext() if self.staging is None else self.staging.dropped_if_refused()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +101,18 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
     for attempt in range(_TRIES):
         entry = request.since if request.since and not attempt else logs.current("branch", request.branch)
         head = logs.commit(entry.commit)
-        # Tables that the other process did not change keep what was staged: staging costs most of the requests.
-        staged |= _staged_again(request, head, staged)
-        changed = {name: made for name, (_, made) in staged.items() if made is not None}
         kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
-        # After the head was read: the put of the entry proves that no other commit closed a write meanwhile.
-        writes = request.writes.apply(head.writes)
-        # A call that is repeated after a crash ends here when its commit exists.
-        if not changed and kept == head.tables and writes == head.writes:
-            return CommittedTables(commit=head, changed={})
-        # Before the commit is stored, so that refused versions are named by nothing and are collected.
-        _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
+        with request.dropping:
+            # Tables that the other process did not change keep what was staged: staging costs most of the requests.
+            staged |= _staged_again(request, head, staged)
+            changed = {name: made for name, (_, made) in staged.items() if made is not None}
+            # After the head was read: the put of the entry proves that no other commit closed a write meanwhile.
+            writes = request.writes.apply(head.writes)
+            # A call that is repeated after a crash ends here when its commit exists.
+            if not changed and kept == head.tables and writes == head.writes:
+                return CommittedTables(commit=head, changed={})
+            # Before the commit is stored, so that nothing names refused versions.
+            _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
         commit, data = new_commit(
             {**kept, **changed},
             (head,),
@@ -119,6 +128,8 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
         logs.put_commit(commit, data)
         made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
         if logs.append("branch", request.branch, made):
+            if request.staging is not None:
+                request.staging.drop_unused(commit)
             return CommittedTables(commit=commit, changed=changed)
         # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret

@@ -18,7 +18,7 @@ from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
-from lance_dagster.repository.publish.staging import TableChange, capture, stage_merge
+from lance_dagster.repository.publish.staging import Staging, capture, stage_merge
 from lance_dagster.repository.registry import Registry, RepositoryContext
 
 _TRIES = 5
@@ -64,7 +64,7 @@ def exact_request(
 ) -> CommitRequest:
     """Return the request for a commit of exactly these versions; each version planned again is stored in `current`."""
     # Tables are staged by several threads, and the function of the caller need not be safe for them.
-    lock = Lock()
+    lock, staging = Lock(), Staging(registry)
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         context = registry.context(name)
@@ -73,7 +73,7 @@ def exact_request(
             one = current[name]
             source = context.at(one.version)
             options = MergeOptions(message=one.message, properties=one.properties)
-            change = TableChange.of(registry, name, dest, sources=(source,), options=options, exact=True)
+            change = staging.change(name, dest, sources=(source,), options=options, exact=True)
             if source.branch == MAIN:
                 # An older version of `main` is contained: a slower publication must not undo a faster one.
                 contained = dest is not None and source.number <= dest.lands
@@ -87,7 +87,14 @@ def exact_request(
                 current[name] = plan_again(name)
         raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
 
-    return CommitRequest(branch=MAIN, stage=stage, names=tuple(current), message=message, properties=properties)
+    return CommitRequest(
+        branch=MAIN,
+        stage=stage,
+        names=tuple(current),
+        message=message,
+        properties=properties,
+        staging=staging,
+    )
 
 
 def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPublish]) -> WriteChanges:

@@ -1,12 +1,17 @@
-"""Branches over many tables: the tables that a branch touched, and the end of a branch.
+"""Branches over many tables: the tables that were forked to a branch, and the end of a branch.
 
 A branch of the repository is a log entry that names its fork point, and a mark for each table that was forked to it;
 the rows are on the branch of that name in each table. When the branch was published, its last entry names the commit
 that has the rows, and the name may be used again. Where only some of its tables were published, an entry names that
 commit, and the branch stays.
+
+A mark names the table's own branch by its identity. Where that branch is gone, or another one has its name, the rows
+that were written to it are lost: the branch is not published without them, until the table is forked again or its part
+is discarded.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lance_dagster.errors import (
@@ -15,7 +20,9 @@ from lance_dagster.errors import (
     InvalidInputError,
     InvalidRefNameError,
     NotFoundError,
+    PublishRefusedError,
     RefNotFoundError,
+    VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.history.context import TableContext
@@ -29,14 +36,17 @@ from lance_dagster.history.refs.ref_files import CLOSING, DELETING
 from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
-from lance_dagster.repository.commits.ref_log import next_entry, with_properties
+from lance_dagster.repository.commits.ref_log import ForkMark, next_entry, with_properties
 from lance_dagster.repository.commits.release_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
-from lance_dagster.repository.publish.staging import for_each_table, load
+from lance_dagster.repository.publish.staging import drop_landed_pins, for_each_table, load
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.store import together
 
 MERGED = "merged"
 """Property of an entry that ends a branch, or a part of it: the id of the commit that contains the changes."""
+_ENDED = "forks"
+"""Property of such an entry: the file names of the marks whose part has ended, separated by blanks."""
 
 
 def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadata: Mapping[str, str]) -> TableContext:
@@ -51,50 +61,96 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
     table_id = repository.registry.register(name)
     # After the registration is read: it tells whether another process made the table again.
     context = repository.table(name)
-    begun = logs.newest("branch", branch)
-    if begun is None or begun.deleted:
+    newest, marks = logs.forked(branch)
+    if newest is None or newest.deleted:
         refuse_taken(logs, branch, "branch")
         # The answer does not matter: where another process forks a table at the same moment, its entry serves both.
-        logs.append("branch", branch, next_entry(begun, "fork", logs.current("branch", MAIN).commit))
-    # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
-    logs.touch(branch, table_id)
+        logs.append("branch", branch, next_entry(newest, "fork", logs.current("branch", MAIN).commit))
+    own = [mark for mark in marks if mark.table_id == table_id]
+    if not own:
+        # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
+        own = [ForkMark(table_id)]
+        logs.mark_fork(branch, own[0])
     try:
-        create_branch(branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata)
+        made = create_branch(
+            branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata
+        )
     except (AlreadyExistsError, ConflictError, InvalidInputError):
-        _withdraw(repository, branch, table_id)
+        if not any(mark.branch_id for mark in own):
+            _withdraw(repository, branch, table_id)
         raise
+    mark = ForkMark(table_id, made.id)
+    if mark not in own:
+        # The new mark first: after a crash between the two, the branch that is there is one that a mark names.
+        logs.mark_fork(branch, mark)
+        logs.unmark_forks(branch, own)
     return context
 
 
 def _withdraw(repository: RepositoryContext, branch: str, table_id: str) -> None:
     """Delete the mark of a table whose branch was refused, and the branch of the repository when it has no other."""
     logs = repository.logs
-    logs.untouch(branch, table_id)
-    newest = logs.newest("branch", branch)
+    logs.unmark_forks(branch, [ForkMark(table_id)])
+    newest, marks = logs.forked(branch)
     # Another process may fork a table between this look and the entry; a publication finds it by its mark all the same.
-    if newest is not None and not newest.deleted and not logs.touched(branch):
+    if newest is not None and not newest.deleted and not marks:
         logs.append("branch", branch, next_entry(newest, "delete", "", reason="the fork was refused"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TouchedTables:
+class ForkedTables:
     """The tables of a branch that are to be published.
 
     Attributes:
         names: Their names in the newest commit.
         removed: By id, the names of those that were removed from the repository since; the id where no name is known.
-        has_others: Whether the branch touched other tables than those that were asked for.
+        has_others: Whether other tables were forked to the branch than those that were asked for.
+        ids: The ids of tables that were forked, by name; a table whose branch was made in the table itself has none.
+        marks: The marks of the branch.
+        ended: The file names of the marks whose part was published or discarded.
     """
 
     names: tuple[str, ...]
     removed: Mapping[str, str]
     has_others: bool
+    ids: Mapping[str, str]
+    marks: tuple[ForkMark, ...]
+    ended: frozenset[str] = frozenset()
+
+    def marks_of(self, table_ids: Collection[str | None]) -> list[ForkMark]:
+        """Return the marks of some tables."""
+        return [mark for mark in self.marks if mark.table_id in table_ids]
+
+    def is_lost(self, name: str, branch_id: str | None) -> bool:
+        """Return whether the branch that a table was forked to is gone, or another one has its name.
+
+        Args:
+            name: The table.
+            branch_id: The id of the branch that has the name; None where there is none.
+        """
+        # A fork that died before it made the branch leaves a mark without an identity, and nothing was written. A
+        # publication that died while it ended the branch leaves marks of branches that it has deleted.
+        own = self.marks_of([self.ids.get(name)])
+        forked = {mark.branch_id for mark in own if mark.branch_id and mark.file_name not in self.ended}
+        return bool(forked) and branch_id not in forked
 
 
-def touched_tables(
-    repository: RepositoryContext, branch: str, head: RepositoryCommit, wanted: Collection[str] | None = None
-) -> TouchedTables:
+def forked_tables(
+    repository: RepositoryContext,
+    newest: RefEntry | None,
+    marks: Iterable[ForkMark],
+    head: RepositoryCommit,
+    *,
+    wanted: Collection[str] | None = None,
+) -> ForkedTables:
     """Return the tables that were forked to a branch, or the wanted ones, whether they were forked or not.
+
+    Args:
+        repository: The repository.
+        newest: The newest entry of the branch; None where there is none.
+        marks: The marks of the branch.
+        head: The newest commit of `main`.
+        wanted: The tables; None for all that were forked.
 
     Raises:
         RefNotFoundError: There is no table of a wanted name.
@@ -103,84 +159,233 @@ def touched_tables(
         # Checked before its branch is read: a branch that is gone counts as published.
         if asked not in head.tables and not repository.table(asked).versions.has_versions(MAIN):
             raise RefNotFoundError(asked, sorted(head.tables), repository.root, "table")
-    names, removed = {at.id: name for name, at in head.tables.items()}, {}
-    ids = repository.logs.touched(branch)
-    for table_id in set(ids) - names.keys():
+    names, removed, every = {at.id: name for name, at in head.tables.items()}, {}, tuple(marks)
+    table_ids = {mark.table_id for mark in every}
+    for table_id in table_ids - names.keys():
         # A table that was never committed is known to the register only.
         name = repository.registry.name_of(table_id)
         if name is not None and repository.registry.id_of(name) == table_id:
             names[table_id] = name
         else:
             removed[table_id] = name or table_id
-    found = {names[table_id] for table_id in ids if table_id in names}
-    if wanted is not None:
-        return TouchedTables(names=tuple(wanted), removed={}, has_others=bool(removed or found - {*wanted}))
-    return TouchedTables(names=tuple(sorted(found)), removed=removed, has_others=False)
+    ids = {names[table_id]: table_id for table_id in table_ids if table_id in names}
+    return ForkedTables(
+        names=tuple(sorted(ids)) if wanted is None else tuple(wanted),
+        removed=removed if wanted is None else {},
+        has_others=wanted is not None and bool(removed or ids.keys() - {*wanted}),
+        ids=ids,
+        marks=every,
+        ended=frozenset(() if newest is None else newest.properties.get(_ENDED, "").split()),
+    )
 
 
-def end_branch(
-    repository: RepositoryContext, branch: str, touched: TouchedTables, *, merged: str, known: RefEntry | None
-) -> list[str]:
-    """Record which commit contains a branch, and delete the branch in each table; return what was kept, and why.
+def branch_heads(
+    repository: RepositoryContext, branch: str, forked: ForkedTables
+) -> dict[str, tuple[State | None, State | None]]:
+    """Return the newest versions of a branch and of `main` in each of the branch's tables; None where there is none.
 
-    The branch stays where other tables of it wait. Its branches in tables that were removed stay there. `known` is
-    its newest entry, as it was read before.
+    Rows that are committed to the branch later are not part of the publication, and the branch stays because of them.
+    """
+
+    def heads(name: str) -> tuple[State | None, State | None]:
+        context = repository.table(name)
+        return together(context.store, lambda: context.find_head(branch), lambda: _find_main(context))
+
+    return for_each_table(heads, forked.names)
+
+
+def _find_main(context: TableContext) -> State | None:
+    # The table may have been deleted.
+    with suppress(VersionNotFoundError):
+        return context.head(MAIN)
+    return None
+
+
+def refuse_lost(
+    repository: RepositoryContext, branch: str, forked: ForkedTables, heads: Mapping[str, State | None]
+) -> None:
+    """Refuse a branch that some of its tables have lost.
+
+    Raises:
+        PublishRefusedError: It has the names of these tables, and what to do.
+    """
+    lost = [name for name in forked.names if forked.is_lost(name, branch_id_of(heads[name]))]
+    if lost:
+        raise PublishRefusedError(
+            f"cannot publish {branch!r} of {repository.root}: rows that were written to it are gone; nothing was "
+            "published",
+            [f"{name}: {lost_branch(branch, name)}" for name in lost],
+        )
+
+
+def branch_id_of(head: State | None) -> str | None:
+    """Return the id of the branch of a version that was read as its newest one; None where there is no branch."""
+    return None if head is None or head.of is None else head.of.id
+
+
+def lost_branch(branch: str, name: str) -> str:
+    """Return what happened to the branch of a table that is lost, and what to do."""
+    return (
+        f"its branch {branch!r} was deleted, renamed, reset or made again after the fork: fork the table again and "
+        f"write its rows again, or give its part up with discard({branch!r}, tables=[{name!r}], reason=...)"
+    )
+
+
+def discard_tables(
+    repository: RepositoryContext, branch: str, tables: Collection[str] | None, *, reason: str
+) -> tuple[str, ...]:
+    """End a branch, or its part in some tables, without a publication; return the branches that stay, and why.
+
+    Raises:
+        RefNotFoundError: There is no such branch, or a table was not forked to it.
+        ConflictError: Another process changed the branch at the same time; nothing was discarded.
     """
     logs = repository.logs
-    newest = logs.newest("branch", branch, known=known)
-    stays = touched.has_others and newest is not None and not newest.deleted
-    # Ended before with another commit: rows were committed to the branch after that one.
-    if newest is None or newest.properties.get(MERGED) != merged or newest.deleted == stays:
-        # A branch that stays names the commit, so that a collection keeps it.
-        entry = next_entry(newest, "commit", merged) if stays else next_entry(newest, "delete", "")
-        logs.append("branch", branch, with_properties(entry, {MERGED: merged}))
-    tables = logs.commit(merged).tables
+    newest, marks = logs.forked(branch)
+    if newest is None:
+        raise RefNotFoundError(branch, list(logs.live("branch")), repository.root, "branch")
+    forked = forked_tables(repository, newest, marks, repository.head())
+    names = forked.names if tables is None else tuple(tables)
+    for name in names:
+        if name not in forked.ids:
+            raise RefNotFoundError(name, sorted(forked.ids), repository.root, "table of the branch")
+    own = forked.marks_of([*forked.removed, *forked.ids.values()] if tables is None else [*map(forked.ids.get, names)])
+    if own:
+        stays = len(own) < len(marks)
+        entry = next_entry(newest, "commit" if stays else "delete", newest.commit if stays else "", reason=reason)
+        # Before the branches: a process that finds a part half deleted must not take it for lost.
+        if not logs.append("branch", branch, with_properties(entry, {**newest.properties, **_ended(forked, own)})):
+            raise ConflictError(f"branch {branch!r} of {repository.root} was changed by another process; try again")
+    kept = for_each_table(lambda name: _delete_forked(repository.table(name), name, branch, forked), names)
+    stay = {forked.ids[name] for name in names if kept[name] is not None}
+    logs.unmark_forks(branch, [mark for mark in own if mark.table_id not in stay])
+    return tuple(sorted(why for why in kept.values() if why is not None))
 
-    def end(name: str) -> str | None:
-        context, at = repository.table(name), tables.get(name)
+
+def _delete_forked(context: TableContext, name: str, branch: str, forked: ForkedTables) -> str | None:
+    """Delete the branch of a table as it was forked; return why it stays, if it does."""
+    head = context.find_head(branch)
+    # Another branch of the name belongs to somebody else.
+    if head is not None and not forked.is_lost(name, branch_id_of(head)):
         try:
-            # The commit is asked, not `main` of the table, which may lag behind it.
-            published = context.head(MAIN) if at is None else load(context, at)
-            _delete_published(context, branch, published)
+            delete_branch(branch, context.refs, context.versions)
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
-        # The mark goes last: after a crash, a repeated publication looks only at tables that have one.
-        logs.untouch(branch, repository.registry.register(name) if at is None else at.id)
-        return None
-
-    kept = for_each_table(end, touched.names)
-    for table_id in touched.removed:
-        logs.untouch(branch, table_id)
-    # The other tables may have been published at the same time. Each publication deletes its own marks before it
-    # looks for others, so the last one finds none.
-    if stays and not logs.touched(branch):
-        last = logs.newest("branch", branch)
-        if last is not None and not last.deleted:
-            logs.append("branch", branch, with_properties(next_entry(last, "delete", ""), last.properties))
-    return [kept_branch for _, kept_branch in sorted(kept.items()) if kept_branch is not None]
+    return None
 
 
-def _delete_published(context: TableContext, branch: str, published: State) -> None:
-    """Delete the branch of a table.
+def _ended(forked: ForkedTables, marks: Iterable[ForkMark]) -> dict[str, str]:
+    return {_ENDED: " ".join(sorted({*forked.ended, *(mark.file_name for mark in marks)}))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchEnd:
+    """The end of a branch that was published: an entry of its log, then the branches of its tables, then the marks.
+
+    The branch stays where other tables of it wait. Its branches in tables that were removed stay there.
+
+    Attributes:
+        repository: The repository.
+        branch: The branch.
+        forked: Its tables.
+        heads: The newest version of the branch in each table, as the publication read it.
+        merged: The commit that contains the branch.
+        known: The newest entry of the branch, as it was read before.
+    """
+
+    repository: RepositoryContext
+    branch: str
+    forked: ForkedTables
+    heads: Mapping[str, State | None]
+    merged: str
+    known: RefEntry | None
+
+    @property
+    def _marks(self) -> list[ForkMark]:
+        forked = self.forked
+        return forked.marks_of([*forked.removed, *(forked.ids.get(name) for name in forked.names)])
+
+    def record(self) -> None:
+        """Record in the log of the branch which commit contains it."""
+        newest, logs = self.known, self.repository.logs
+        ended = {mark.file_name for mark in self._marks}
+        while True:
+            stays = self.forked.has_others and newest is not None and not newest.deleted
+            ended |= set() if newest is None else set(newest.properties.get(_ENDED, "").split())
+            properties = {MERGED: self.merged, _ENDED: " ".join(sorted(ended))}
+            # Ended before with another commit: rows were committed to the branch after that one.
+            if newest is not None and newest.properties == properties and newest.deleted != stays:
+                return
+            # A branch that stays names the commit, so that a collection keeps it.
+            entry = next_entry(newest, "commit", self.merged) if stays else next_entry(newest, "delete", "")
+            if logs.append("branch", self.branch, with_properties(entry, properties)):
+                return
+            newest = logs.newest("branch", self.branch)
+
+    def delete(self) -> dict[str, str]:
+        """Delete the branch in each table; return the tables in which it stays, and why."""
+        tables = self.repository.logs.commit(self.merged).tables
+
+        def delete(name: str) -> str | None:
+            context, at = self.repository.table(name), tables.get(name)
+            try:
+                # The commit is asked, not `main` of the table, which may lag behind it.
+                published = context.head(MAIN) if at is None else load(context, at)
+                _delete_published(context, self.branch, published, self.heads[name])
+            except ConflictError as error:
+                return f"{self.branch} of {name}: {error}"
+            return None
+
+        kept = for_each_table(delete, self.forked.names)
+        return {name: why for name, why in sorted(kept.items()) if why is not None}
+
+    def unmark(self, kept: Collection[str]) -> None:
+        """Delete the marks of the tables, without those in which the branch stays.
+
+        They go last: after a crash, a repeated publication looks only at tables that have one.
+        """
+        logs, stay = self.repository.logs, {self.forked.ids.get(name) for name in kept}
+        logs.unmark_forks(self.branch, [mark for mark in self._marks if mark.table_id not in stay])
+        # The other tables may have been published at the same time. Each publication deletes its own marks before it
+        # looks for others, so the last one finds none.
+        if self.forked.has_others:
+            last, left = logs.forked(self.branch)
+            if last is not None and not last.deleted and not left:
+                logs.append("branch", self.branch, with_properties(next_entry(last, "delete", ""), last.properties))
+
+
+def _delete_published(context: TableContext, branch: str, published: State, head: State | None) -> None:
+    """Delete the branch of a table, given the newest version of it that was published.
 
     Raises:
         ConflictError: It has commits that the published version does not contain, or something refers to it.
     """
-    newest = context.find_head(branch)
-    if newest is not None:
-        # Rows may have been committed to the branch after it was read; those are not published.
-        if find_merged(context, newest, published) is None:
-            raise ConflictError("it has commits that were not published")
-        retire_branch(newest, context.refs, context.versions)
+    if head is None:
+        # An interrupted publication deleted it before, or began to.
+        found = context.refs.branch(branch)
+        if found is not None and found.state in (CLOSING, DELETING):
+            delete_branch(branch, context.refs, context.versions)
         return
-    # An interrupted publication deleted it before, or began to.
-    found = context.refs.branch(branch)
-    if found is not None and found.state in (CLOSING, DELETING):
-        delete_branch(branch, context.refs, context.versions)
+    if find_merged(context, head, published) is None:
+        raise ConflictError("it has commits that were not published")
+    try:
+        # Rows may have been committed to the branch after it was read; then it stays.
+        retire_branch(head, context.refs, context.versions)
+    except ConflictError:
+        # Earlier attempts, or others that lost their race, may have left tags that nobody needs any more.
+        if not drop_landed_pins(context, branch):
+            raise
+        retire_branch(head, context.refs, context.versions)
 
 
-def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: Iterable[str]) -> bool:
-    """Return whether a branch that was published has rows that its commit does not contain, in some table."""
+def has_more(repository: RepositoryContext, heads: Mapping[str, State | None], *, merged: str) -> bool:
+    """Return whether a branch that was published has rows that its commit does not contain, in some table.
+
+    Args:
+        repository: The repository.
+        heads: By table, the newest version of the branch.
+        merged: The commit.
+    """
     try:
         tables = repository.logs.commit(merged).tables
     except NotFoundError:
@@ -188,24 +393,8 @@ def has_more(repository: RepositoryContext, branch: str, *, merged: str, names: 
         return True
 
     def more(name: str) -> bool:
-        context, at = repository.table(name), tables.get(name)
-        try:
-            newest = context.head(branch)
-        except RefNotFoundError:
-            # A fork may have died between its mark and the branch.
-            return False
-        return at is None or find_merged(context, newest, load(context, at)) is None
+        context, at, head = repository.table(name), tables.get(name), heads[name]
+        # A fork may have died between its mark and the branch.
+        return head is not None and (at is None or find_merged(context, head, load(context, at)) is None)
 
-    return any(for_each_table(more, names).values())
-
-
-def head_of_branch(context: TableContext, name: str, branch: str) -> State:
-    """Return the newest version of the branch of a table.
-
-    Raises:
-        RefNotFoundError: The table has no such branch.
-    """
-    try:
-        return context.head(branch)
-    except RefNotFoundError as error:
-        raise RefNotFoundError(branch, error.known, context.uri, "branch", f"{name} was not forked to it") from error
+    return any(for_each_table(more, heads).values())

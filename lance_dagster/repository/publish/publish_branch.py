@@ -11,23 +11,32 @@ from typing import TypedDict
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
+from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import Lagging, project
-from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, CommittedTables, commit_tables
+from lance_dagster.repository.projection import Lagging, land_tables, settle_tables
+from lance_dagster.repository.publish.commit_tables import (
+    AuditStaged,
+    CommitRequest,
+    CommittedTables,
+    commit_tables,
+    run_audit,
+)
 from lance_dagster.repository.publish.forks import (
     MERGED,
-    TouchedTables,
-    end_branch,
+    BranchEnd,
+    ForkedTables,
+    branch_heads,
+    forked_tables,
     has_more,
-    head_of_branch,
-    touched_tables,
+    refuse_lost,
 )
-from lance_dagster.repository.publish.staging import TableChange, stage_merge
+from lance_dagster.repository.publish.staging import Staging, stage_merge
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.store import together
 
 # How many tables a text names, so that it fits on a screen.
 _SHOWN = 10
@@ -99,6 +108,61 @@ class PublishRequest:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedBranch:
+    """A branch and what depends on it, as a publication has read them.
+
+    Attributes:
+        entry: The newest entry of the branch; None for a branch that was made in the tables themselves.
+        forked: Its tables.
+        heads: By table, the newest version of the branch; None where the table has no such branch.
+        mains: By table, the newest version of its `main`; None where there is none.
+        newest: The newest entry of `main`.
+        commit: The commit that it names.
+        since: The newest entry of the channel, or None.
+    """
+
+    entry: RefEntry | None
+    forked: ForkedTables
+    heads: Mapping[str, State | None]
+    mains: Mapping[str, State | None]
+    newest: RefEntry
+    commit: RepositoryCommit
+    since: RefEntry | None
+
+    @classmethod
+    def read(
+        cls, repository: RepositoryContext, wanted: PublishRequest, tables: tuple[str, ...] | None
+    ) -> "OpenedBranch":
+        """Read the channel, the branch and `main`, and then the tables; errors as for `publish_branch`."""
+        logs = repository.logs
+
+        def read_channel() -> RefEntry | None:
+            # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
+            channels, name = Channels(repository), wanted.channel
+            return None if name is None else channels.refuse_immovable(name, create=wanted.creates_channel)
+
+        def read_main() -> tuple[RefEntry, RepositoryCommit]:
+            newest = logs.current("branch", MAIN)
+            return newest, logs.commit(newest.commit)
+
+        # The newest entry of the branch is also needed when it ended the branch, because it names the commit.
+        since, ((entry, marks), (newest, commit)) = together(
+            logs.store, read_channel, lambda: together(logs.store, lambda: logs.forked(wanted.branch), read_main)
+        )
+        forked = forked_tables(repository, entry, marks, commit, wanted=tables)
+        heads = branch_heads(repository, wanted.branch, forked)
+        return cls(
+            entry=entry,
+            forked=forked,
+            heads={name: head for name, (head, _) in heads.items()},
+            mains={name: main for name, (_, main) in heads.items()},
+            newest=newest,
+            commit=commit,
+            since=since,
+        )
+
+
 def publish_branch(
     repository: RepositoryContext,
     wanted: PublishRequest,
@@ -111,92 +175,103 @@ def publish_branch(
     Raises:
         RefNotFoundError: There is no such branch, or no such channel; or no commit has a table that the audit reads.
         InvalidInputError: The branch is `main`, or an option has a wrong type.
+        PublishRefusedError: Tables have lost the branch that they were forked to; nothing was merged.
         MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
         ProtectedError: The channel is held; nothing was merged.
         ConflictError: The channel was rolled back meanwhile; the commit is on `main`, and the branch stays.
     """
     if wanted.branch == MAIN:
         raise InvalidInputError("branches are published to main; use `commit` for versions on main of the tables")
-    since = None
-    if wanted.channel is not None:
-        # Refused before anything is merged: a refusal after the commit would leave `main` ahead of the channel.
-        since = Channels(repository).refuse_immovable(wanted.channel, create=wanted.creates_channel)
-    logs, branch, merging = repository.logs, wanted.branch, wanted.merging
-    # Not `current`: the newest entry is also needed when it ended the branch, because it names the commit.
-    ended = logs.newest("branch", branch)
-    newest = logs.current("branch", MAIN)
-    head = logs.commit(newest.commit)
-    touched = touched_tables(repository, branch, head, None if tables is None else tuple(tables))
-    names = touched.names
-    merged = None if ended is None else ended.properties.get(MERGED)
-    if merged is not None and not has_more(repository, branch, merged=merged, names=names):
+    branch = wanted.branch
+    opened = OpenedBranch.read(repository, wanted, None if tables is None else tuple(tables))
+    refuse_lost(repository, branch, opened.forked, opened.heads)
+    merged = None if opened.entry is None else opened.entry.properties.get(MERGED)
+    if merged is not None and not has_more(repository, opened.heads, merged=merged):
         # The branch was published before. That publication may have died before it updated `main` of each table, the
         # channel and the branches of the tables, so these idempotent steps are repeated.
-        published = _landed_again(repository, wanted, touched, merged=merged, head=head)
-        return _followed(repository, wanted, published, touched, ended=ended, since=since)
-    if not names and not touched.removed:
+        return _finished(repository, wanted, opened, _published_before(repository, opened, merged))
+    if not opened.forked.names and not opened.forked.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
+    staging = Staging(repository.registry)
+    request = _request(repository, wanted, opened, staging, audit)
+    done = commit_tables(repository.logs, request)
+    # A later commit may have removed a table of the branch.
+    names = tuple(name for name in opened.forked.names if name in done.commit.tables)
+    return _finished(repository, wanted, opened, Committed(done=done, staging=staging, head=done.commit, names=names))
+
+
+def _request(
+    repository: RepositoryContext,
+    wanted: PublishRequest,
+    opened: OpenedBranch,
+    staging: Staging,
+    audit: AuditStaged | None,
+) -> CommitRequest:
+    """Return the request for the commit of a branch."""
+    branch, merging, names = wanted.branch, wanted.merging, opened.forked.names
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-        try:
-            # The newest version at this moment. Rows that are committed to the branch later are not published, and
-            # `end_branch` keeps the branch because of them.
-            source = head_of_branch(repository.table(name), name, branch)
-            change = TableChange.of(repository.registry, name, dest, sources=(source,), options=merging)
-        except RefNotFoundError:
-            if tables is None:
-                # The process that forked the table died between the mark and the branch, so nothing was written there.
-                # A table that the caller named is another case: there the name is likely to be wrong.
-                return None
-            raise
-        return stage_merge(change, dest)
+        source = opened.heads[name]
+        if source is not None:
+            change = staging.change(name, dest, sources=(source,), options=merging)
+            # What was read at the beginning is outdated where the repository has another version of the table since.
+            is_recent = dest == opened.commit.tables.get(name)
+            return stage_merge(replace(change, main=opened.mains[name] if is_recent else None), dest)
+        if name in opened.forked.ids:
+            # The process that forked the table died between the mark and the branch, so nothing was written there.
+            return None
+        # The caller named the table, and the name is likely to be wrong.
+        error = repository.table(name).refs.branch_not_found(branch)
+        uri = repository.table(name).uri
+        raise RefNotFoundError(branch, error.known, uri, "branch", f"{name} was not forked to it")
 
-    request = CommitRequest(
+    def look(tables: Mapping[str, TableVersion]) -> None:
+        # A version that has landed may have left its branch, and the audit reads it where it is.
+        run_audit(audit, {name: staging.present(name, at) for name, at in tables.items()}) if audit else None
+
+    return CommitRequest(
         branch=MAIN,
         stage=stage,
         names=names,
         message=merging.message or "",
         properties={**merging.properties, "branch": branch},
-        audit=audit,
-        reads=_reads(repository, wanted, {*head.tables, *names}),
+        audit=None if audit is None else look,
+        reads=_reads(repository, wanted, {*opened.commit.tables, *names}),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
-        since=newest,
+        since=opened.newest,
+        staging=staging,
     )
-    done = commit_tables(logs, request)
-    return _followed(repository, wanted, _landed(repository, wanted, touched, done), touched, ended=ended, since=since)
 
 
-def _landed(
-    repository: RepositoryContext, wanted: PublishRequest, touched: TouchedTables, done: CommittedTables
-) -> Published:
-    """Bring `main` of the tables up to a commit that was just made."""
-    # A later commit may have removed a table that the branch touched.
-    present = [name for name in touched.names if name in done.commit.tables]
-    # Before the channel: the tags of the tables then name versions of `main`, and not of branches beside it.
-    landed = project(repository.registry, done.commit, present, main=True, strategy=wanted.merging.strategy)
-    return Published(commit=done.commit, changed=done.changed, lagging=landed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit that has the changes of a branch, and the steps that follow it.
+
+    Attributes:
+        done: The commit.
+        staging: What this process staged for it.
+        head: The commit up to which `main` of tables is brought: the commit itself, or a newer one.
+        names: These tables.
+    """
+
+    done: CommittedTables
+    staging: Staging
+    head: RepositoryCommit
+    names: tuple[str, ...]
 
 
-def _landed_again(
-    repository: RepositoryContext,
-    wanted: PublishRequest,
-    touched: TouchedTables,
-    *,
-    merged: str,
-    head: RepositoryCommit,
-) -> Published:
-    """Bring `main` of the tables that an earlier commit changed up to the newest one."""
-    commit = repository.logs.commit(merged)
+def _published_before(repository: RepositoryContext, opened: OpenedBranch, merged: str) -> Committed:
+    """Return the earlier commit of a branch; `main` of the tables that it changed is brought up to the newest one."""
+    commit, head = repository.logs.commit(merged), opened.commit
     try:
         parent = repository.logs.commit(commit.parents[0]) if commit.parents else None
     except NotFoundError:
         # The commit was collected, because the publication was long ago. Then all tables are checked.
         parent = None
     # The commit is checked too: the first attempt may have ended the branch of a table whose `main` lags behind.
-    names = head.tables.keys() & {*touched.names, *commit.changed_from(parent)}
-    strategy = wanted.merging.strategy if head.id == merged else None
-    landed = project(repository.registry, head, sorted(names), main=True, strategy=strategy)
-    return Published(commit=commit, lagging=landed)
+    names = head.tables.keys() & {*opened.forked.names, *commit.changed_from(parent)}
+    done = CommittedTables(commit=commit, changed={})
+    return Committed(done=done, staging=Staging(repository.registry), head=head, names=tuple(sorted(names)))
 
 
 def _reads(repository: RepositoryContext, wanted: PublishRequest, known: Collection[str]) -> tuple[str, ...]:
@@ -208,39 +283,66 @@ def _reads(repository: RepositoryContext, wanted: PublishRequest, known: Collect
     return reads
 
 
-def _followed(
-    repository: RepositoryContext,
-    wanted: PublishRequest,
-    published: Published,
-    touched: TouchedTables,
-    *,
-    ended: RefEntry | None,
-    since: RefEntry | None,
+def _finished(
+    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, committed: Committed
 ) -> Published:
-    """Do the last steps of a publication, after `main` of the tables: promote the channel, and end the branch.
+    """Do the steps that follow a commit: `main` of the tables, the channel, and the end of the branch.
 
-    `ended` and `since` are the newest entries of the branch and of the channel, as they were before.
+    The marks of the branch go last. As long as there is one, `status` shows that steps may be missing, and a repeated
+    publication completes all that a crash left undone.
     """
-    options, commit = wanted.options, published.commit
-    left = tuple(
-        f"{wanted.branch} of {name}: the table was removed from the repository; the branch stays in its files"
-        for name in sorted(touched.removed.values())
+    commit, staging, retires = committed.done.commit, committed.staging, wanted.options.get("retire", True)
+    end = BranchEnd(
+        repository=repository,
+        branch=wanted.branch,
+        forked=opened.forked,
+        heads=opened.heads,
+        merged=commit.id,
+        known=opened.entry,
     )
-    published = replace(published, kept=left)
-    if wanted.channel is not None:
-        moved = Channels(repository).promote(
-            wanted.channel,
-            commit.id,
-            reason=wanted.merging.message or "",
-            properties=options.get("properties"),
-            # A publication that was overtaken must not take the channel back to its own commit.
-            forward_only=True,
-            since=since,
-            create=wanted.creates_channel,
-        )
-        published = replace(published, channel=moved, lagging=published.lagging + moved.lagging)
-    if not options.get("retire", True):
-        return published
-    # Last: as long as the branch exists, a repeated publication completes all steps above that a crash left undone.
-    kept = end_branch(repository, wanted.branch, touched, merged=commit.id, known=ended)
-    return replace(published, kept=(*kept, *left))
+    # A strategy was given for the commit itself, and not for a newer one.
+    strategy = wanted.merging.strategy if committed.head.id == commit.id else None
+
+    def delete() -> dict[str, str]:
+        settle_tables(staging, committed.head, committed.names)
+        return end.delete() if retires else {}
+
+    # `main` before the channel: the tags of the tables then name versions of `main`, and not of branches beside it. The
+    # branch of a table is deleted only after the log says which commit has it: otherwise it would seem to be lost.
+    lagging, _ = together(
+        repository.store,
+        lambda: land_tables(staging, committed.head, committed.names, strategy=strategy),
+        lambda: end.record() if retires else None,
+    )
+    channel, kept = together(repository.store, lambda: _promoted(repository, wanted, opened, commit), delete)
+    if retires:
+        end.unmark(kept)
+    removed = [
+        f"{wanted.branch} of {name}: the table was removed from the repository; the branch stays in its files"
+        for name in sorted(opened.forked.removed.values())
+    ]
+    return Published(
+        commit=commit,
+        changed={name: staging.present(name, at) for name, at in committed.done.changed.items()},
+        channel=channel,
+        lagging=lagging + (() if channel is None else channel.lagging),
+        kept=(*kept.values(), *removed),
+    )
+
+
+def _promoted(
+    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, commit: RepositoryCommit
+) -> Channel | None:
+    """Promote the channel, if there is one."""
+    if wanted.channel is None:
+        return None
+    return Channels(repository).promote(
+        wanted.channel,
+        commit.id,
+        reason=wanted.merging.message or "",
+        properties=wanted.options.get("properties"),
+        # A publication that was overtaken must not take the channel back to its own commit.
+        forward_only=True,
+        since=opened.since,
+        create=wanted.creates_channel,
+    )

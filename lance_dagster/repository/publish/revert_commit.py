@@ -12,7 +12,14 @@ from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
-from lance_dagster.repository.publish.staging import TableChange, capture, landed_at, load, stage_change
+from lance_dagster.repository.publish.staging import (
+    Staging,
+    TableChange,
+    capture,
+    landed_at,
+    load,
+    stage_change,
+)
 from lance_dagster.repository.registry import RepositoryContext
 
 _NONE: tuple[str, None] = "", None
@@ -42,7 +49,7 @@ def revert_request(
     changes, missing = _changes(repository, commit, head, is_undone=is_undone)
     if missing:
         said += f" (without {', '.join(missing)}, removed since)"
-    options = MergeOptions(message=said, properties=properties)
+    options, staging = MergeOptions(message=said, properties=properties), Staging(repository.registry)
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         old, new = changes[name]
@@ -55,7 +62,7 @@ def revert_request(
         if old is None:
             return None
         ends = _ends(repository.table(name), old, new)
-        change = TableChange.of(repository.registry, name, dest, options=options)
+        change = staging.change(name, dest, options=options)
         return stage_change(change, dest, lambda branch: _undo(change, ends, branch), f"revert {commit.id}")
 
     return CommitRequest(
@@ -65,6 +72,7 @@ def revert_request(
         removed=tuple(name for name, (old, _) in changes.items() if old is None),
         message=said,
         properties={**properties, _REVERTS: commit.id},
+        staging=staging,
     )
 
 

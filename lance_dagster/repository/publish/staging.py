@@ -1,29 +1,34 @@
-"""Prepare the next version of a table on a branch that readers of the repository do not use.
+"""Prepare the next version of a table for a commit of the repository, and bring it to `main` after the commit.
 
-A publication of many tables merges each one into a branch of its own, `published/{digest}`, which is forked from the
-`main` of the table. Nothing is visible while the next table is merged, and nothing has to be undone when one of
-them is refused. The branch keeps the version alive as long as a commit of the repository names it.
+Nothing is visible while the next table is prepared, and nothing has to be undone when one of them is refused:
 
-The name of the branch is a digest of the merged versions, of the version they are merged into, and of the message and
-properties. A publication that was killed finds its branch again and continues; two publications of the same versions
-with the same message and properties share it. `main` takes message and properties from there, whoever brings it up.
+- Where a branch has everything that `main` of its table has, the commit names the version of the branch as it is. A
+  tag of its own keeps the version until `main` has it (`pins`).
+- Otherwise `main` and the branch are merged on a branch `published/{digest}`, which is forked from `main`, and the
+  commit names the result, with such a tag.
+- `main` follows by a fast-forward. Then a reader finds the content under the number that the commit names, a tag keeps
+  that version of `main`, and the first tag and the branch go.
+
+Where another program commits to `main` in between, its commit takes that number. Then the version stays on its branch,
+with its tag, until no commit names it.
+
+The name of a branch `published/{digest}` is a digest of the merged versions, of the version they are merged into, and
+of the message and properties. A publication that was killed finds its branch again and continues; two publications of
+the same versions with the same message and properties share it.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TypeVar
 
-import pendulum
-
 from lance_dagster.errors import (
-    AlreadyExistsError,
     ConflictError,
+    LanceDagsterError,
     MergeConflictError,
     Reason,
     RefMovedError,
@@ -31,29 +36,36 @@ from lance_dagster.errors import (
     Remedy,
     VersionNotFoundError,
 )
-from lance_dagster.format.layout import BRANCH_PIN, MAIN, PIN, PUBLISHED
+from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.format.transaction import COMMITTER, MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.merge_base import version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
 from lance_dagster.history.refs.ref_files import RESERVED_PREFIX, Branch
-from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
-from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, merge
+from lance_dagster.merge.merge_commit import FAST_FORWARD, MERGE_COMMIT, MergeOptions, merge, refuse_conflicts
 from lance_dagster.merge.rules.strategy import Conflict, Strategy
-from lance_dagster.repository.commits.snapshot import TableVersion
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.pins import (
+    REUSED_FOR,
+    Landing,
+    age,
+    drop_pins,
+    hold_until_landed,
+    landing_pins,
+    pin,
+    recorded_options,
+)
 from lance_dagster.repository.registry import Registry
+from lance_dagster.store import together
 
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
-REUSED_FOR = timedelta(hours=12)
-"""How long a branch or tag without a commit is used again: half of the time after which a collection deletes it."""
 # 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
-# A table waits for its requests most of the time, so more threads than processors are of use.
-_WORKERS = 8
-_PINS = 5
+# A table waits for its requests almost all of the time, so far more threads than processors are of use.
+_WORKERS = 128
 _STAGINGS = 3
 T = TypeVar("T")
 
@@ -64,7 +76,8 @@ class TableChange:
 
     `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
     properties, which the version on `main` gets too. With `exact`, the change is refused when `main` has something that
-    a source does not contain.
+    a source does not contain; without it, the sources are the newest versions of their branches. `main` is the newest
+    version of `main`, if it was just read. `landings` gets what is staged.
     """
 
     context: TableContext
@@ -72,21 +85,84 @@ class TableChange:
     sources: tuple[State, ...]
     options: MergeOptions
     exact: bool = False
+    main: State | None = None
+    landings: dict[TableVersion, Landing] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        registry: Registry,
+    def version(self, made: State, head: State) -> TableVersion:
+        """Return the entry of a commit for a version that was made on top of a head; from now on a tag keeps it."""
+        at = TableVersion(
+            id=self.table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=head.number + 1
+        )
+        if head.branch != MAIN:
+            # Such a version can get to `main` only by a merge of rows, which has other content. It stays on its branch.
+            return replace(at, lands=NEVER)
+        landing = Landing(context=self.context, source=made, head=head, options=self.options)
+        at = replace(at, pin=hold_until_landed(landing, is_newest=not self.exact))
+        self.landings[at] = landing
+        return at
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The versions that one publication stages, and what becomes of them.
+
+    Attributes:
+        registry: The tables.
+        landings: How each version gets onto `main`.
+    """
+
+    registry: Registry
+    landings: dict[TableVersion, Landing] = field(default_factory=dict)
+
+    def change(
+        self,
         name: str,
         dest: TableVersion | None,
         *,
         sources: tuple[State, ...] = (),
         options: MergeOptions,
         exact: bool = False,
-    ) -> "TableChange":
+    ) -> TableChange:
         """Return the change of a table by its name, which is registered now if no commit names it yet."""
-        table_id = registry.register(name) if dest is None else dest.id
-        return cls(context=registry.context(name), table_id=table_id, sources=sources, options=options, exact=exact)
+        return TableChange(
+            context=self.registry.context(name),
+            table_id=self.registry.register(name) if dest is None else dest.id,
+            sources=sources,
+            options=options,
+            exact=exact,
+            landings=self.landings,
+        )
+
+    def present(self, name: str, at: TableVersion) -> TableVersion:
+        """Return a version of a table that a commit names, as it is found on `main` once it has landed there."""
+        landed = None if at.branch == MAIN else landed_at(self.registry.context(name), at)
+        if landed is None:
+            return at
+        return TableVersion(id=at.id, branch=MAIN, version=landed.number, commit_id=landed.id, lands=landed.number)
+
+    @contextmanager
+    def dropped_if_refused(self) -> Iterator[None]:
+        """Drop everything that is staged when the block raises; use it only where nothing can be committed."""
+        is_refused = True
+        try:
+            yield
+            is_refused = False
+        finally:
+            if is_refused:
+                self._drop(list(self.landings))
+
+    def drop_unused(self, commit: RepositoryCommit) -> None:
+        """Drop what was staged and is not named by the commit, because an attempt to commit lost its race."""
+        used = {*commit.tables.values()}
+        self._drop([at for at in self.landings if at not in used])
+
+    def _drop(self, versions: Iterable[TableVersion]) -> None:
+        for at in versions:
+            landing = self.landings.pop(at)
+            # What cannot be dropped is left to a collection.
+            with suppress(LanceDagsterError):
+                drop_pins(landing.context, [at.pin])
+                drop_merge_branch(landing.context, at)
 
 
 def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion | None:
@@ -104,29 +180,60 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         MergeConflictError: The versions cannot be merged.
         RefMovedError: They have to be published as they are, and `main` has something that they do not contain.
     """
+    context, head = change.context, _brought_up(change, dest)
+    sources = _not_contained(change, head)
+    if not sources:
+        # Another program merged the versions into `main`, or they were published before.
+        if dest is not None and (dest.commit_id == head.id or _is_named(context, dest, head)):
+            return None
+        return capture(context, change.table_id, head)
+    if (
+        len(sources) == 1
+        and MAIN == head.branch != sources[0].branch
+        and lineage_at(context, sources[0]).has_all_of(lineage_at(context, head))
+    ):
+        return _version_of_branch(change, sources[0], head)
+    return _merged_version(change, sources, head)
+
+
+def _brought_up(change: TableChange, dest: TableVersion | None) -> State:
+    """Return the newest version of `main`, after `main` was brought up to the version that the repository names.
+
+    Then the branches of all commits are forked from `main` and not from each other. Where commits of another program
+    prevent that, the version that the repository names is returned.
+
+    Raises:
+        ConflictError: `main` cannot follow, and the versions have to be published as they are.
+    """
     context = change.context
-    # `main` is brought up first, so that the branches of all commits are forked from `main` and not from each other.
-    # Where commits of another program prevent that, the merge is based on the version that the repository names.
-    refused = None if dest is None else land(context, dest, change.options.strategy)
-    if refused is not None and change.exact:
+    head = change.main or context.head(MAIN)
+    if dest is None or _is_on_main(context, dest):
+        return head
+    refused = land(context, dest, change.options.strategy)
+    if refused is None:
+        return context.head(MAIN)
+    if change.exact:
         raise refused
-    onto = MAIN if dest is None or refused is None else dest.branch
-    head = context.head(onto)
-    new, dest_lineage = [], lineage_at(context, head)
+    return context.head(dest.branch)
+
+
+def _not_contained(change: TableChange, head: State) -> list[State]:
+    """Return the sources of a change that a version does not contain.
+
+    Raises:
+        RefMovedError: They have to be published as they are, and the version has something that they do not contain.
+    """
+    context = change.context
+    sources, dest_lineage = [], lineage_at(context, head)
     for source in (_with_branch(context, source) for source in change.sources):
         lineage = lineage_at(context, source)
         # Sources that the newest version contains are left out: a repeated call finds what an earlier one published.
         if version_that_merged(lineage, dest_lineage, context.versions) is not None:
             continue
         if change.exact and not lineage.has_all_of(dest_lineage):
-            raise RefMovedError(onto, f"a version that {source} contains", str(head))
-        new.append(source)
-    if new:
-        return _staged(change, new, head)
-    # Another program merged the versions into `main`, or they were published before.
-    if dest is not None and (dest.commit_id == head.id or _is_named(context, dest, head)):
-        return None
-    return capture(context, change.table_id, head)
+            raise RefMovedError(MAIN, f"a version that {source} contains", str(head))
+        sources.append(source)
+    return sources
 
 
 def _with_branch(context: TableContext, state: State) -> State:
@@ -139,7 +246,7 @@ def _with_branch(context: TableContext, state: State) -> State:
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
     """Return the entry of a commit for a version of any branch; from now on a tag keeps the version."""
     # Before any commit names the version: a clean-up of the table must not delete it in between.
-    _pin(context, head)
+    pin(context, head)
     lands = head.number if head.branch == MAIN else NEVER
     return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=lands)
 
@@ -154,35 +261,45 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
         key: Identifies the change, so that it is found again after a crash.
     """
     context = change.context
-    onto = MAIN if land(context, dest, change.options.strategy) is None else dest.branch
-    head = context.head(onto)
+    is_behind = not _is_on_main(context, dest) and land(context, dest, change.options.strategy) is not None
+    head = context.head(dest.branch if is_behind else MAIN)
     branch = _staging_branch(context, head, [key, *_recorded(change.options)])
     # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
     if context.head(branch.name).number == branch.first:
         do(branch.name)
     made = context.head(branch.name)
-    return None if made.number == branch.first else _named(change.table_id, made, head)
+    return None if made.number == branch.first else change.version(made, head)
 
 
-def land(context: TableContext, at: TableVersion, strategy: Strategy) -> ConflictError | None:
-    """Bring the `main` of a table up to a version that a commit names; return the reason if it cannot be merged."""
+def land(
+    context: TableContext, at: TableVersion, strategy: Strategy, landing: Landing | None = None
+) -> ConflictError | None:
+    """Bring the `main` of a table up to a version that a commit names; return the reason if it cannot be merged.
+
+    Args:
+        context: The table.
+        at: The version.
+        strategy: Resolves conflicts with commits that another program made on `main`.
+        landing: How this process staged the version; None for a version that another process staged, or an earlier one.
+    """
     if at.branch == MAIN:
         # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
-        _pin(context, load(context, at))
+        pin(context, load(context, at))
         return None
-    if landed_at(context, at) is not None:
+    if landing is None and landed_at(context, at) is not None:
         return None
-    # A version that this process has just made is not read again; the merge fails where its branch is gone.
-    staged = context.versions.known(at.commit_id) or _on_its_branch(context, at)
-    options = MergeOptions(strategy=strategy, properties=_own_properties(staged))
+    staged = _on_its_branch(context, at) if landing is None else landing.source
+    options = landing.options if landing is not None else recorded_options(context, at)
+    options = replace(options or MergeOptions(properties=_own_properties(staged)), strategy=None)
+    head = None if landing is None else landing.head
     try:
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
-            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD)).state
+            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD), head=head).state
             context.versions.cache(MAIN, made)
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
-            merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT))
+            merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT, strategy=strategy))
     except MergeConflictError as error:
         conflicts = "; ".join(map(str, error.conflicts))
         return ConflictError(
@@ -195,6 +312,41 @@ def land(context: TableContext, at: TableVersion, strategy: Strategy) -> Conflic
             ),
         )
     return None
+
+
+def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
+    """Delete the branch on which a version was merged for a commit, if it was; the branch of a run stays.
+
+    Raises:
+        ConflictError: Something refers to it, such as the tag of another publication that shares it.
+    """
+    if at.branch.startswith(PUBLISHED):
+        # Another process may have been faster.
+        with suppress(RefNotFoundError):
+            delete_branch(at.branch, context.refs, context.versions)
+
+
+def drop_landed_pins(context: TableContext, branch: str) -> bool:
+    """Drop the tags that keep versions of a branch until `main` has them, where it has; return whether there were any.
+
+    Attempts that died, or that lost their race, leave such tags.
+    """
+    over = [
+        name
+        for name, (number, lands) in landing_pins(context, branch).items()
+        if _merged_as(context, f"{branch}@{number}", lands) is not None
+    ]
+    drop_pins(context, over)
+    return bool(over)
+
+
+def _is_on_main(context: TableContext, at: TableVersion) -> bool:
+    """Return whether `main` has a version as a commit names it.
+
+    Raises:
+        VersionNotFoundError: It was a version of `main`, and is gone or was replaced.
+    """
+    return load(context, at).branch == MAIN if at.branch == MAIN else landed_at(context, at) is not None
 
 
 def _own_properties(staged: State) -> dict[str, str]:
@@ -214,15 +366,18 @@ def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -
         at: The version.
         fresh: Ask the store even for a version that this process has read: another table may have its place since.
     """
-    if at.lands == NEVER:
-        return None
-    found = context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
-    if found is None or at.branch == MAIN:
-        return found
+    if at.branch == MAIN:
+        return context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
+    return None if at.lands == NEVER else _merged_as(context, str(at), at.lands, fresh=fresh)
+
+
+def _merged_as(context: TableContext, version: str, number: int, *, fresh: bool = False) -> State | None:
+    """Return a version of `main` by its number if it is the merge of a version, such as `run/4f2a@2`."""
+    found = context.versions.find(MAIN, number, MAIN, fresh=fresh)
     # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
-    # merged. The version was staged on `main@{lands - 1}`, so its merge that got the next number was a fast-forward.
-    named = found.transaction.properties.get(MERGE) if found.transaction is not None else None
-    return found if named == str(at) else None
+    # merged. The version was staged on `main@{number - 1}`, so its merge that got the next number was a fast-forward.
+    named = None if found is None or found.transaction is None else found.transaction.properties.get(MERGE)
+    return found if named == version else None
 
 
 def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State:
@@ -238,7 +393,14 @@ def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> Sta
     landed = landed_at(context, at, fresh=fresh)
     if landed is not None and (at.branch != MAIN or landed.id == at.commit_id):
         return landed
-    return _on_its_branch(context, at)
+    try:
+        return _on_its_branch(context, at)
+    except VersionNotFoundError:
+        # The version may have landed, and its branch gone, since `main` was asked.
+        landed = None if at.branch == MAIN else landed_at(context, at, fresh=True)
+        if landed is None:
+            raise
+        return landed
 
 
 def find_version(registry: Registry, name: str, at: TableVersion, *, fresh: bool = False) -> tuple[TableContext, State]:
@@ -299,22 +461,35 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
     return found  # type: ignore[return-value]  # None only where there was a conflict
 
 
-def _staged(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
+def _version_of_branch(change: TableChange, source: State, head: State) -> TableVersion:
+    """Return the entry of a commit for a version of a branch that has everything that `main` has."""
+    options = replace(change.options, mode=FAST_FORWARD, strategy=None)
+    # Planned before the commit: a version that `main` could not follow to must not become visible. The plan reads
+    # versions while the tag is put; the entry is dropped with all others when the plan fails.
+    at, _ = together(
+        change.context.store,
+        lambda: change.version(source, head),
+        lambda: refuse_conflicts(change.context, source, head, options),
+    )
+    return at
+
+
+def _merged_version(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
     for left in reversed(range(_STAGINGS)):
         try:
             merged = _merged(change, sources, head)
-            break
+            # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
+            newest = max(merged, key=lambda state: state.number)
+            change.context.versions.cache("", newest)
+            return change.version(newest, head)
         except MergeConflictError:
             raise
         except (RefNotFoundError, ConflictError):
-            # Such a publication deleted the branch while this one was using it; on a new branch, this one finds the
-            # same conflicts.
+            # Another publication of the same versions deleted the branch while this one was using it; on a new branch,
+            # this one finds the same conflicts.
             if not left:
                 raise
-    # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
-    newest = max(merged, key=lambda state: state.number)
-    change.context.versions.cache("", newest)
-    return _named(change.table_id, newest, head)
+    raise RuntimeError("the last attempt returns or raises")
 
 
 def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[State]:
@@ -334,45 +509,9 @@ def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[
         raise
 
 
-def _named(table_id: str, made: State, head: State) -> TableVersion:
-    # A version that was not made on top of `main` can get there only by a merge of rows, which has other content.
-    lands = head.number + 1 if head.branch == MAIN else NEVER
-    return TableVersion(id=table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=lands)
-
-
 def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
     landed = landed_at(context, dest)
     return landed is not None and landed.id == head.id
-
-
-def _pin(context: TableContext, head: State) -> None:
-    """Keep a version, and with it its branch, by a tag that is young.
-
-    Raises:
-        ConflictError: Other processes changed the tag each time.
-    """
-    # The deletion of a run branch ignores tags that keep versions of `main`, but not the others.
-    name = f"{PIN}{head.number}" if head.branch == MAIN else f"{BRANCH_PIN}{head.id[:_DIGITS]}"
-    for _ in range(_PINS):
-        found = context.refs.tag(name)
-        if found is None:
-            # Another process may create the same tag at this moment; then it is read again.
-            with suppress(AlreadyExistsError):
-                create_tag(name, TagTarget(state=head, metadata={}), context.refs, context.versions, immutable=True)
-                return
-        elif found.updated_at is not None and abs(_age(found.updated_at)) < REUSED_FOR:
-            return
-        else:
-            # A collection that read the old tag deletes exactly that one, so a renewed tag stays; and where the
-            # collection was faster, the tag is created again.
-            with suppress(RefMovedError, RefNotFoundError):
-                context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
-                return
-    raise ConflictError(f"other processes changed tag {name!r} of {context.uri} each of {_PINS} times; try again")
-
-
-def _age(moment: pendulum.DateTime) -> timedelta:
-    return pendulum.now("UTC") - moment
 
 
 def _recorded(options: MergeOptions) -> tuple[str, str]:
@@ -393,7 +532,7 @@ def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -
         name = f"{PUBLISHED}{digest}"
         found = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
         # A time far in the future is that of a clock that is ahead, and says nothing about the age.
-        if abs(_age(found.created_at)) < REUSED_FOR:
+        if age(found.created_at) < REUSED_FOR:
             return found
     raise RuntimeError("count never ends")
 
