@@ -168,7 +168,7 @@ class TableContext:
         # The newest version is read at the same time: in almost all cases it belongs to the branch of the file.
         found, read = together(
             self.store,
-            lambda: self.refs.branch(branch),
+            lambda: self.refs.branch_to_change(branch),
             lambda: self.versions.find(branch, newest[0]) if newest else None,
         )
         state = READY if found is None else found.state

@@ -65,7 +65,7 @@ NEVER = 0
 # 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
 # A table waits for its requests almost all of the time, so far more threads than processors are of use.
-_WORKERS = 128
+_WORKERS = 64
 _STAGINGS = 3
 T = TypeVar("T")
 
