@@ -31,7 +31,7 @@ from lance_dagster.history.refs.ref_files import READY, RENAMED_FROM, RESETTING
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.resolve import resolve, resolve_in
 from lance_dagster.history.versions import State, Version, Versions
-from lance_dagster.store import Store, file_checks, open_store, records_digests
+from lance_dagster.store import Store, file_checks, open_store, records_digests, together
 from lance_dagster.transactions.base_paths import base_path_of, restored_base_paths
 
 if TYPE_CHECKING:
@@ -165,7 +165,12 @@ class TableContext:
         # The versions are listed before the file is read: a branch that takes the name of another one begins above the
         # versions of that one. So the listed versions from `first` of the file on belong to the branch of the file.
         newest = self.versions.newest_few(branch) if self.refs.may_have(branch) else []
-        found = self.refs.branch(branch)
+        # The newest version is read at the same time: in almost all cases it belongs to the branch of the file.
+        found, read = together(
+            self.store,
+            lambda: self.refs.branch_to_change(branch),
+            lambda: self.versions.find(branch, newest[0]) if newest else None,
+        )
         state = READY if found is None else found.state
         if found is not None and state != READY and RESETTING in found.metadata:
             raise being_reset(found, self.refs)
@@ -173,6 +178,8 @@ class TableContext:
             return None
         if not newest or newest[0] < found.first:
             return self.versions.head(branch, found.id)
+        if read is not None:
+            self.versions.cache(found.id, read)
         return replace(self.versions.head(branch, found.id, newest), of=found)
 
     def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":

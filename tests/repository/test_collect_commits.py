@@ -16,6 +16,7 @@ from lance_dagster import (
     CommitRetention,
     InvalidInputError,
     LanceRepository,
+    LanceTable,
     NotFoundError,
     RefNotFoundError,
 )
@@ -55,9 +56,10 @@ def published(root: Path, times: int) -> LanceRepository:
     return repository
 
 
-def branches(repository: LanceRepository) -> set[str]:
-    """The branches of the table that hold versions for commits."""
-    return set(repository.table("a").branches.list("published/*"))
+def holding(repository: LanceRepository) -> set[str]:
+    """The branches and tags of the table that hold versions for commits."""
+    table = repository.table("a")
+    return {*table.branches.list("published/*"), *table.tags.list("repository-*")}
 
 
 def test_what_refs_name_stays(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_what_refs_name_stays(tmp_path: Path) -> None:
     repository.tags.create("v2", "production~3")
     done = repository.collect(ALL, dry_run=False)
     assert 4 == len(done.commits)
-    assert 2 == len(branches(repository))
+    assert 2 == len(holding(repository))
     assert ([1, 2], [1, 2, 3, 4, 5]) == (ids(repository, "v2")["a"], ids(repository, "production")["a"])
     with pytest.raises(NotFoundError):
         repository.at("production~1")
@@ -88,14 +90,14 @@ def test_young_commits_stay(tmp_path: Path) -> None:
     repository = published(tmp_path, 3)
     assert () == repository.collect(dry_run=False).commits
     assert () == repository.collect(CommitRetention(promotions=1, keep_for=timedelta(0)), dry_run=False).commits
-    assert 3 == len(branches(repository))
+    assert 3 == len(holding(repository))
 
 
 def test_a_dry_run_deletes_nothing(tmp_path: Path) -> None:
     """A dry run, which is the default, reports what would be deleted, and deletes nothing."""
     repository = published(tmp_path, 3)
     found = repository.collect(ALL)
-    assert (3, 3) == (len(found.commits), len(branches(repository)))
+    assert (3, 3) == (len(found.commits), len(holding(repository)))
     again = repository.collect(ALL, dry_run=False)
     assert (found.commits, found.branches) == (again.commits, again.branches)
 
@@ -127,7 +129,7 @@ def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
     repository = published(tmp_path, 1)
     repository.table("a").branches.create("published/by-hand")
     repository.collect(ALL, dry_run=False)
-    assert "published/by-hand" in branches(repository)
+    assert "published/by-hand" in holding(repository)
 
 
 def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
@@ -180,8 +182,8 @@ def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> 
     assert [0, 1, 2] == ids(repository, "main")["a"]
 
 
-def test_a_branch_without_a_commit_goes(tmp_path: Path) -> None:
-    """The next collection deletes the branches that a refused publication left behind."""
+def test_a_refused_publication_leaves_nothing(tmp_path: Path) -> None:
+    """A publication that its audit refuses leaves no branch or tag that holds a version."""
     repository = new_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
@@ -191,9 +193,7 @@ def test_a_branch_without_a_commit_goes(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInputError, match="no"):
         repository.publish(branch, audit=refuse)
-    assert 1 == len(branches(repository))
-    repository.collect(ALL, dry_run=False)
-    assert set() == branches(repository)
+    assert set() == holding(repository)
     repository.publish(branch)
     assert [1] == ids(repository, "main")["a"]
 
@@ -216,19 +216,35 @@ def test_a_collection_is_linear(tmp_path: Path) -> None:
 
 
 def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
-    """A chain of branches, forked from each other because another program conflicts with each, is deleted whole."""
+    """Versions that main cannot follow stay on branches forked from each other, until main has their rows."""
     repository = new_repository(tmp_path, "a")
-    repository.table("a").append(rows(0))
+    table = repository.table("a")
+    table.append(rows(0))
     repository.commit("begin")
-    for number in (1, 2, 3):
-        branch = f"run/{number}"
-        repository.fork("a", branch).update({"price": str(number)}, branch=branch)
-        repository.publish(branch, strategy="source-wins")
-        repository.table("a").update({"price": str(10 * number)}, where="id = 0")
-    chained = branches(repository)
-    done = repository.collect(ALL, dry_run=False)
-    assert () == done.kept
-    assert chained - branches(repository) == {name for name in done.branches["a"] if name.startswith("published/")}
+    repository.fork("a", "run/1").update({"price": "5"}, branch="run/1")
+    run(repository, 2, "a"), run(repository, 3, "a")
+
+    def script(request: Request) -> object:
+        if request.verb == "put_if_absent" and request.key.startswith("_repository/branches/main/"):
+            LanceTable.open(table.uri, FAST).update({"price": "10"}, where="id = 0")
+        return request.send()
+
+    (kept,) = scripted(repository.root, script).publish("run/1").kept
+    assert "tag 'repository-landing-" in kept
+    for number in (2, 3):
+        assert "cannot follow" in str(repository.publish(f"run/{number}").lagging[0])
+    chain = table.branches.list("published/*")
+    assert {"run/1", *chain} - {str(repository.head().tables["a"]).partition("@")[0]} == {
+        branch.parent_branch for branch in chain.values()
+    }
+    assert [0, 2, 3] == ids(repository, "main")["a"]
+    table.merge(f"branch:{repository.head().tables['a']}", strategy="source-wins")
+    repository.commit("what a person decided")
+    # The first collection deletes the tag of the oldest version, the branches before it.
+    assert () == repository.collect(ALL, dry_run=False).kept
+    assert {f"repository-main-{table.head().number}"} == holding(repository)
+    assert () == repository.publish("run/1").kept
+    assert [] == [*table.branches.list()]
 
 
 def with_new_version(root: Path) -> LanceRepository:
@@ -352,7 +368,7 @@ def test_versions_of_tables_that_were_removed_go(tmp_path: Path) -> None:
     repository.remove_table("a")
     repository.channels.promote("production")
     repository.collect(ALL, dry_run=False)
-    assert set() == branches(repository)
+    assert set() == holding(repository)
 
 
 def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lance_dagster import InvalidInputError, LanceRepository, NotFoundError
 from lance_dagster.errors import CommitStateUnknownError, StoreError
 from lance_dagster.repository.candidates.record import CandidateRecord
-from lance_dagster.repository.commits.ref_log import RefLogs
+from lance_dagster.repository.commits.ref_log import ForkMark, RefLogs
 from lance_dagster.repository.registry import RepositoryContext
 from tests.forked_program import ready_processes
 from tests.repository.repository_operations import OPERATIONS, die_at_change, fresh
@@ -183,7 +183,8 @@ def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_pat
     first = repository.publish(run(repository, 1, "a")).commit
     repository.publish(run(repository, 2, "a"))
     repository.create_table("c", rows().schema)
-    RefLogs(opened(repository.root)).touch("run/1", repository.commit("c").tables["c"].id)
+    mark = ForkMark(repository.commit("c").tables["c"].id)
+    RefLogs(opened(repository.root)).mark_fork("run/1", mark)
     assert first.id == repository.publish("run/1", channel="production").commit.id
     assert {"a": [1], "b": []} == ids(repository, "production")
 

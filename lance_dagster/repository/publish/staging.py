@@ -65,7 +65,7 @@ NEVER = 0
 # 64 bits of a digest: two merges of one table do not get the same name by chance.
 _DIGITS = 16
 # A table waits for its requests almost all of the time, so far more threads than processors are of use.
-_WORKERS = 128
+_WORKERS = 64
 _STAGINGS = 3
 T = TypeVar("T")
 
@@ -207,8 +207,10 @@ def _brought_up(change: TableChange, dest: TableVersion | None) -> State:
     """
     context = change.context
     head = change.main or context.head(MAIN)
-    if dest is None or _is_on_main(context, dest):
-        return head
+    landed = None if dest is None else _landed(context, dest)
+    if dest is None or landed is not None:
+        # Another process may have brought the version there since `main` was read: what is staged has to contain it.
+        return head if landed is None or landed.number <= head.number else context.head(MAIN)
     refused = land(context, dest, change.options.strategy)
     if refused is None:
         return context.head(MAIN)
@@ -261,7 +263,7 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
         key: Identifies the change, so that it is found again after a crash.
     """
     context = change.context
-    is_behind = not _is_on_main(context, dest) and land(context, dest, change.options.strategy) is not None
+    is_behind = _landed(context, dest) is None and land(context, dest, change.options.strategy) is not None
     head = context.head(dest.branch if is_behind else MAIN)
     branch = _staging_branch(context, head, [key, *_recorded(change.options)])
     # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
@@ -340,13 +342,13 @@ def drop_landed_pins(context: TableContext, branch: str) -> bool:
     return bool(over)
 
 
-def _is_on_main(context: TableContext, at: TableVersion) -> bool:
-    """Return whether `main` has a version as a commit names it.
+def _landed(context: TableContext, at: TableVersion) -> State | None:
+    """Return the version of `main` that has exactly the content of a version; None where there is none.
 
     Raises:
         VersionNotFoundError: It was a version of `main`, and is gone or was replaced.
     """
-    return load(context, at).branch == MAIN if at.branch == MAIN else landed_at(context, at) is not None
+    return load(context, at) if at.branch == MAIN else landed_at(context, at)
 
 
 def _own_properties(staged: State) -> dict[str, str]:
