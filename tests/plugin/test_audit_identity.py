@@ -1,4 +1,4 @@
-"""An audit lets through exactly the rows that were audited, whatever has their name since, and however long it is ago."""
+"""An audit lets through exactly the rows that were audited, whatever has their name since and however long ago."""
 
 import shutil
 from collections.abc import Callable
