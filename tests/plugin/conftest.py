@@ -1,4 +1,4 @@
-"""Fixtures that give each test a folder of tables, and the shop over it."""
+"""Fixtures that give each test a folder of tables, and the shop or the depot over it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from lance_dagster import LanceResource
+from tests.plugin.depot import Depot
 from tests.plugin.shop import Shop, shop_at
 
 
@@ -29,3 +30,9 @@ def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     quiet = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=quiet) as stored:
         yield stored
+
+
+@pytest.fixture
+def depot(tmp_path: Path, stored_instance: dg.DagsterInstance) -> Depot:
+    """A depot without tables."""
+    return Depot(str(tmp_path / "lake"), stored_instance)

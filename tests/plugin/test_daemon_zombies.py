@@ -1,0 +1,132 @@
+"""A worker that the daemon takes for dead, and whose run it retries, publishes nothing when it wakes up."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from lance_dagster import LanceRepository, LanceResource
+from tests.plugin.test_daemon_retries import DAGSTER_YAML, PATIENCE_SECONDS, daemon_on, runs_of
+from tests.plugin.test_repository_publish import ids_of
+
+pytestmark = pytest.mark.slow
+
+# Each job appends to two tables. The first worker sleeps in one of the steps until a file appears.
+LOCATION = """
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+
+from lance_dagster import LanceIOManager, LanceResource, RowCount, build_publisher, build_table_checks
+
+TOP = Path(TOP_FOLDER)
+
+
+def sleep_once(job):
+    asleep = TOP / f"{job} sleeps"
+    if not asleep.exists():
+        asleep.touch()
+        while not (TOP / "wake up").exists():
+            time.sleep(0.1)
+
+
+def definitions(strategy, sleeps_in):
+    job = f"{strategy}_{sleeps_in}".lower()
+    append = {"lance/write_mode": "append"}
+
+    @dg.asset(key=[job, "orders"], metadata=append)
+    def orders():
+        if sleeps_in == "orders":
+            sleep_once(job)
+        return pa.table({"id": [1, 2]})
+
+    @dg.asset(key=[job, "lines"], metadata=append, deps=[orders])
+    def lines():
+        if sleeps_in == "lines":
+            sleep_once(job)
+        return pa.table({"id": [3]})
+
+    @dg.asset_check(asset=lines, blocking=True, name="last")
+    def last():
+        if sleeps_in == "last":
+            sleep_once(job)
+        return dg.AssetCheckResult(passed=True)
+
+    publisher = build_publisher([orders, lines], name=f"publish_{job}")
+    # Without the values, so that nothing but the record of what was published keeps the rows from being added twice.
+    checks = [check for asset in (orders, lines) for check in build_table_checks(asset, [RowCount(minimum=1)])]
+    selection = dg.AssetSelection.assets(orders, lines, publisher)
+    tags = {"dagster/retry_strategy": strategy}
+    return dg.Definitions(
+        [orders, lines, publisher], asset_checks=[*checks, last], jobs=[dg.define_asset_job(job, selection, tags=tags)]
+    )
+
+
+parts = [definitions(strategy, sleeps_in) for strategy in STRATEGIES for sleeps_in in ("orders", "lines", "last")]
+JOBS = [job for part in parts for job in part.jobs]
+
+
+@dg.sensor(jobs=JOBS, default_status=dg.DefaultSensorStatus.RUNNING, minimum_interval_seconds=1)
+def once(context):
+    return [dg.RunRequest(run_key=job.name, job_name=job.name) for job in JOBS]
+
+
+lance = LanceResource(root=str(TOP / "lake"))
+defs = dg.Definitions.merge(
+    *parts,
+    dg.Definitions(
+        resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
+        sensors=[once],
+        executor=dg.in_process_executor,
+    ),
+)
+"""
+STRATEGIES = ("FROM_FAILURE", "FROM_ASSET_FAILURE", "ALL_STEPS")
+JOBS = [f"{strategy}_{step}".lower() for strategy in STRATEGIES for step in ("orders", "lines", "last")]
+_ENDED = {dg.DagsterEventType.RUN_SUCCESS, dg.DagsterEventType.RUN_FAILURE}
+
+
+def until(happened: Callable[[], bool], log: Path) -> None:
+    """Wait for something, and fail with the log of the daemon if it does not happen in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not happened():
+        if time.monotonic() > deadline or "Error while importing code" in log.read_text():
+            pytest.fail(f"it did not happen in time\n{log.read_text()}")
+        time.sleep(0.5)
+
+
+def ends(instance: dg.DagsterInstance, run_id: str) -> int:
+    """How often a run was reported as ended: once by whoever took its worker for dead, once by the worker."""
+    return len(instance.get_records_for_run(run_id, of_type=_ENDED).records)
+
+
+def test_a_worker_that_wakes_up_publishes_nothing_twice(tmp_path: Path) -> None:
+    """The rows are in production once, whichever step slept and from where the daemon retried the run."""
+    home, location = tmp_path / "dagster", tmp_path / "location.py"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+    names = {"TOP_FOLDER": repr(str(tmp_path)), "STRATEGIES": repr(STRATEGIES)}
+    text = LOCATION
+    for name, value in names.items():
+        text = text.replace(name, value)
+    location.write_text(text)
+    lake = LanceResource(root=str(tmp_path / "lake"))
+    with dg.DagsterInstance.from_config(str(home)) as instance, daemon_on(home, location) as log:
+        until(lambda: all((tmp_path / f"{job} sleeps").exists() for job in JOBS), log)
+        sleeping = {job: runs_of(instance, job)[0] for job in JOBS}
+        for run in sleeping.values():
+            instance.report_run_failed(run)
+        until(lambda: all(any(run.is_finished for run in runs_of(instance, job)[1:]) for job in JOBS), log)
+        (tmp_path / "wake up").touch()
+        until(lambda: all(ends(instance, run.run_id) > 1 for run in sleeping.values()), log)
+    production = LanceRepository.open(tmp_path / "lake").at("production")
+    for job in JOBS:
+        for name, expected in (("orders", [1, 2]), ("lines", [3])):
+            table = lake.table(f"{job}/{name}")
+            actual = {ref: ids_of(table.read(ref)) for ref in ("main", "production")}
+            actual["channel"] = ids_of(production[f"{job}/{name}"].read())
+            assert {"main": expected, "production": expected, "channel": expected} == actual, (job, name)

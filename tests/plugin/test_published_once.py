@@ -1,0 +1,195 @@
+"""Rows that a run appends are in production once, however often and by whomever the run is executed again."""
+
+from datetime import timedelta
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from tests.backdating import DAY, age
+from tests.plugin.depot import LINES, ORDERS, STEPS, Depot, Launcher, Strategy, add_runs
+
+FEW, MANY = 5, 205
+LAUNCHERS = pytest.mark.parametrize("launcher", ["python", "daemon"])
+STRATEGIES: tuple[Strategy, ...] = ("from failure", "all steps")
+
+
+def commit_to_main(depot: Depot, number: int) -> list[int]:
+    """Let another program commit to `main` of both tables a number of times; return the ids of its rows."""
+    ids = list(range(1000, 1000 + number))
+    for key in (ORDERS, LINES):
+        table = depot.table(key)
+        for row_id in ids:
+            table.append(pa.table({"id": [row_id]}))
+    return ids
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("strategy", ["all steps", "chosen steps"])
+@pytest.mark.parametrize("commits", [FEW, MANY])
+def test_a_published_append_is_not_repeated(depot: Depot, commits: int, strategy: Strategy, launcher: Launcher) -> None:
+    """The repetition of a run that was published is refused, however many commits others made on `main` since."""
+    depot.plan(fails=["mart"])
+    failed = depot.execute()
+    assert ([1], [10]) == depot.rows()
+    foreign = commit_to_main(depot, commits)
+    depot.plan()
+    assert not depot.reexecute(failed.run_id, strategy, launcher=launcher).success
+    depot.press()
+    assert ([1, *foreign], [10, *foreign]) == depot.rows("main")
+
+
+@pytest.mark.parametrize("runs", [0, FEW, MANY])
+def test_a_published_append_is_not_repeated_after_other_runs(depot: Depot, runs: int) -> None:
+    """The repetition is refused as well when the commits since are publications of other runs of the job."""
+    depot.plan(fails=["mart"])
+    failed = depot.execute()
+    others = list(range(100, 102)) if runs else []
+    for number in others:
+        depot.plan(orders=[number], lines=[number])
+        assert depot.execute().success
+    add_runs(depot.instance, "everything", runs)
+    commit_to_main(depot, runs)
+    depot.plan()
+    assert not depot.reexecute(failed.run_id, "all steps").success
+    depot.press()
+    assert [1] == [row_id for row_id in depot.rows("main")[0] if row_id < 100]
+
+
+def test_a_published_append_is_not_repeated_after_a_collection(depot: Depot) -> None:
+    """The repetition is refused as well when the version that the publication made was collected."""
+    depot.plan(fails=["mart"])
+    failed = depot.execute()
+    depot.plan(orders=[2], lines=[20])
+    assert depot.execute().success
+    for key in (ORDERS, LINES):
+        table = depot.table(key)
+        age(table, 60 * DAY)
+        table.maintenance.collect_garbage(timedelta(days=1), dry_run=False)
+    depot.plan()
+    assert not depot.reexecute(failed.run_id, "all steps").success
+    depot.is_published_once(([1, 2], [10, 20]))
+
+
+@pytest.mark.parametrize("commits", [FEW, MANY])
+def test_an_append_that_was_withdrawn_is_repeated(depot: Depot, commits: int) -> None:
+    """After a rollback, the repetition of the run is published, and its rows are in production once."""
+    depot.plan(orders=[2], lines=[20])
+    assert depot.execute().success
+    depot.plan(fails=["mart"])
+    failed = depot.execute()
+    depot.plan()
+    assert depot.press(ref="production~1", reason="wrong").success
+    foreign = commit_to_main(depot, commits)
+    assert depot.reexecute(failed.run_id, "all steps").success
+    depot.is_published_once(([1, 2, *foreign], [10, 20, *foreign]))
+
+
+@pytest.mark.parametrize("runs", [0, 600])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_another_reexecution_published_is_not_repeated(depot: Depot, strategy: Strategy, runs: int) -> None:
+    """Of two re-executions of a run, the second is refused, however many runs of the job were recorded between."""
+    depot.plan(fails=["lines"])
+    failed = depot.execute()
+    add_runs(depot.instance, "everything", runs)
+    depot.plan()
+    assert depot.reexecute(failed.run_id, strategy).success
+    depot.reexecute(failed.run_id, "all steps")
+    depot.is_published_once(([1], [10]))
+
+
+@pytest.mark.parametrize("second", STRATEGIES)
+@pytest.mark.parametrize("first", STRATEGIES)
+@pytest.mark.parametrize("step", [*STEPS, "publisher"])
+def test_of_two_reexecutions_that_overlap_one_is_published(
+    depot: Depot, step: str, first: Strategy, second: Strategy
+) -> None:
+    """Of two re-executions of a failed run that are executed at the same time, one alone publishes its rows."""
+    others = others_of(depot, step)
+    # Both re-executions write what the run had not written.
+    depot.plan(fails=["orders" if "orders" in step else "lines"])
+    failed = depot.execute()
+    depot.plan(meanwhile=others[1:])
+    with depot.paused(step, lambda: depot.reexecute(failed.run_id, first, launcher="daemon")) as slow:
+        depot.plan()
+        fast = depot.reexecute(failed.run_id, second)
+    assert {fast.success, slow.result().success} != {False}
+    depot.is_published_once(([1, *others], [10, *others]))
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("runs", [0, FEW, 600])
+def test_of_a_waiting_run_and_its_repetition_one_is_published(depot: Depot, runs: int, launcher: Launcher) -> None:
+    """Where both wait, *Materialize* publishes one of them, however many runs of the job were recorded between."""
+    waiting = depot.execute(job="candidates")
+    add_runs(depot.instance, "candidates", runs)
+    assert depot.reexecute(waiting.run_id, "all steps", "candidates", launcher).success
+    assert depot.press().success
+    depot.is_published_once(([1], [10]))
+
+
+@pytest.mark.parametrize("runs", [0, FEW, 600])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_a_waiting_run_and_its_repetition_one_is_published_by_name(depot: Depot, runs: int, *, first: bool) -> None:
+    """Where a person publishes both by their names, one after the other, the second publication adds no rows."""
+    waiting = depot.execute(job="candidates")
+    add_runs(depot.instance, "candidates", runs)
+    again = depot.reexecute(waiting.run_id, "all steps", "candidates")
+    names = [f"run/{waiting.run_id}", f"run/{again.run_id}"]
+    assert depot.press(ref=names[not first]).success
+    depot.press(ref=names[first])
+    depot.is_published_once(([1], [10]))
+
+
+@pytest.mark.parametrize("runs", [0, FEW, 600])
+def test_a_check_that_passes_in_a_later_reexecution_lets_the_run_through(depot: Depot, runs: int) -> None:
+    """A run whose check failed is published by the re-execution in which it passes, however many runs came between."""
+    depot.plan(fails=["check of orders"])
+    failed = depot.execute(job="candidates")
+    add_runs(depot.instance, "candidates", runs)
+    depot.plan()
+    assert depot.reexecute(failed.run_id, "from failure", "candidates").success
+    assert depot.press().success
+    depot.is_published_once(([1], [10]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("step", [*STEPS, "publisher"])
+def test_a_worker_that_wakes_up_publishes_nothing_twice(depot: Depot, step: str, strategy: Strategy) -> None:
+    """A run that counts as failed, while a step of it sleeps, does not add its rows to those of its re-execution."""
+    others = others_of(depot, step)
+    depot.plan(meanwhile=others[1:])
+    with depot.paused(step, depot.execute) as sleeping:
+        run_id = fail_run(depot.instance)
+        depot.plan()
+        again = depot.reexecute(run_id, strategy, launcher="daemon")
+    assert {again.success, sleeping.result().success} != {False}
+    depot.is_published_once(([1, *others], [10, *others]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_worker_that_wakes_up_does_not_change_what_is_published(depot: Depot, step: str) -> None:
+    """Rows of a worker that was taken for dead are not published beside other rows of its re-execution."""
+    with depot.paused(step, depot.execute) as sleeping:
+        run_id = fail_run(depot.instance)
+        depot.plan(orders=[2], lines=[20])
+        depot.reexecute(run_id, "all steps", launcher="daemon")
+    sleeping.result()
+    assert depot.rows() in (([1], [10]), ([2], [20]))
+    depot.is_published_once(depot.rows())
+
+
+def others_of(depot: Depot, step: str) -> list[int]:
+    """The ids of the rows of others: for a pause in the publisher, of an earlier run and of another program."""
+    if step != "publisher":
+        return []
+    depot.plan(orders=[50], lines=[50])
+    assert depot.execute().success
+    return [50, 51]
+
+
+def fail_run(instance: dg.DagsterInstance) -> str:
+    """Mark the run that is executed as failed, as Dagster does with a run whose worker it takes for dead."""
+    (run,) = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    instance.report_run_failed(run)
+    return run.run_id
