@@ -87,8 +87,8 @@ class TagChanges:
     def _head(self, table: LanceTable) -> Version:
         """Return the head of the branch to discard, which nobody needs."""
         head = table.head(self.config.discard)
-        _refuse_used(table, head, self.context.instance)
         self._refuse_published(table, head)
+        _refuse_used(table, head, self.context.instance)
         return head
 
     def _drop(self, writes: Sequence[RecordedWrite]) -> None:
