@@ -57,6 +57,7 @@ from lance_dagster.transactions.row_id_spaces import (
     encode_aliases,
     encode_fields,
 )
+from lance_dagster.transactions.taken_back import mark_taken_back
 
 NO_VERSION = 0
 """The merged version in the record of a branch of which only single rows came in, by picks."""
@@ -318,7 +319,7 @@ def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions)
     return SideHistory(
         name=str(of.state),
         manifest=of.state.manifest,
-        changes=changes,
+        changes=mark_taken_back(changes, base.state.id),
         settled=[merge for merge in merges if merge.transaction and MERGE_STRATEGY in merge.transaction.properties],
         anchor=anchor,
         since=since,
@@ -397,11 +398,11 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
     branch, expected = segment.branch, after + 1
     # Versions are numbered from 1; asking for a version 0 would only cost a listing.
     states = _without_dropped(versions.find_range(branch, max(after, 1), segment.number, segment.id), after)
-    before: Manifest | None = None
+    before: State | None = None
     for state in states:
         number = state.manifest.version
         if number == after:
-            before = state.manifest
+            before = state
             continue
         if not _follows(state, expected - 1):
             yield Change(version=f"{branch}@{expected}", writer="an unknown writer", transaction=None)
@@ -410,10 +411,12 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
             version=f"{branch}@{number}",
             writer=state.writer,
             transaction=state.transaction,
-            before=before,
+            before=None if before is None else before.manifest,
             after=state.manifest,
+            id=state.id,
+            parent_id="" if before is None else before.id,
         )
-        before, expected = state.manifest, number + 1
+        before, expected = state, number + 1
     if expected <= segment.number:
         yield Change(version=f"{branch}@{expected}", writer="an unknown writer", transaction=None)
 

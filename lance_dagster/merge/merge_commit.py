@@ -248,7 +248,7 @@ def all_claims(changes: Iterable[Change]) -> list[Claim]:
     silent = False
     for change in changes:
         # `change.claims` knows the overwrite of a program that records no claims.
-        properties = change.transaction.properties if change.transaction is not None else {}
+        properties = {} if change.transaction is None or change.taken_back else change.transaction.properties
         claims = decode_claims(properties) or change.claims
         found |= dict.fromkeys(claims)
         silent |= not claims and not change.moves_no_row and not isinstance(change.operation, Rewrite | Project)

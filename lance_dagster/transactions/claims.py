@@ -17,6 +17,7 @@ from lance_dagster.format.transaction import (
     CLAIMS,
     COMMITTER,
     MERGE,
+    REVERTED,
     CreateIndex,
     Delete,
     Operation,
@@ -108,7 +109,9 @@ class Change:
 
     `transaction` is None when its file was removed, `before` and `after` (the manifests around it) when they were
     cleaned up. `undone` means that the merge input applies the reverse change, from `after` to `before`; `in_both` that
-    the other side contains the same change, or picked it after this side took it back. Neither claims anything.
+    the other side contains the same change, or picked it after this side took it back; `taken_back` that this side took
+    it back (`taken_back.mark_taken_back`). None of these claims anything. `id` is the commit id of the version and
+    `parent_id` that of the version before it on its branch, empty where it was cleaned up.
     """
 
     version: str
@@ -118,6 +121,9 @@ class Change:
     after: Manifest | None = None
     undone: bool = False
     in_both: bool = False
+    taken_back: bool = False
+    id: str = ""
+    parent_id: str = ""
 
     @cached_property
     def author(self) -> str:
@@ -157,10 +163,11 @@ class Change:
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the version. An overwrite claims everything, even without recorded claims."""
         # A change that is undone provides no rows, and one that both sides contain cannot conflict with itself.
-        if self.transaction is None or self.undone or self.in_both:
+        if self.transaction is None or self.undone or self.in_both or self.taken_back:
             return ()
         claims = decode_claims(self.transaction.properties)
-        if not claims and isinstance(self.transaction.operation, Overwrite) and not self.is_merge:
+        takes_back = REVERTED in self.transaction.properties
+        if not (claims or takes_back or self.is_merge) and isinstance(self.transaction.operation, Overwrite):
             # pylance records no claims, but its overwrite replaces the rows of every partition.
             return (Claim(mode=OVERWRITE),)
         return claims

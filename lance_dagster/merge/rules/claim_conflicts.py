@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import RESTORED, REVERTED, Restore, Rewrite
+from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.change_makers import row_makers, schema_makers
 from lance_dagster.merge.rules.merge_input import SharedKeys
 from lance_dagster.merge.rules.merge_side import MergeSide
@@ -472,22 +472,10 @@ def _both_replace(claim: Claim, other: Claim) -> bool:
 
 
 def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
-    """Return the claims of a side that count.
-
-    A side that has the rows of the merge base again still claims the scopes that it replaced, unless it took a
-    change back.
-    """
+    """Return the claims of a side that count: with the rows of the merge base it claims what it replaced alone."""
     if not side.ended_where_it_began:
         return side.claims
-    back = any(_takes_back(change) for change in side.history.changes)
-    return [] if back else [(change, claim) for change, claim in side.claims if claim.exclusive]
-
-
-def _takes_back(change: Change) -> bool:
-    of = change.transaction
-    return of is not None and (
-        isinstance(of.operation, Restore) or not of.properties.keys().isdisjoint((REVERTED, RESTORED))
-    )
+    return [(change, claim) for change, claim in side.claims if claim.exclusive]
 
 
 def _has_to_look(claim: Claim, other: MergeSide) -> bool:
