@@ -181,7 +181,7 @@ from lance_dagster.plugin.run_branch import RunBranch as RunBranch, RunChain as 
 from lance_dagster.plugin.settings import WriteMode as WriteMode
 from lance_dagster.plugin.table_asset import TableAddress as TableAddress
 from lance_dagster.repository.adoption import Adopted as Adopted, AdoptedChannel as AdoptedChannel
-from lance_dagster.repository.channel_moves import Channel as Channel
+from lance_dagster.repository.channel_moves import Channel as Channel, TableMove as TableMove
 from lance_dagster.repository.channels import (
     AdvanceOptions as AdvanceOptions,
     Channels as Channels,
@@ -192,14 +192,14 @@ from lance_dagster.repository.collect_commits import (
     CommitRetention as CommitRetention,
     RepositoryGarbage as RepositoryGarbage,
 )
-from lance_dagster.repository.commits.release_tags import ReleaseTag as ReleaseTag
+from lance_dagster.repository.commits.repository_tags import RepositoryTag as RepositoryTag
 from lance_dagster.repository.commits.snapshot import (
     ChannelHold as ChannelHold,
     RefEntry as RefEntry,
     RepositoryCommit as RepositoryCommit,
     TableVersion as TableVersion,
 )
-from lance_dagster.repository.projection import Lagging as Lagging, Releases as Releases
+from lance_dagster.repository.projection import Lagging as Lagging, RepositoryTags as RepositoryTags
 from lance_dagster.repository.publish.exact_versions import VersionToPublish as VersionToPublish
 from lance_dagster.repository.publish.publish_branch import Published as Published, PublishOptions as PublishOptions
 from lance_dagster.repository.repository import LanceRepository as LanceRepository

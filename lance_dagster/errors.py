@@ -37,16 +37,21 @@ _MAYBE_COMMIT = r"[0-9a-fA-F]{8,64}"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a method of a table that resolves an error; the command line prints it as a command."""
+    """A call of a method that resolves an error; the command line prints it as a command.
+
+    The method is one of the object that raised the error, or of the repository at the root `on`.
+    """
 
     method: str
     given: tuple[object, ...] = ()
     named: Mapping[str, object] = field(default_factory=dict)
+    on: str = ""
 
     def __str__(self) -> str:
         """Return the call as Python code."""
         arguments = [*map(repr, self.given), *(f"{name}={value!r}" for name, value in self.named.items())]
-        return f"{self.method}({', '.join(arguments)})"
+        owner = f"LanceRepository.open({self.on!r})." if self.on else ""
+        return f"{owner}{self.method}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -11,13 +12,14 @@ from click.shell_completion import CompletionItem
 
 from lance_dagster.__about__ import __version__
 from lance_dagster.cli.output import Output, discard_output
-from lance_dagster.errors import LanceDagsterError
+from lance_dagster.errors import LanceDagsterError, NotFoundError, TableNotFoundError
 from lance_dagster.format.transaction import COMMIT_MESSAGE
 from lance_dagster.gc.retention import duration
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_store import Refs
     from lance_dagster.merge.rules.strategy import Strategy, Winner
+    from lance_dagster.repository import LanceRepository
     from lance_dagster.table import LanceTable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,6 +164,41 @@ def about_repository(command: F) -> F:
         return command(repository=repository, output=Output(as_json), **own)
 
     return wrapped  # type: ignore[return-value]  # click replaces the function anyway
+
+
+def about_place(command: F) -> F:
+    """Add the argument LAKE, which may be a repository or a table, and the options that every subcommand takes.
+
+    The function is called with `place` (a `LanceRepository` or a `LanceTable`) and `output` (an `Output`) in addition
+    to its own arguments.
+    """
+
+    @click.argument("place", metavar="LAKE", type=click.Path())
+    @with_storage_options
+    @functools.wraps(command)
+    def wrapped(place: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
+        # Before anything is opened: an error of opening it suggests commands too.
+        remember_table(place)
+        opened = _open_place(place, storage_options_from(storage_options))
+        return command(place=opened, output=Output(as_json), **own)
+
+    return wrapped  # type: ignore[return-value]  # click replaces the function anyway
+
+
+def _open_place(uri: str, storage_options: Mapping[str, str]) -> "LanceRepository | LanceTable":
+    from lance_dagster.history.table_uri import is_table_uri
+    from lance_dagster.repository import LanceRepository
+    from lance_dagster.table import LanceTable
+
+    if is_table_uri(uri):
+        name = click.get_current_context().info_name
+        raise click.UsageError(f"{name} takes a whole repository or table; leave out 'lance+' and '?ref='")
+    with suppress(NotFoundError):
+        return LanceRepository.open(uri, storage_options)
+    try:
+        return LanceTable.open(uri, storage_options)
+    except TableNotFoundError as error:
+        raise NotFoundError(f"no Lance table at {uri}, and no repository; check the path") from error
 
 
 def remember_table(table: str) -> None:

@@ -123,11 +123,18 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
 REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
-    "channels.promote": ("promote", lambda name, at: ("--channel", name, "--at", at)),
-    "channels.release": ("release", lambda name, reason: ("--channel", name, "--reason", reason)),
-    "tags.delete": ("tag", _delete_tag),
+    "channels.delete": ("repository delete-channel", lambda name, reason: (name, "--reason", reason)),
+    "channels.promote": ("repository promote", lambda name, at: ("--channel", name, "--at", at)),
+    "channels.release": ("repository release", lambda name, reason: ("--channel", name, "--reason", reason)),
+    "channels.rollback": (
+        "rollback",
+        lambda name, tables, to, reason: (
+            *("--channel", name, "--tables", ",".join(tables), "--to", to, "--reason", reason),
+        ),
+    ),
+    "tags.delete": ("repository tag", _delete_tag),
 }
-"""By method of a repository, the subcommand of `repository` and a function that returns the words after ROOT."""
+"""By method of a repository, the subcommand and a function that returns the words after ROOT."""
 
 
 def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Call], str] | None = None) -> str:
@@ -172,7 +179,9 @@ def _escaped(character: str) -> str:
 
 
 def command_for(table: str, call: Call) -> str:
-    """Return a call of a method of a table as the command that does the same."""
+    """Return a call of a method of a table, or of the repository above it, as the command that does the same."""
+    if call.on or call.method not in COMMANDS:
+        return repository_command_for(call.on or table, call)
     name, words = COMMANDS[call.method]
     return command_line(name, table, *words(*call.given, **call.named))
 
@@ -183,4 +192,4 @@ def repository_command_for(root: str, call: Call) -> str:
         # A remedy for one of its tables: ROOT would be the wrong argument for that command.
         return str(call)
     name, words = REPOSITORY_COMMANDS[call.method]
-    return command_line(f"repository {name}", root, *words(*call.given, **call.named))
+    return command_line(name, root, *words(*call.given, **call.named))

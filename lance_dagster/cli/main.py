@@ -28,8 +28,9 @@ from lance_dagster.cli.maintenance_commands import (
 )
 from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
 from lance_dagster.cli.output import discard_output
-from lance_dagster.cli.ref_commands import branch, promote, protect, reset, rollback, tag
+from lance_dagster.cli.ref_commands import branch, promote, protect, reset, tag
 from lance_dagster.cli.repository.repository_group import repository
+from lance_dagster.cli.rollback_command import rollback
 from lance_dagster.cli.table_commands import create, head, tables
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
 
@@ -38,7 +39,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Create": (create,),
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
-    "Release": (promote, rollback),
+    "Promote and roll back": (promote, rollback),
     "Many tables": (repository,),
     "Maintain": (verify, record_digests, gc, compact, clone, relocate, move_base, allow_base),
 }
@@ -79,7 +80,10 @@ class Program(click.Group):
         except NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            raise UsageRefusal.from_click(error, ctx.invoked_subcommand) from error
+            told = error
+            if ctx.invoked_subcommand == rollback.name and "extra argument" in error.message:
+                told = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as --to REF", error.ctx)
+            raise UsageRefusal.from_click(told, ctx.invoked_subcommand) from error
         # The arguments name something that does not exist or is not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error

@@ -1,4 +1,4 @@
-"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote` and `rollback`, which move a tag."""
+"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote`, which moves a tag."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -9,12 +9,9 @@ from lance_dagster.cli.arguments import BRANCH, REF, TAG, about_table, refuse_be
 from lance_dagster.cli.inspect_commands import hold_document
 from lance_dagster.cli.output import Output, aligned, printable
 from lance_dagster.errors import (
-    Call,
     ConflictError,
-    InvalidInputError,
     NotFoundError,
     RefNotFoundError,
-    Remedy,
     VersionNotFoundError,
     counted,
 )
@@ -26,9 +23,12 @@ if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 
-_with_tag = click.option("--tag", "name", type=TAG, default="production", show_default=True, help="The tag.")
-_with_expected = click.option(
+with_tag = click.option("--tag", "name", type=TAG, default="production", show_default=True, help="The tag.")
+with_expected = click.option(
     "--expect", type=REF, metavar="VERSION", help="Refuse unless the tag points there when it is moved."
+)
+with_force = click.option(
+    "--force", is_flag=True, help="Move a tag that follows a channel of a repository, whose readers see no change."
 )
 
 
@@ -94,7 +94,7 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")
 @click.option("--immutable", is_flag=True, help="Never allow it to be moved or renamed, as for a release.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag.")
-@click.option("--force", is_flag=True, help="With --delete: even an immutable tag.")
+@click.option("--force", is_flag=True, help="With --delete: even a tag that is immutable or follows a channel.")
 @click.option("--rename", "-r", metavar="NEW", help="Give the tag another name.")
 @click.option("--history", is_flag=True, help="Show which versions the tag named, newest first.")
 @click.option("--hold", metavar="REASON", help="Keep the tag where it is until it is released.")
@@ -175,47 +175,22 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 
 @click.command()
 @about_table
-@_with_tag
+@with_tag
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to point it to.")
-@_with_expected
-def promote(table: "LanceTable", output: Output, name: str, at: str, expect: str | None) -> None:
+@with_expected
+@with_force
+def promote(  # one for each option
+    table: "LanceTable", output: Output, name: str, at: str, expect: str | None, *, force: bool
+) -> None:
     """Point a tag of TABLE to a version, by compare-and-swap; create it if it does not exist.
 
-    Exits with 1 when another process moves the tag at the same time.
+    A tag that follows a channel of a repository is refused: `repository promote` moves the channel. Exits with 1 then,
+    and when another process moves the tag at the same time.
     """
     # Without --expect, the tag is expected to stay where it is between this read and the move.
     current = _tag_or_none(table, name)
-    expected = table.at(expect) if expect is not None else _target(table, current)
-    _write_move(output, _target_before(current, expected), table.tags.move(name, at, expected=expected))
-
-
-@click.command()
-@about_table
-@_with_tag
-@click.option("--steps", type=click.IntRange(min=1), help="How many moves to go back; 1 if not given.")
-@click.option("--to", type=REF, metavar="VERSION", help="The version to go back to, which the tag named before.")
-@_with_expected
-def rollback(
-    table: "LanceTable", output: Output, name: str, steps: int | None, to: str | None, expect: str | None
-) -> None:
-    """Point a tag of TABLE to a version that it named before.
-
-    Moves that were rolled back do not count, so rolling back twice goes back by two.
-    """
-    if steps is not None and to is not None:
-        raise click.UsageError("give --steps or --to, not both")
-    current = table.tags.get(name)
-    # A repeated call finds the tag at its goal. It must not go back further, to an older move to the same version.
-    if to is not None and str(table.at(to)) == current.ref:
-        if expect is not None:
-            # Moves nothing, but refuses where the tag is not at the version that was expected.
-            current = table.tags.move(name, to, expected=table.at(expect))
-        _write_move(output, current.ref, current)
-        return
-    count = steps or 1 if to is None else _steps_to(table, current, str(table.at(to)))
-    # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
-    expected = table.at(expect) if expect is not None else _target(table, current)
-    _write_move(output, _target_before(current, expected), table.tags.rollback(name, count, expected=expected))
+    expected = table.at(expect) if expect is not None else target_of(table, current)
+    write_tag_move(output, target_before(current, expected), table.tags.move(name, at, expected=expected, force=force))
 
 
 def _refuse_published(table: "LanceTable", name: str, *, force: bool) -> None:
@@ -262,7 +237,7 @@ def _tag_or_none(table: "LanceTable", name: str) -> "Tag | None":
         return None
 
 
-def _target(table: "LanceTable", tag: "Tag | None") -> "Version | None":
+def target_of(table: "LanceTable", tag: "Tag | None") -> "Version | None":
     """Return the version that a tag is expected to name; None where there is no tag or its version is gone."""
     try:
         # With "branch:", since other programs allow a tag that has the name of a branch.
@@ -272,38 +247,7 @@ def _target(table: "LanceTable", tag: "Tag | None") -> "Version | None":
         return None
 
 
-def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
-    """Return the number of moves since a tag named a version.
-
-    Raises:
-        InvalidInputError: The history of the tag does not have the version.
-    """
-    from lance_dagster.history.refs.tag_operations import earlier_target
-
-    # Moves that were rolled back do not count, so the history itself cannot be searched for the version.
-    earlier: list[str] = []
-    while wanted not in earlier:
-        try:
-            earlier.append(str(earlier_target(tag, len(earlier) + 1)))
-        except InvalidInputError:
-            raise _not_in_history(table, tag, wanted) from None
-    return len(earlier)
-
-
-def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
-    """Return the error for a version that a tag cannot be rolled back to; it lists the versions that the tag named."""
-    from lance_dagster.history.refs.tag_operations import tag_history
-
-    known = list(dict.fromkeys(move.after for move in tag_history(tag)))
-    reason = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
-    # The history shows the version, so the general message would contradict it: it was left by a rollback.
-    if wanted in known:
-        reason = f"cannot be rolled back to {wanted}, from where it was rolled back"
-    remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, wanted)))
-    return InvalidInputError(f"tag {tag.name!r} of {table.uri} {reason}", remedy=remedy)
-
-
-def _target_before(current: "Tag | None", expected: "Version | None") -> str | None:
+def target_before(current: "Tag | None", expected: "Version | None") -> str | None:
     """Return the version that a tag named when it was moved: the expected one, where one was expected."""
     # The tag may have moved between the read and the move; the compare-and-swap succeeded only at the expected version.
     if expected is not None:
@@ -331,7 +275,8 @@ def _write_tag(output: Output, found: "Tag", done: str = "") -> None:
     output.write(document, [f"{found.name}: {found.ref}{marks}{done}"])
 
 
-def _write_move(output: Output, before: str | None, after: "Tag") -> None:
+def write_tag_move(output: Output, before: str | None, after: "Tag") -> None:
+    """Write from which version to which a tag moved."""
     moved = before != after.ref
     line = f"{after.name}: {before or 'new'} -> {after.ref}" if moved else f"{after.name}: {before} already"
     output.write({"tag": after.name, "moved": moved, "from": before, "to": after.ref}, [line])

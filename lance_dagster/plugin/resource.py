@@ -295,10 +295,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         name = repository.name_of(table)
         if name in view:
             return view[name].version
-        from lance_dagster.repository.projection import COMMIT
+        from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 
         tag = table.tags.list().get(ref)
-        if tag is None or COMMIT in tag.metadata:
+        if tag is None or FOLLOWED_COMMIT in tag.metadata:
             # The channel was rolled back to a commit without the table. The tag of the table is stale.
             raise RefNotFoundError(ref, [], table.uri, "channel", f"{name} was not published to it")
         return table.at(ref)

@@ -17,13 +17,13 @@ import pendulum
 from lance_dagster.errors import AlreadyExistsError, FormatError, LanceDagsterError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import validate_commit_info
+from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.versions import State
 from lance_dagster.repository.channel_moves import Channel, ChannelMoves
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import COMMIT
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
 from lance_dagster.repository.publish.staging import capture, for_each_table
 from lance_dagster.repository.registry import RepositoryContext
@@ -170,7 +170,7 @@ class Adoption:
             tag = context.refs.tag(name)
             # A tag with this key was set by a channel that no longer names the table: it was rolled back to a commit
             # before the table. Adopting the tag would undo the rollback.
-            if tag is None or COMMIT in tag.metadata:
+            if tag is None or FOLLOWED_COMMIT in tag.metadata:
                 return None
             try:
                 state = context.versions.load(tag.branch, tag.version)

@@ -13,15 +13,15 @@ from lance_dagster.errors import (
     ConflictError,
     NotFoundError,
     ProtectedError,
-    RefMovedError,
     RefNotFoundError,
     Remedy,
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.repository.commits.promotions import moved_tables
 from lance_dagster.repository.commits.ref_log import next_entry
-from lance_dagster.repository.commits.release_tags import refuse_taken
-from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit
+from lance_dagster.repository.commits.repository_tags import refuse_taken
+from lance_dagster.repository.commits.snapshot import ChannelHold, Moves, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import FollowingTag, Lagging, project
 from lance_dagster.repository.registry import RepositoryContext
 
@@ -31,13 +31,44 @@ TRIES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableMove:
+    """The version of one table that readers of a channel see before and after a rollback; None for no version."""
+
+    name: str
+    before: TableVersion | None
+    after: TableVersion | None
+
+    @property
+    def is_move(self) -> bool:
+        """Whether the version changes."""
+        return self.before != self.after
+
+    def __str__(self) -> str:
+        """Return the table and both versions."""
+        before, after = ("no version" if at is None else at.on_main for at in (self.before, self.after))
+        return f"{self.name}: {before} -> {after}" if self.is_move else f"{self.name}: {before} stays"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """A channel: its name, the commit it names, its newest entry, and the tags of tables that lag behind."""
+    """A channel: its name, the commit it names, and its newest entry.
+
+    Attributes:
+        name: The name.
+        commit: The id of the commit.
+        entry: The newest entry of its log.
+        lagging: The tags of tables that could not be brought up to the channel.
+        moves: For a rollback, and for its dry run, each table that goes back, with the version before and after; empty
+            where the rollback was made before.
+        left: For a rollback of some tables, other tables that promotions which are withdrawn moved too, and that stay.
+    """
 
     name: str
     commit: str
     entry: RefEntry
     lagging: tuple[Lagging, ...] = ()
+    moves: tuple[TableMove, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def hold(self) -> ChannelHold | None:
@@ -57,7 +88,6 @@ class ChannelMoves:
         decide: Callable[[RefEntry | None], RefEntry | None],
         *,
         create: bool = False,
-        once: bool = False,
         tags: bool = True,
         known: RefEntry | None = None,
     ) -> Channel:
@@ -83,13 +113,12 @@ class ChannelMoves:
             # after its old numbers, since readers take a larger number for a later move.
             wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
             wanted = replace(wanted, upto=self._upto(name, wanted, newest))
+            # A rollback records what it withdraws itself.
+            wanted = wanted if wanted.moves is not None else replace(wanted, moves=self._promoted(before, wanted))
             if self._repository.logs.append("channel", name, wanted):
                 # The mark of a collection is read after the put, so that one of the two sees the other.
                 self._refuse_collected(name, wanted, before)
                 return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
-            # Another process moved the channel first. A rollback counted its steps from the former commit, so it fails.
-            if once:
-                raise RefMovedError(name, "no commit" if before is None else before.commit, "another commit meanwhile")
         raise contended(self._repository, name)
 
     def _upto(self, name: str, entry: RefEntry, newest: RefEntry | None) -> int:
@@ -119,12 +148,19 @@ class ChannelMoves:
             number = logs.commit(commit.parents[0]).channels.get(name, 0)
         return tuple(reversed(commits))
 
+    def _promoted(self, before: RefEntry | None, entry: RefEntry) -> Moves:
+        """Return the tables that an entry moves; it withdraws nothing."""
+        if before is not None and before.commit == entry.commit:
+            return {}
+        present = None if before is None else self._repository.logs.commit(before.commit)
+        return dict.fromkeys(moved_tables(present, self._repository.logs.commit(entry.commit)), ())
+
     def _newest(self, name: str, *, create: bool, known: RefEntry | None) -> RefEntry | None:
         """Return the newest entry of a channel, also one that deleted it."""
         newest = self._repository.logs.newest("channel", name, known=known)
         if (newest is None or newest.deleted) and not create:
             raise unknown_channel(self._repository, name)
-        # The name of a channel that was deleted may have been given to a branch or a release tag since.
+        # The name of a channel that was deleted may have been given to a branch or a repository tag since.
         if newest is None or newest.deleted:
             refuse_taken(self._repository.logs, name, "channel")
         return newest
@@ -175,7 +211,9 @@ class ChannelMoves:
         if before is None:
             back = next_entry(entry, "delete", "", reason=why)
         else:
-            back = replace(next_entry(entry, "rollback", before.commit, reason=why), hold=before.hold)
+            # It withdraws the move, and so also what the move withdrew.
+            moves = dict.fromkeys(entry.moves or (), (entry.number,))
+            back = replace(next_entry(entry, "rollback", before.commit, reason=why), hold=before.hold, moves=moves)
         # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
         self._repository.logs.append("channel", name, back)
         raise NotFoundError(

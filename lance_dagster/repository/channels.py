@@ -5,9 +5,9 @@ entry of its log, with the user, the time, the reason and the checks that passed
 is released.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypedDict, Unpack
 
@@ -23,11 +23,13 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
-from lance_dagster.format.validation import check_flag, check_options, optional_limit, whole_number
+from lance_dagster.format.validation import check_flag, check_options, optional_limit, string_list, whole_number
 from lance_dagster.history.context import Properties
+from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 from lance_dagster.history.refs.ref_names import check_tag_name
+from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_hold import given_reason
-from lance_dagster.history.refs.tag_operations import release_tag
+from lance_dagster.history.refs.tag_operations import release_tag, set_metadata
 from lance_dagster.repository.channel_moves import (
     DEFAULT_CHANNEL,
     TRIES,
@@ -38,9 +40,11 @@ from lance_dagster.repository.channel_moves import (
     refuse_held,
     unknown_channel,
 )
+from lance_dagster.repository.channel_rollback import ChannelRollback, RollbackRequest
+from lance_dagster.repository.commits.promotions import RESTORES, Promotions, by_id, moved_tables
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
-from lance_dagster.repository.commits.release_tags import refuse_taken
-from lance_dagster.repository.commits.resolve_commit import RESTORES, earlier_promotions, is_ancestor
+from lance_dagster.repository.commits.repository_tags import refuse_taken
+from lance_dagster.repository.commits.resolve_commit import is_ancestor
 from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
@@ -58,8 +62,8 @@ from lance_dagster.repository.registry import RepositoryContext
 _HOLDS = 100
 
 
-class AdvanceOptions(TypedDict, total=False):
-    """Options of a promotion of some tables."""
+class MoveOptions(TypedDict, total=False):
+    """Options of a promotion of all tables, or of some."""
 
     reason: str
     properties: Properties
@@ -67,7 +71,13 @@ class AdvanceOptions(TypedDict, total=False):
     tags: bool
 
 
-class PromoteOptions(AdvanceOptions, total=False):
+class AdvanceOptions(MoveOptions, total=False):
+    """Options of a promotion of some tables."""
+
+    restores: RepositoryCommit | None
+
+
+class PromoteOptions(MoveOptions, total=False):
     """Options of a promotion."""
 
     expected: str | None
@@ -78,12 +88,15 @@ class PromoteOptions(AdvanceOptions, total=False):
 class RollbackOptions(TypedDict, total=False):
     """Options of a rollback."""
 
+    tables: Iterable[str] | None
     steps: int
-    to: str | None
+    to: RepositoryCommit | str | None
     hold: bool
     who: str
     properties: Properties
     tags: bool
+    request: str
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +154,10 @@ class Channels:
             properties: Kept in the history.
 
         Raises:
-            AlreadyExistsError: The channel names another commit, or a branch or release tag has the name.
+            AlreadyExistsError: The channel names another commit, or a branch or repository tag has the name.
             InvalidRefNameError: The name breaks a rule.
         """
-        commit = self._repository.resolve(at)
+        commit = self._repository.resolve_stored(at)
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is not None and before.commit != commit.id:
@@ -223,7 +236,7 @@ class Channels:
         def entry(before: RefEntry | None) -> RefEntry | None:
             # Resolved after the channel was read: the other way round, a publication in between would move `main` and
             # the channel, and this move would take the channel back to the commit that `main` named before.
-            commit = self._repository.resolve(at)
+            commit = self._repository.resolve_stored(at)
             # Compared at each try, with the entry that the put will follow: this makes a compare-and-swap of it.
             if expected is not None and (before is None or before.commit != expected):
                 raise RefMovedError(name, expected, "nothing" if before is None else before.commit)
@@ -259,14 +272,19 @@ class Channels:
             name: The channel.
             at: The commit, as a ref expression.
             tables: The tables to promote; with the version of each, where that is not the one of the commit.
-            **options: `reason`, `properties`, `since` and `tags`, as for `promote`.
+            **options: `reason`, `properties`, `since` and `tags`, as for `promote`. `restores` is an earlier commit,
+                whose content these versions have, as after a revert. Then this is a rollback, and withdraws the
+                promotions since that commit for these tables.
 
         Raises:
             ProtectedError: The channel is held.
             ConflictError: It was rolled back after `since`.
         """
         check_options(self.advance, options, AdvanceOptions)
-        commit, properties = self._repository.resolve(at), options.get("properties") or {}
+        commit, properties = self._repository.resolve_stored(at), dict(options.get("properties") or {})
+        restores = options.get("restores")
+        if restores is not None:
+            properties[RESTORES] = restores.id
         offered = tables if isinstance(tables, Mapping) else {one: commit.tables[one] for one in tables}
 
         def entry(before: RefEntry | None) -> RefEntry | None:
@@ -277,7 +295,8 @@ class Channels:
                 return None
             if before is not None:
                 refuse_held(name, before)
-                self._refuse_rolled_back(name, before, commit, options.get("since"))
+                moved = {at.id for name, at in wanted.items() if named.get(name) != at}
+                self._refuse_rolled_back(name, before, commit, options.get("since"), moved)
             # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
             if wanted != commit.tables:
@@ -295,61 +314,75 @@ class Channels:
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)
             # Restoring an earlier commit undoes promotions, so that `channel~1` does not lead to them.
-            action: Action = "rollback" if RESTORES in properties else "promote"
-            return with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
+            action: Action = "promote" if restores is None else "rollback"
+            made = with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
+            return made if restores is None or before is None else self._withdrawing(name, before, made, restores)
 
         return self._moves.move(name, entry, create=True, tags=options.get("tags", True), known=options.get("since"))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
-        """Move a channel back to an earlier commit, for all tables at once.
+        """Move a channel back, for all tables at once or for some of them.
 
-        With a hold this can be repeated after a crash: a channel that is held by a rollback for this reason stays where
-        it is. Without a hold, repeat only a rollback with `to`; steps would be counted from the present commit again. A
-        held channel can be rolled back further, for another reason, and is held there.
+        The entry withdraws the promotions that it goes back over, for the tables that it moves: they no longer count as
+        steps of these tables. Tables that are not named in `tables` keep the version that the channel has of them now.
+        Readers see all of it at once. `Channel.moves` of the result has the version of each table before and after.
+
+        It can be repeated after a crash. A call with a `request` that an entry of the channel has fulfilled changes
+        nothing, whatever happened since. Without `request`, a call with the arguments of the newest entry changes
+        nothing; to go further back on purpose, give another reason. Where another process moves one of these tables
+        meanwhile, the call is refused; moves of other tables do not matter.
 
         Args:
             name: The channel.
             reason: Why.
-            steps: How many promotions to go back.
-            to: The commit to go back to, as a ref expression, in place of steps.
-            hold: Hold the channel there, so that the next publication does not bring back what was withdrawn.
+            tables: The tables that go back; None for all.
+            steps: How many promotions of these tables to go back.
+            to: The commit to go back to, as a ref expression or a commit, in place of steps. `production~2` counts the
+                promotions of these tables.
+            hold: Hold the channel there, so that the next publication does not bring back what was withdrawn. A hold is
+                one for all tables of the channel. A held channel can be rolled back further, and is held there.
             who: Who did it; empty for the committer.
             properties: Kept in the history.
+            tags: Whether the tags of that name in the tables follow.
+            request: An identity of the request, such as the id of a run, which tells a repeated call from a new one.
+            dry_run: Change nothing, and return the channel as it is, with what the rollback would move.
 
         Raises:
-            RefNotFoundError: There is no such channel, or there were fewer promotions.
-            ProtectedError: The channel is held, and would move forward or be released.
+            RefNotFoundError: There is no such channel; or there were fewer promotions of these tables, or no older
+                version of one of them.
+            TableNotFoundError: The channel does not name one of the tables.
+            ProtectedError: The channel is held, and a table would move forward or the channel be released.
+            RefMovedError: Another process moved one of these tables meanwhile.
             NotFoundError: The commit is being collected.
-            InvalidInputError: `steps` and `to` are both given, or `steps` is not a whole number of 1 or more.
+            InvalidInputError: `steps` and `to` are both given, `steps` is not a whole number of 1 or more, or `tables`
+                is empty.
         """
         check_options(self.rollback, options, RollbackOptions)
-        given = given_reason(reason, "roll back")
-        to, who, hold = options.get("to"), options.get("who", ""), options.get("hold", True)
-        check_flag("hold", hold)
+        to, tables = options.get("to"), options.get("tables")
+        check_flag("hold", options.get("hold", True))
+        check_flag("dry_run", options.get("dry_run", False))
         if to is not None and "steps" in options:
             raise InvalidInputError("a channel is rolled back by steps or to a commit; give steps or to, not both")
-        steps = whole_number("the number of steps", options.get("steps", 1), 1)
-
-        def entry(before: RefEntry | None) -> RefEntry | None:
-            if before is None:
-                raise unknown_channel(self._repository, name)
-            # A call that is repeated after a crash must not go back by further steps.
-            if hold and _rolled_back(before, given):
-                return None
-            target = None if to is None else self._repository.resolve(to).id
-            # A hold keeps a channel from newer commits, so going further back is allowed. Going forward is not, nor is
-            # a rollback without a hold, whose entry would end the hold.
-            if not hold or (target is not None and not self._is_earlier(target, before)):
-                refuse_held(name, before)
-            if target == before.commit and not hold:
-                return None
-            target = target or earlier_promotions(self._repository.logs, name, before, steps)[-1]
-            held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC")) if hold else None
-            made = next_entry(before, "rollback", target, reason=given, hold=held, by=who)
-            return with_properties(made, options.get("properties") or {})
-
-        # Tried once: after another process moved the channel, the same number of steps would lead to another commit.
-        return self._moves.move(name, entry, once=True, tags=options.get("tags", True))
+        names = None if tables is None else tuple(string_list("tables", tables, "shop/orders"))
+        if names == ():
+            raise InvalidInputError("no table is named that goes back; leave out tables to move all of them")
+        rollback = ChannelRollback(
+            self._repository,
+            RollbackRequest(
+                channel=name,
+                tables=names,
+                steps=whole_number("the number of steps", options.get("steps", 1), 1),
+                to=to,
+                reason=given_reason(reason, "roll back"),
+                hold=options.get("hold", True),
+                who=options.get("who", ""),
+                properties=options.get("properties") or {},
+                request=options.get("request", ""),
+            ),
+        )
+        if options.get("dry_run", False):
+            return rollback.preview()
+        return rollback.described(self._moves.move(name, rollback.decide, tags=options.get("tags", True)))
 
     def hold(
         self, name: str, *, reason: str, who: str = "", properties: Properties = None, tags: bool = True
@@ -382,22 +415,54 @@ class Channels:
 
         return self._moves.move(name, entry, tags=tags)
 
+    def _change_tags(self, entry: RefEntry, change: Callable[[Refs], object]) -> None:
+        """Change the tags of the tables that an entry names, where they have one."""
+        present = self._repository.logs.commit(entry.commit).tables
+
+        def of(table: str) -> None:
+            # A table has no tag where it could not be brought up to the channel so far, or at its place before a move.
+            with suppress(RefNotFoundError):
+                change(self._repository.table(table).refs)
+                return
+            moved = self._repository.registry.name_of(present[table].id)
+            if moved is not None and moved != table:
+                with suppress(RefNotFoundError):
+                    change(self._repository.table(moved).refs)
+
+        for_each_table(of, present)
+
+    def _withdrawing(self, name: str, before: RefEntry, entry: RefEntry, restores: RepositoryCommit) -> RefEntry:
+        """Return an entry that restores the content of an earlier commit, with the promotions that it withdraws."""
+        logs, older = self._repository.logs, by_id(restores)
+        moved = moved_tables(logs.commit(before.commit), logs.commit(entry.commit))
+        targets = {table: older[table][1] if table in older else None for table in moved}
+        withdrawn = Promotions(logs, name).withdrawn_by(before, targets).numbers
+        return replace(entry, moves={table: tuple(sorted(withdrawn.get(table, ()))) for table in moved})
+
     def _refuse_rolled_back(
-        self, name: str, before: RefEntry, commit: RepositoryCommit, since: RefEntry | None
+        self,
+        name: str,
+        before: RefEntry,
+        commit: RepositoryCommit,
+        since: RefEntry | None,
+        tables: Collection[str] | None = None,
     ) -> None:
-        """Refuse to promote a publication during which somebody rolled the channel back, without a hold.
+        """Refuse to promote tables of a publication during which somebody rolled them back, without a hold.
 
         Raises:
-            ConflictError: The last move since an entry was such a rollback.
+            ConflictError: The last move of one of these tables since an entry was such a rollback; None for any table.
         """
-        moved = before
-        # Holds and releases move nothing.
-        while since is not None and moved.number > since.number and moved.action in ("hold", "release"):
-            moved = self._repository.logs.entry("channel", name, moved.number - 1)
-        if since is not None and moved.number > since.number and moved.action == "rollback":
+        for number in range(before.number, before.number if since is None else since.number, -1):
+            moved = before if number == before.number else self._repository.logs.entry("channel", name, number)
+            # Holds and releases move nothing; entries of an earlier version do not say what they moved.
+            concerned = moved.moves is None or (bool(moved.moves) if tables is None else moved.moves.keys() & tables)
+            if moved.action in ("hold", "release") or not concerned:
+                continue
+            if moved.action != "rollback":
+                return
             remedy = Remedy("{} moves it all the same", Call("channels.promote", (name, commit.short_id)))
             raise ConflictError(
-                f"channel {name!r} of {self._repository.root} was rolled back to {before.commit[:12]} meanwhile by "
+                f"channel {name!r} of {self._repository.root} was rolled back to {moved.commit[:12]} meanwhile by "
                 f"{moved.by}: {moved.reason}; commit {commit.short_id} was published, and the channel stays there",
                 remedy=remedy,
             )
@@ -408,7 +473,7 @@ class Channels:
         Raises:
             ProtectedError: It is held.
             RefNotFoundError: There is no such channel.
-            AlreadyExistsError: A branch or release tag has the name.
+            AlreadyExistsError: A branch or repository tag has the name.
             InvalidRefNameError: No channel can have it.
         """
         check_tag_name(name)
@@ -453,20 +518,8 @@ class Channels:
         # publisher may have held them for another one. They are released below.
         released = self._moves.move(name, entry, tags=False)
 
-        present = self._repository.logs.commit(released.commit).tables
-
-        def release(table: str) -> None:
-            # A table has no tag where it could not be brought up to the channel so far, or at its place before a move.
-            with suppress(RefNotFoundError):
-                release_tag(name, given, who, self._repository.table(table).refs)
-                return
-            moved = self._repository.registry.name_of(present[table].id)
-            if moved is not None and moved != table:
-                with suppress(RefNotFoundError):
-                    release_tag(name, given, who, self._repository.table(moved).refs)
-
         if tags:
-            for_each_table(release, present)
+            self._change_tags(released.entry, lambda refs: release_tag(name, given, who, refs))
         return released
 
     def delete(self, name: str, *, reason: str, properties: Properties = None) -> None:
@@ -486,11 +539,10 @@ class Channels:
             refuse_held(name, before)
             end = with_properties(next_entry(before, "delete", "", reason=reason), properties or {})
             if self._repository.logs.append("channel", name, end):
+                # The tags stay, and follow nothing any more.
+                self._change_tags(before, lambda refs: set_metadata(name, {FOLLOWED_COMMIT: None}, refs))
                 return
         raise contended(self._repository, name)
-
-    def _is_earlier(self, commit_id: str, entry: RefEntry) -> bool:
-        return commit_id != entry.commit and is_ancestor(self._repository.logs, commit_id, entry.commit)
 
 
 def _advanced(named: Mapping[str, TableVersion], offered: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
@@ -510,7 +562,3 @@ def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
     # A slower publication must not undo a faster one. A version that cannot land on `main` has no number to compare,
     # so the offered one is taken.
     return offered.lands == NEVER or offered.lands >= present.lands
-
-
-def _rolled_back(entry: RefEntry, reason: str) -> bool:
-    return entry.action == "rollback" and entry.hold is not None and entry.hold.reason == reason

@@ -2,14 +2,14 @@
 
 A collection must not delete what a ref names, although other processes publish, promote, roll back and tag meanwhile.
 
-**What stays.** The commits that branches, channels and release tags name; the last promotions of each channel, and the
-commits that a ref named within a time; commits younger than the grace period, because a publication may be about to
+**What stays.** The commits that branches, channels and repository tags name; the last promotions of each channel, and
+the commits that a ref named within a time; commits younger than the grace period, because a publication may be about to
 put the entry that names them. Every version of a table that one of these commits names stays.
 
 **A ref that moves to an old commit meanwhile.** A collection first marks the commits that it is going to delete, then
 reads all refs again and keeps the commits that a ref names by now. A process that moves a ref to an existing commit
-puts the entry, or the release tag, first and looks for the mark afterwards. So at least one of the two sees the other:
-the collection finds the ref, or the process finds the mark.
+puts the entry, or the tag, first and looks for the mark afterwards. So at least one of the two sees the other: the
+collection finds the ref, or the process finds the mark.
 
 A mark stays for the grace period after its commit was deleted: a process may have read the commit before and still move
 a ref to it. Only the collection that put a mark deletes the mark and its commit. If two collections shared marks, one
@@ -69,9 +69,9 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import delete_tag
+from lance_dagster.repository.commits.promotions import Promotions
 from lance_dagster.repository.commits.ref_log import COMMITS, PINS, BranchLog, RefKind, RefLogs
-from lance_dagster.repository.commits.release_tags import list_tags
-from lance_dagster.repository.commits.resolve_commit import promotions
+from lance_dagster.repository.commits.repository_tags import list_tags
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
@@ -181,8 +181,8 @@ class _Needs:
         for name in logs.names("channel"):
             found += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
-                # `islice` takes no larger number than `maxsize`.
-                found += islice(promotions(logs, name), min(self.retention.promotions, sys.maxsize))
+                # `islice` takes no larger number than `maxsize`, and a person may ask to keep more promotions.
+                found += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
         return dict.fromkeys(commit for commit in found if commit)
 
     def _pinned(self) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""The Lance tags that follow the channels and release tags of a repository, table by table.
+"""The Lance tags that follow the channels and repository tags of a repository, table by table.
 
 A reader that knows only Lance reads `production` by the tag of that name in each table. These tags are moved after the
 channel, one by one, so such a reader may see two tables at different commits for a moment; a reader of the repository
 never does. The tags also protect the versions that they name from every clean-up.
 
-`repository.tags` makes release tags, which the tables follow with immutable tags of their own.
+`repository.tags` makes repository tags, which the tables follow with immutable tags of their own.
 """
 
 from collections.abc import Iterable
@@ -19,11 +19,19 @@ from lance_dagster.errors import (
     RefMovedError,
     RefNotFoundError,
 )
-from lance_dagster.format.layout import MAIN, PUBLISHED, tag_file
+from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, tag_file
 from lance_dagster.history.context import Properties, TableContext
-from lance_dagster.history.refs.tag_operations import TagTarget, create_tag, hold_tag, move_tag, release_tag
+from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
+from lance_dagster.history.refs.tag_operations import (
+    TagTarget,
+    create_tag,
+    hold_tag,
+    move_tag,
+    release_tag,
+    set_metadata,
+)
 from lance_dagster.merge.rules.strategy import Strategy
-from lance_dagster.repository.commits.release_tags import ReleaseTag, create_release, delete_release, list_tags
+from lance_dagster.repository.commits.repository_tags import RepositoryTag, drop_tag, list_tags, put_tag
 from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.pins import pin, pin_newest
 from lance_dagster.repository.publish.staging import (
@@ -34,10 +42,8 @@ from lance_dagster.repository.publish.staging import (
     land,
     landed_at,
 )
-from lance_dagster.repository.registry import SUFFIX, Registry, RepositoryContext
+from lance_dagster.repository.registry import Registry, RepositoryContext
 
-COMMIT = "repository/commit"
-"""Metadata of a projected tag: the commit of the repository that it follows."""
 _TRIES = 5
 
 
@@ -56,7 +62,7 @@ class Lagging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowingTag:
-    """The tag of each table that follows a channel or a release tag.
+    """The tag of each table that follows a channel or a repository tag.
 
     Attributes:
         name: Its name.
@@ -142,7 +148,7 @@ def project(
         try:
             context, state = find_version(registry, name, commit.tables[name])
             hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
-            _point(context, tag, TagTarget(state=state, metadata={COMMIT: commit.id}, hold=hold))
+            _point(context, tag, TagTarget(state=state, metadata={FOLLOWED_COMMIT: commit.id}, hold=hold))
         except LanceDagsterError as error:
             return Lagging(table=name, ref=tag.name, reason=_reason(error))
         return None
@@ -180,6 +186,9 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 continue
             elif moves:
                 move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
+            elif FOLLOWED_COMMIT not in found.metadata and not found.immutable:
+                # A tag from before the channel, which names the version already, follows it from now on.
+                set_metadata(tag.name, target.metadata, context.refs)
             if target.hold is not None and (found is None or found.hold is None):
                 # A new tag is created without a hold, and a tag that was already in place was not moved. Where the move
                 # has set the hold already, this call changes nothing.
@@ -203,41 +212,41 @@ def _reason(error: LanceDagsterError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Releases:
-    """The release tags of one repository."""
+class RepositoryTags:
+    """The repository tags of one repository."""
 
     _repository: RepositoryContext
 
-    def list(self) -> dict[str, ReleaseTag]:
-        """Read all release tags, by name."""
+    def list(self) -> dict[str, RepositoryTag]:
+        """Read all repository tags, by name."""
         return list_tags(self._repository.logs)
 
     def create(
         self, name: str, at: str = "main", *, message: str = "", properties: Properties = None
-    ) -> tuple[ReleaseTag, tuple[Lagging, ...]]:
+    ) -> tuple[RepositoryTag, tuple[Lagging, ...]]:
         """Name a commit permanently, in the repository and by an immutable tag in each of its tables.
 
         Args:
             name: The new tag.
             at: The commit, as a ref expression.
-            message: What is released.
+            message: What the commit stands for.
             properties: Kept with the tag of the repository.
 
         Raises:
             AlreadyExistsError: The tag names another commit, or a branch or channel has the name.
         """
-        commit = self._repository.resolve(at)
+        commit = self._repository.resolve_stored(at)
         # The tag of the repository comes first and is one put: of two processes that want different commits, one is
         # refused here, before it touches the tables.
-        tag = create_release(self._repository.logs, name, commit.id, message=message, properties=properties or {})
+        tag = put_tag(self._repository.logs, name, commit.id, message=message, properties=properties or {})
         following = FollowingTag(name=name, immutable=True)
         return tag, project(self._repository.registry, commit, commit.tables, following)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a release tag of the repository; the tags of the tables stay.
+        """Delete a repository tag; the tags of the tables stay.
 
         Raises:
             RefNotFoundError: There is no such tag.
             ProtectedError: `force` is False.
         """
-        delete_release(self._repository.logs, name, force=force)
+        drop_tag(self._repository.logs, name, force=force)

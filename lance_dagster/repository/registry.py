@@ -9,23 +9,23 @@ tables there are, and a table that a commit names by an older name is found.
 
 import json
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, Remedy, TableNotFoundError
-from lance_dagster.format.layout import MAIN, VERSIONS, is_path_inside
+from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
+from lance_dagster.history.ref_expressions import parse
 from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
-from lance_dagster.repository.commits.resolve_commit import resolve_commit
-from lance_dagster.repository.commits.snapshot import RepositoryCommit
+from lance_dagster.repository.commits.resolve_commit import find_ref, resolve_commit
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, commit_bytes
 from lance_dagster.store import Store, put_once
 
 IDENTITY = "_refs/identity.json"
-SUFFIX = ".lance"
 _READERS = 8
 
 
@@ -304,14 +304,52 @@ class RepositoryContext:
         """Return the newest commit of `main`; two requests."""
         return self.logs.commit(self.logs.current("branch", MAIN).commit)
 
-    def resolve(self, ref: str) -> RepositoryCommit:
-        """Return the commit that a ref expression names.
+    def resolve(self, ref: str, tables: Iterable[str] | None = None) -> RepositoryCommit:
+        """Return the commit that a ref expression names; for `production~2` it may be one that is not stored.
+
+        Args:
+            ref: The expression.
+            tables: The tables whose promotions `~` of a channel counts, and which it takes back; None for all.
+
+        Raises:
+            RefNotFoundError: There is no such ref, or its log does not go back so far.
+            RefSyntaxError: The expression is malformed.
+            TableNotFoundError: The channel does not name one of the tables.
+        """
+        if tables is not None:
+            kind, entry = find_ref(self.logs, parse(ref))
+            if kind == "channel" and entry is not None:
+                return resolve_commit(self.logs, ref, self.ids_in(self.logs.commit(entry.commit), tables))
+        return resolve_commit(self.logs, ref)
+
+    def resolve_stored(self, ref: str) -> RepositoryCommit:
+        """Return the commit that a ref expression names, for a ref that is about to name it: it is stored if need be.
 
         Raises:
             RefNotFoundError: There is no such ref, or its log does not go back so far.
             RefSyntaxError: The expression is malformed.
         """
-        return resolve_commit(self.logs, ref)
+        commit = self.resolve(ref)
+        if not commit.is_stored:
+            self.logs.put_commit(replace(commit, is_stored=True), commit_bytes(commit))
+        return commit
+
+    def ids_in(self, commit: RepositoryCommit, names: Iterable[str]) -> dict[str, str]:
+        """Return the names of tables by the ids that they have in a commit; a moved table has two names there.
+
+        Raises:
+            TableNotFoundError: The commit does not name one of the tables.
+        """
+        present, found = {at.id for at in commit.tables.values()}, {}
+        for name in names:
+            at = commit.tables.get(name)
+            # Looked up only now, so that a table that was not moved costs no request.
+            table_id = self.registry.id_of(name) if at is None else at.id
+            if table_id not in present or table_id is None:
+                known = ", ".join(sorted(commit.tables)) or "none"
+                raise TableNotFoundError(f"commit {commit.short_id} has no table {name!r}; its tables: {known}")
+            found[table_id] = name
+        return found
 
     def table(self, name: str) -> TableContext:
         """Return the context of the table at a name, registered or not; nothing is read.

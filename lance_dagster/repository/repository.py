@@ -31,7 +31,7 @@ from lance_dagster.errors import (
     StoreError,
     TableNotFoundError,
 )
-from lance_dagster.format.layout import MAIN, VERSIONS
+from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import (
     check_options,
@@ -41,6 +41,7 @@ from lance_dagster.format.validation import (
     validate_commit_info,
 )
 from lance_dagster.history.context import Properties
+from lance_dagster.history.refs.followed_channel import folders_above
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.adoption import Adopted, Adoption
@@ -50,7 +51,14 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.projection import FollowingTag, Lagging, Releases, land_tables, project, settle_tables
+from lance_dagster.repository.projection import (
+    FollowingTag,
+    Lagging,
+    RepositoryTags,
+    land_tables,
+    project,
+    settle_tables,
+)
 from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
@@ -64,7 +72,7 @@ from lance_dagster.repository.publish.forks import discard_tables, fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import Staging, stage_merge
-from lance_dagster.repository.registry import SUFFIX, RepositoryContext, check_table_name
+from lance_dagster.repository.registry import RepositoryContext, check_table_name
 from lance_dagster.repository.repository_status import RepositoryStatus, held_versions, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
@@ -76,7 +84,7 @@ class LanceRepository:
     """The Lance tables under one root, with commits, branches and channels over all of them.
 
     The name of a table is its path below the root, without `.lance`, such as `shop/orders`. `ref` arguments take a
-    branch (`main`), a channel (`production`), a release tag, a commit id, or an expression such as `production~1` or
+    branch (`main`), a channel (`production`), a repository tag, a commit id, or an expression such as `production~1` or
     `production@{yesterday}`.
     """
 
@@ -174,9 +182,9 @@ class LanceRepository:
         return Channels(self._context)
 
     @property
-    def tags(self) -> Releases:
-        """Create, list and delete release tags."""
-        return Releases(self._context)
+    def tags(self) -> RepositoryTags:
+        """Create, list and delete repository tags."""
+        return RepositoryTags(self._context)
 
     def __repr__(self) -> str:
         """Show the root and nothing secret."""
@@ -337,13 +345,28 @@ class LanceRepository:
         """
         return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
-    def head(self, ref: str = MAIN) -> RepositoryCommit:
-        """Return the commit that a ref names."""
-        return self._context.resolve(ref)
+    def head(self, ref: str = MAIN, *, tables: Iterable[str] | None = None) -> RepositoryCommit:
+        """Return the commit that a ref names; `at` says what `tables` means."""
+        return self._context.resolve(ref, None if tables is None else string_list("tables", tables, "shop/orders"))
 
-    def at(self, ref: str) -> RepositoryView:
-        """Return all tables as the commit of a ref has them."""
-        return RepositoryView(self.head(ref), self._context.registry)
+    def at(self, ref: str, *, tables: Iterable[str] | None = None) -> RepositoryView:
+        """Return all tables as the commit of a ref has them.
+
+        `production~1` goes back before the newest promotion of the channel that is not withdrawn: each table that it
+        counts for has the version from before it, and every other table the version that the channel names now. With
+        `tables`, only promotions of these tables count, and only they go back. Where the channel promoted `a` to
+        version 2, then `b` to version 2, then `a` to version 3, `production~1` has `a` at 2 and `b` at 2,
+        `production~2` both `a` at 2 and `b` at 1, and `at("production~1", tables=["b"])` has `a` at 3 and `b` at 1.
+
+        Args:
+            ref: The ref expression.
+            tables: The tables for which `~` of a channel counts; other expressions are not affected.
+
+        Raises:
+            RefNotFoundError: There is no such ref, or its log does not go back so far.
+            TableNotFoundError: The channel does not name one of the tables.
+        """
+        return RepositoryView(self.head(ref, tables=tables), self._context.registry)
 
     def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
         """Return a commit and those it was made from, newest first, along first parents."""
@@ -614,7 +637,7 @@ class LanceRepository:
         return status_of_repository(self._context)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
-        """Delete commits that no branch, channel or release tag needs, and the versions of tables that only they name.
+        """Delete commits that no branch, channel or tag needs, and the versions of tables that only they name.
 
         Data files stay until `maintenance.collect_garbage` of each table.
 
@@ -671,18 +694,10 @@ class LanceRepository:
 
 
 def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) -> None:
-    """Refuse a root inside a table or a repository.
-
-    Folders that begin with `_` or `.`, such as those of environments, are not searched for tables, so a repository in
-    one of them is another one.
-    """
+    """Refuse a root inside a table or a repository."""
     if own.list_some(VERSIONS, 1):
         raise InvalidInputError(f"{root} is a Lance table: create the repository in the folder that contains it")
-    scheme, separator, path = root.rpartition("://")
-    *parents, name = path.split("/")
-    # Upwards to the bucket or the root of the file system, or to a folder that no repository above searches for tables.
-    while parents[1:] and not name.startswith(("_", ".")):
-        above = f"{scheme}{separator}{'/'.join(parents)}"
+    for above, name in folders_above(root):
         # Credentials may allow only the prefix of the root, and then the folders above it cannot be checked.
         with suppress(StoreError):
             store = open_store(above, storage_options)
@@ -690,7 +705,6 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
                 raise InvalidInputError(f"{root} lies inside the table {above}/{name}")
             if store.get(MARKER) is not None:
                 raise InvalidInputError(f"{root} lies inside the repository at {above}, which has the tables below it")
-        *parents, name = parents
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -49,7 +49,7 @@ class RepositoryNamespace(LanceNamespace):
 
         Args:
             root: The root of the repository.
-            ref: A branch, channel, release tag or commit of the repository, or an expression.
+            ref: A branch, channel, repository tag or commit of the repository, or an expression.
             **properties: Storage options, each with the prefix `storage.`, as in the directory namespace.
 
         Raises:

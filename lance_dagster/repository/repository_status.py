@@ -269,7 +269,7 @@ def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
     until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
     old = sum(info.modified < until for info in logs.store.walk(COMMITS))
     # For each channel its promotions and the entry that was in force at that time; the latter for `main` too; for each
-    # other branch the commit that it was forked from; and release tags.
+    # other branch the commit that it was forked from; and repository tags.
     needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
     return max(0, old - needed)
 

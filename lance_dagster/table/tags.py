@@ -1,15 +1,16 @@
 """`table.tags`: create tags, move them by compare-and-swap, roll them back, hold them, and read their history."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError
 from lance_dagster.format.validation import check_string, string_list, whole_number
 from lance_dagster.history.context import Ref, TableContext
 from lance_dagster.history.refs import protection as protecting, rename, tag_operations
+from lance_dagster.history.refs.followed_channel import Change, refuse_following
 from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
-from lance_dagster.history.versions import Version
+from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.relocate import present_version
 
 
@@ -70,6 +71,7 @@ class Tags:
         *,
         expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
+        force: bool = False,
     ) -> Tag:
         """Point a tag to another version by compare-and-swap; create it when there is none and none is expected.
 
@@ -78,17 +80,20 @@ class Tags:
             at: The version to point to. A tag that points there already is left as it is.
             expected: The version the tag must point to now.
             metadata: Replaces the metadata of the tag, and is kept with the move in its history; None clears it.
+            force: Move the tag although it follows a channel of a repository, whose readers see no change.
 
         Raises:
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             RefNotFoundError: There is no such tag and one was expected; or no such version, or its branch was deleted
                 meanwhile.
-            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
+            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not; or it
+                follows a channel, and `force` is False.
         """
         check_string("the name of a tag", name)
         refs, versions = self._context.refs, self._context.versions
-        target = TagTarget(state=self._context.at(at), metadata=metadata or {})
+        state = self._context.at(at)
+        target = TagTarget(state=state, metadata=metadata or {}, guard=self._guard("move", state, force=force))
         read = refs.tag_to_change(name)
         if expected is None and read is None:
             try:
@@ -108,6 +113,7 @@ class Tags:
         *,
         expected: Version | str | None = None,
         metadata: Mapping[str, str] | None = None,
+        force: bool = False,
     ) -> Tag:
         """Point a tag to an earlier target by compare-and-swap; the history records a move of its own kind.
 
@@ -120,6 +126,7 @@ class Tags:
             steps: How many moves to go back.
             expected: The version the tag must point to now; None for its target at the start of the call.
             metadata: Replaces the metadata of the tag, and is kept with the move in its history; None clears it.
+            force: Move the tag although it follows a channel of a repository, whose readers see no change.
 
         Raises:
             RefNotFoundError: There is no such tag, or the branch of the version was deleted meanwhile.
@@ -127,7 +134,8 @@ class Tags:
                 metadata starts with `lance_dagster.`.
             VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
-            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not.
+            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not; or it
+                follows a channel, and `force` is False.
         """
         steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
@@ -136,7 +144,8 @@ class Tags:
             raise self._context.refs.tag_not_found(name)
         earlier = self._context.load_recorded(tag_operations.earlier_target(current, steps))
         state = present_version(self._context, name, earlier)
-        target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps)
+        guard = self._guard("roll back", force=force, steps=steps)
+        target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps, guard=guard)
         where = current.ref if expected is None else str(expected)
         refs, versions = self._context.refs, self._context.versions
         return tag_operations.move_tag(name, target, refs, versions, expected=where, read=current)
@@ -168,7 +177,7 @@ class Tags:
             RefNotFoundError: There is no such tag, or no such version.
             InvalidInputError: The reason is empty or too long, or `expected` or `metadata` is given without `at`.
             RefMovedError: The tag does not point to `expected`, or another writer moved it at the same time.
-            ProtectedError: It is held already; or it may not be moved, as for `move`.
+            ProtectedError: It is held already; or it may not be moved, as for `move` without `force`.
         """
         check_string("the name of a tag", name)
         check_string("who", who)
@@ -180,7 +189,8 @@ class Tags:
                     "at=expected holds it only there"
                 )
             return tag_operations.hold_tag(name, (reason, who), refs)
-        target = TagTarget(state=self._context.at(at), metadata=metadata or {}, hold=(reason, who))
+        guard = self._guard("move", state := self._context.at(at), force=False)
+        target = TagTarget(state=state, metadata=metadata or {}, hold=(reason, who), guard=guard)
         where = None if expected is None else str(expected)
         return tag_operations.move_tag(name, target, refs, self._context.versions, expected=where)
 
@@ -234,13 +244,23 @@ class Tags:
 
         Args:
             name: The tag.
-            force: Delete it although it is immutable.
+            force: Delete it although it is immutable, or follows a channel of a repository.
 
         Raises:
             RefNotFoundError: There is no such tag.
-            ProtectedError: It is protected or held; or immutable, and `force` is False.
+            ProtectedError: It is protected or held; or immutable or follows a channel, and `force` is False.
         """
-        tag_operations.delete_tag(name, self._context.refs, force=force)
+        tag_operations.delete_tag(name, self._context.refs, force=force, guard=self._guard("delete", force=force))
+
+    def _guard(self, do: Change, state: State | None = None, *, force: bool, steps: int = 1) -> Callable[[Tag], None]:
+        """Return what refuses to change a tag alone that follows a channel, unless it is forced."""
+
+        def guard(tag: Tag) -> None:
+            goes_back = do == "move" and state is not None and state.branch == tag.branch and state.number < tag.version
+            if not force:
+                refuse_following("roll back" if goes_back else do, tag, self._context, steps)
+
+        return guard
 
     def protect(self, patterns: Sequence[str]) -> Protection:
         """Protect tags by glob patterns, in addition to existing patterns.

@@ -144,7 +144,7 @@ def test_help_lists_commands_by_topic() -> None:
 
 @pytest.mark.parametrize("name", CALLED)
 def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
-    """Each command has TABLE or ROOT, --json, storage options and -h; a missing table is one line of error."""
+    """Each command has TABLE, ROOT or LAKE, --json, storage options and -h; a missing table is one line of error."""
     command, place, what = CALLED[name], _place(name), "repository" if " " in name else "Lance table"
     page = run(*name.split(), "-h")
     assert 0 == page.exit_code
@@ -159,7 +159,7 @@ def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
 
 def _place(name: str) -> str:
     """The name of a command's first argument in its help."""
-    return "ROOT" if name == "tables" or " " in name else "TABLE"
+    return "ROOT" if name == "tables" or " " in name else "LAKE" if name == "rollback" else "TABLE"
 
 
 def _required_options(command: click.Command) -> list[str]:

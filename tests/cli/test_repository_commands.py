@@ -95,9 +95,13 @@ def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
     publish(repository, 2, "--channel", "production")
     publish(repository, 3, "--channel", "production")
     first, second = (each.id[:12] for each in reversed(LanceRepository.open(repository).log(limit=2)))
-    (line,) = lines_of("repository", "rollback", repository, "--reason", "doubled rows")
+    back = ("rollback", repository, "--reason", "doubled rows")
+    tables = [f"  {LINES}: main@4 -> main@3", f"  {ORDERS}: main@4 -> main@3"]
+    assert ["production: dry run, nothing changed", *tables] == lines_of(*back, "--dry-run")
+    line, *moves = lines_of(*back)
     assert line.startswith(f"production: {second} -> {first}, held by ")
-    assert line.endswith(": doubled rows")
+    assert (True, tables) == (line.endswith(": doubled rows"), moves)
+    assert "this rollback was made before; another --reason, or another --to, goes further back" == lines_of(*back)[1]
     lines_of("repository", "fork", repository, "run/4", ORDERS)
     refused = run("repository", "publish", repository, "run/4", "--channel", "production")
     release = f"`lance-dagster repository release {repository} --channel production --reason ...`"
@@ -113,7 +117,7 @@ def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
 def test_the_status_names_tags_that_do_not_follow(repository: str) -> None:
     """A tag that was deleted, and one that is held without its channel, come with what mends them."""
     publish(repository, 2, "--channel", "production")
-    table(repository, LINES).tags.delete("production")
+    table(repository, LINES).tags.delete("production", force=True)
     table(repository, ORDERS).tags.hold("production", reason="audit", who="ann")
     missing, held = (line for line in lines_of("repository", "status", repository) if ": tag production" in line)
     brought = "`lance-dagster repository repair` brings it back"
@@ -200,7 +204,7 @@ def test_a_number_beyond_every_count_is_taken(repository: str, count: int) -> No
     history = lines_of("repository", "history", repository)
     assert history == lines_of("repository", "history", repository, "-n", str(count))
     assert 0 == run("repository", "collect", repository, "--promotions", str(count)).exit_code
-    refused = run("repository", "rollback", repository, "--reason", "x", "--steps", str(count))
+    refused = run("rollback", repository, "--reason", "x", "--steps", str(count))
     assert (2, 1) == (refused.exit_code, refused.stderr.count("\n"))
 
 
@@ -211,7 +215,7 @@ def test_a_release_tag_stays(repository: str) -> None:
     refused = run("repository", "tag", repository, "v1", "--delete")
     assert (1, True) == (refused.exit_code, f"repository tag {repository} v1 --delete --force`" in refused.stderr)
     assert ["v1: deleted"] == lines_of("repository", "tag", repository, "v1", "--delete", "--force")
-    assert ["no release tags"] == lines_of("repository", "tags", repository)
+    assert ["no repository tags"] == lines_of("repository", "tags", repository)
 
 
 def test_old_commits_are_collected_on_demand(repository: str) -> None:
@@ -230,14 +234,12 @@ def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
     for arguments, problem in (
         (("tables", str(tmp_path / "none")), "no repository at"),
         (("publish", repository, "run/9"), "no branch 'run/9' in"),
-        (("show", repository, "prodution"), "no branch, channel or release tag 'prodution'"),
+        (("show", repository, "prodution"), "no branch, channel or repository tag 'prodution'"),
         (("move-table", repository, "a", "b"), "no table 'a' is registered"),
         (("fork", repository, "run/1", "shop/order"), "no Lance table at"),
         (("commit", repository), "a commit needs --message"),
         (("diff", repository, "main"), "give the two commits as A..B"),
         (("diff", repository, "production", "main"), "a commit is given as A..B, such as production..main; see"),
-        (("rollback", repository), "missing option '--reason'"),
-        (("rollback", repository, "production~1", "--reason", "q"), "a commit is given as --to REF; see"),
         (("tabels", repository), "no such command 'tabels'"),
     ):
         result = run("repository", *arguments)

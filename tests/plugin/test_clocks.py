@@ -104,7 +104,7 @@ def test_each_commit_is_reported_once(lake: LanceResource, instance: dg.DagsterI
         say(manifest(orders, number), -by)
         assert [("main/shop/orders", number)] == refs.announced() == guard.announced()
     for target, by in (("main@3", ahead), ("main@4", -ahead), ("main@3", 2 * ahead)):
-        orders.tags.move("production", target)
+        orders.tags.move("production", target, force=True)
         redate(Path(orders.uri, "_refs/tags/production.json"), "updatedAt", by)
         assert [("production/shop/orders", int(target[-1]))] == refs.announced()
     orders.append(ROWS)

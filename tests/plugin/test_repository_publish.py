@@ -340,7 +340,7 @@ def test_tags_that_a_killed_publisher_left_behind_follow(shop: Shop) -> None:
     for number in (1, 2):
         assert shop.run(number).success
     table = LanceTable.open(shop.root / "shop" / "lines.lance")
-    table.tags.move("production", "main@2")
+    table.tags.move("production", "main@2", force=True)
     assert shop.act().success
     assert ([1, 2], [1, 2]) == shop.production()
 
@@ -351,7 +351,7 @@ def test_a_rollback_goes_by_the_channel_and_not_by_tags_that_lag(shop: Shop, lag
     for number in (1, 2):
         assert shop.run(number).success
     for name in lagging:
-        LanceTable.open(shop.root / "shop" / f"{name}.lance").tags.move("production", "main@2")
+        LanceTable.open(shop.root / "shop" / f"{name}.lance").tags.move("production", "main@2", force=True)
     assert shop.act(ref="production~1", reason="wrong").success
     assert ([1], [1]) == shop.production()
     assert shop.run(3).success

@@ -60,7 +60,7 @@ def test_a_rollback_of_one_table_names_the_others(rolled: Shop, instance: dg.Dag
         for result in (alone, both, held)
     ]
     assert ([1, 0, 0], True) == (list(map(len, said)), held.success)
-    assert f"that were published later stay: shop/customers at {customers}. Select their nodes too" in said[0][0]
+    assert f"that were promoted with them stay: shop/customers at {customers}. Select their nodes too" in said[0][0]
 
 
 def test_a_branch_from_before_the_rollback_brings_nothing_back(rolled: Shop, instance: dg.DagsterInstance) -> None:
@@ -88,7 +88,7 @@ def test_the_withdrawn_run_is_not_published_again(rolled: Shop, instance: dg.Dag
 def test_a_rollback_that_was_cut_off_is_finished(rolled: Shop, instance: dg.DagsterInstance) -> None:
     """After a rollback that died before it moved the tag, the next one moves the tag without a second commit."""
     assert rolled.publish(instance, **BACK).success
-    rolled.table().tags.move("production", "main@3")
+    rolled.table().tags.move("production", "main@3", force=True)
     assert rolled.publish(instance, **BACK).success
     assert "main@4" == rolled.tag() == str(rolled.table().head())
 

@@ -108,7 +108,7 @@ def test_foreign_move_of_a_tag(shop: Shop, instance: dg.DagsterInstance) -> None
     assert ticks.announced() == []
     lance.dataset(shop.table().uri).tags.update("production", 1)
     assert ticks.announced() == [("production/shop/orders", 1)]
-    shop.table().tags.move("production", "main@2", metadata={"by": "hand"})
+    shop.table().tags.move("production", "main@2", metadata={"by": "hand"}, force=True)
     assert ticks.announced() == [("production/shop/orders", 2)]
     assert ticks.announced() == []
 
@@ -149,7 +149,7 @@ def test_a_tag_that_comes_back_requests_a_run(
     ticks.tick()
     keys = []
     for ref in ("main@2", "main@1", "main@2"):
-        orders.tags.move("production", ref)
+        orders.tags.move("production", ref, force=True)
         before = ticks.cursor
         keys += [request.run_key for request in ticks.tick().run_requests]
     assert (3, 3) == (len(keys), len(set(keys)))

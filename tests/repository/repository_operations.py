@@ -144,7 +144,7 @@ def complete(repository: LanceRepository, act: Callable[[LanceRepository], objec
     """Do an operation, and bring up the tables that, by its result, lag behind."""
     done = act(repository)
     if isinstance(done, tuple) and done[-1]:
-        # A release tag that is created again creates the missing tags of the tables.
+        # A repository tag that is created again creates the missing tags of the tables.
         act(repository)
     elif getattr(done, "lagging", ()):
         repository.repair()

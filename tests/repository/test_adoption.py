@@ -54,7 +54,7 @@ def test_an_adoption_can_be_repeated(tmp_path: Path) -> None:
     repository = LanceRepository.create(tmp_path, FAST)
     first = repository.adopt()
     orders.append(rows(2))
-    orders.tags.move(TAG, "main")
+    orders.tags.move(TAG, "main", force=True)
     again = repository.adopt()
     assert (first.commit.id, (), {}) == (again.commit.id, again.tables, again.channels)
     assert ({"orders": [1]}, {"orders": [1]}) == (ids(repository, "main"), ids(repository, TAG))

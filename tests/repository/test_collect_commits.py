@@ -63,7 +63,7 @@ def holding(repository: LanceRepository) -> set[str]:
 
 
 def test_what_refs_name_stays(tmp_path: Path) -> None:
-    """Commits that a branch, channel or release tag names stay; all others are deleted, with their table versions."""
+    """Commits that a branch, channel or tag names stay; all others are deleted, with their table versions."""
     repository = published(tmp_path, 5)
     repository.tags.create("v2", "production~3")
     done = repository.collect(ALL, dry_run=False)
@@ -133,7 +133,7 @@ def test_a_branch_that_a_person_made_stays(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
-    """A release tag whose commit a collection has marked is deleted again, with an error."""
+    """A repository tag whose commit a collection has marked is deleted again, with an error."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
@@ -144,17 +144,17 @@ def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_deleted_channel_that_a_release_has_is_refused(tmp_path: Path) -> None:
-    """The names of branches, channels and release tags are one set."""
+    """The names of branches, channels and repository tags are one set."""
     repository = published(tmp_path, 1)
     repository.channels.create("beta", reason="try")
     repository.channels.delete("beta", reason="tried")
     repository.tags.create("beta")
-    with pytest.raises(AlreadyExistsError, match="is a release tag"):
+    with pytest.raises(AlreadyExistsError, match="is a repository tag"):
         repository.channels.create("beta", reason="again")
 
 
 def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> None:
-    """A process that read a commit before it was collected cannot move a channel or a release tag to it."""
+    """A process that read a commit before it was collected cannot move a channel or a repository tag to it."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     remembering = LanceRepository.open(tmp_path)
@@ -386,7 +386,7 @@ def test_what_another_collection_marked_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_release_of_another_process_is_not_withdrawn(tmp_path: Path) -> None:
-    """Only a release tag that the call itself made is withdrawn, and not an equal one of another process."""
+    """Only a repository tag that the call itself made is withdrawn, and not an equal one of another process."""
     repository = published(tmp_path, 3)
     old = repository.head("production~2").id
     repository.tags.create("v1", old)

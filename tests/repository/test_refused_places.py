@@ -62,7 +62,7 @@ def test_branches_channels_and_releases_share_no_name(tmp_path: Path) -> None:
     for taken, kind, makers in (
         ("nightly", "branch", (repository.channels.create, repository.tags.create)),
         ("stable", "channel", (lambda name: repository.fork("orders", name), repository.tags.create)),
-        ("v1", "release tag", (lambda name: repository.fork("orders", name), repository.channels.create)),
+        ("v1", "repository tag", (lambda name: repository.fork("orders", name), repository.channels.create)),
     ):
         for make in makers:
             with pytest.raises(AlreadyExistsError, match=f"'{taken}' is a {kind} of .* needs another name"):

@@ -205,7 +205,7 @@ def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) ->
 
 
 def test_a_release_tag_never_moves(tmp_path: Path) -> None:
-    """A release tag names one commit permanently, and each table has an immutable tag of that name."""
+    """A repository tag names one commit permanently, and each table has an immutable tag of that name."""
     repository = new_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     tag, lagging = repository.tags.create("v1", "production", message="first")
@@ -515,7 +515,7 @@ def test_the_status_names_tags_that_are_missing_or_held_alone(tmp_path: Path) ->
     repository = new_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     assert "tag" not in str(repository.status())
-    repository.table("a").tags.delete("production")
+    repository.table("a").tags.delete("production", force=True)
     repository.table("b").tags.hold("production", reason="audit", who="ann")
     status = repository.status()
     a, b = status.tables

@@ -283,7 +283,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule()
     def tag(self) -> None:
-        """A release tag is created for the newest commit."""
+        """A repository tag is created for the newest commit."""
         name = f"v{self.next()}"
         _, lagging = self.repository.tags.create(name)
         assert () == lagging

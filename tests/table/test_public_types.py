@@ -31,7 +31,7 @@ from lance_dagster import (
     Maintenance,
     MergeMode,
     PipesTable,
-    Releases,
+    RepositoryTags,
     Tags,
     Version,
     Winner,
@@ -41,7 +41,7 @@ from lance_dagster import (
 from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
 from tests.table_factory import entries, new_table
 
-NAMESPACES = (Branches, Channels, Columns, Config, Maintenance, Releases, Tags)
+NAMESPACES = (Branches, Channels, Columns, Config, Maintenance, RepositoryTags, Tags)
 PUBLIC = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
 OPERATIONS = {found for found in vars(operations).values() if getattr(found, "__module__", "") == operations.__name__}
 TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
@@ -63,7 +63,7 @@ WITHOUT_MESSAGE = {
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
         "plan_compaction record_digests verify",
         "PipesTable": "check report",
-        "Releases": "delete list",
+        "RepositoryTags": "delete list",
         "Tags": "create delete get history hold list move protect release rename rollback set_metadata unprotect",
     }.items()
     for name in names.split()

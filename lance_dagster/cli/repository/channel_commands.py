@@ -1,4 +1,4 @@
-"""`lance-dagster repository promote`, `rollback`, `hold`, `release` and `history`: channels; `tag`: release tags."""
+"""`lance-dagster repository promote`, `hold`, `release` and `history`: channels; `tag`: names that never move."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -41,7 +41,7 @@ class _PromoteOptions(_MoveOptions):
     expect: str | None
 
 
-class _ReleaseTagOptions(TypedDict):
+class _RepositoryTagOptions(TypedDict):
     """The options of `tag`."""
 
     at: str
@@ -63,7 +63,7 @@ def promote(
 ) -> None:
     """Move a channel to a commit, for all tables at once."""
     # Read before the move, for the line that is printed; the move itself compares with --expect only.
-    before = _named_by(repository, channel)
+    before = named_by(repository, channel)
     # The log of a channel has ids, so an expression such as production~1 is resolved here.
     expected = None if options["expect"] is None else repository.head(options["expect"]).id
     properties = properties_from(options["properties"])
@@ -81,7 +81,7 @@ def create_channel(
     repository: "LanceRepository", output: Output, channel: str, at: str, **options: Unpack[_MoveOptions]
 ) -> None:
     """Create a channel; the first publication creates production automatically."""
-    before, properties = _named_by(repository, channel), properties_from(options["properties"])
+    before, properties = named_by(repository, channel), properties_from(options["properties"])
     made = repository.channels.create(channel, at, reason=options["reason"], properties=properties)
     _write_move(output, before, made)
 
@@ -105,28 +105,6 @@ def delete_channel(
     output.write(
         {"name": channel, "deleted": True, "commit": before.commit}, [f"{channel}: {before.commit[:12]}, deleted"]
     )
-
-
-@click.command(epilog="Example: lance-dagster repository rollback s3://lake --reason 'doubled rows'")
-@about_repository
-@_with_channel
-@_with_reason
-@_with_properties
-@click.option("--steps", type=click.IntRange(min=1), default=1, help="How many promotions to go back; 1 if not given.")
-@click.option("--to", metavar="REF", help="The commit to go back to, in place of --steps.")
-@click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or leave it free to move.")
-def rollback(repository: "LanceRepository", output: Output, channel: str, **options: Any) -> None:  # noqa: ANN401
-    """Move a channel back to an earlier commit, for all tables at once, and hold it there.
-
-    A held channel refuses publications until it is released. It can be rolled back further, for another reason.
-    Promotions that were rolled back do not count as steps.
-    """
-    # Both name the target. The default of --steps does not count: only typed options do.
-    if options["to"] is not None:
-        refuse_beside("--to", "steps")
-        del options["steps"]
-    before, options["properties"] = _named_by(repository, channel), properties_from(options["properties"])
-    _write_move(output, before, repository.channels.rollback(channel, **options))
 
 
 @click.command()
@@ -179,12 +157,12 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
 @about_repository
 @click.argument("name")
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit to name.")
-@click.option("--message", "-m", help="What is released.")
+@click.option("--message", "-m", help="What the commit stands for.")
 @click.option("--property", "properties", metavar="KEY=VALUE", multiple=True, help="Kept with it; may be given again.")
 @click.option("--delete", "-d", is_flag=True, help="Delete the tag of the repository; those of the tables stay.")
-@click.option("--force", is_flag=True, help="With --delete: needed, since a release tag is meant to stay.")
-def tag(repository: "LanceRepository", output: Output, name: str, **options: Unpack[_ReleaseTagOptions]) -> None:
-    """Name a commit permanently by the release tag NAME, in the repository and in each of its tables."""
+@click.option("--force", is_flag=True, help="With --delete: needed, since a repository tag is meant to stay.")
+def tag(repository: "LanceRepository", output: Output, name: str, **options: Unpack[_RepositoryTagOptions]) -> None:
+    """Name a commit permanently by the repository tag NAME, in the repository and in each of its tables."""
     if options["delete"]:
         refuse_beside("--delete", "at", "message", "properties")
         repository.tags.delete(name, force=options["force"])
@@ -197,7 +175,8 @@ def tag(repository: "LanceRepository", output: Output, name: str, **options: Unp
     output.write(document, [f"{made.name}: {made.commit[:12]}", *lagging_lines(lagging)])
 
 
-def _named_by(repository: "LanceRepository", channel: str) -> str | None:
+def named_by(repository: "LanceRepository", channel: str) -> str | None:
+    """Return the commit that a channel names; None where there is no such channel."""
     try:
         return repository.channels.get(channel).commit
     except RefNotFoundError:
@@ -206,20 +185,28 @@ def _named_by(repository: "LanceRepository", channel: str) -> str | None:
 
 
 def _write_move(output: Output, before: str | None, after: "Channel") -> None:
+    output.write(move_document(before, after), move_lines(before, after))
+
+
+def move_lines(before: str | None, after: "Channel") -> list[str]:
+    """Return the line of a move of a channel, and a warning for each tag of a table that did not follow."""
     # A repeated call moves nothing, and shows the present commit of the channel.
-    moved = before != after.commit
     shown = "new" if before is None else before[:12]
-    line = f"{after.name}: {shown} -> {after.commit[:12]}" if moved else f"{after.name}: {shown} already"
+    moved = f"{shown} -> {after.commit[:12]}" if before != after.commit else f"{shown} already"
     held = f", held by {printable(after.hold.held_by)}: {printable(after.hold.reason)}" if after.hold else ""
-    document = {
+    return [f"{after.name}: {moved}{held}", *lagging_lines(after.lagging)]
+
+
+def move_document(before: str | None, after: "Channel") -> dict[str, Any]:
+    """Return a move of a channel as JSON shows it."""
+    return {
         "channel": after.name,
-        "moved": moved,
+        "moved": before != after.commit,
         "from": before,
         "to": after.commit,
         "hold": repository_hold_document(after.hold),
         "lagging": lagging_documents(after.lagging),
     }
-    output.write(document, [line + held, *lagging_lines(after.lagging)])
 
 
 def _write_channel(output: Output, found: "Channel", done: str) -> None:

@@ -286,7 +286,7 @@ def repair(repository: "LanceRepository", output: Output) -> None:
 def collect(
     repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
 ) -> None:
-    """Find commits that no branch, channel or release tag needs, and the versions of tables that only they name.
+    """Find commits that no branch, channel or repository tag needs, and the versions of tables that only they name.
 
     Data files stay until `lance-dagster gc` of each table deletes them.
     """

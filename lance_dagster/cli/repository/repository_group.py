@@ -14,7 +14,6 @@ from lance_dagster.cli.repository.channel_commands import (
     hold,
     promote,
     release,
-    rollback,
     tag,
 )
 from lance_dagster.cli.repository.repository_commands import (
@@ -39,14 +38,14 @@ COMMANDS: "Sequence[click.Command]" = (
     *(tables, status, log, show, diff, channels, tags, history),
     *(create, adopt, move, remove),
     *(fork, commit, publish, revert),
-    *(create_channel, delete_channel, promote, rollback, hold, release, tag),
+    *(create_channel, delete_channel, promote, hold, release, tag),
     *(repair, collect),
 )
 _NAME = "repository"
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
 _SENTENCE = 200
 # Where a REF is not an argument of its own, the error about one too many says where it belongs.
-_WHERE_REFS_BELONG = {"rollback": "--to REF", "diff": "A..B, such as production..main"}
+_WHERE_REFS_BELONG = {"diff": "A..B, such as production..main"}
 
 
 class RepositoryGroup(click.Group):
@@ -99,7 +98,7 @@ def repository() -> None:
     """Commit, publish and promote the tables below ROOT together. ROOT is a local path or s3://bucket/path.
 
     The name of a table is its path below ROOT without .lance, such as shop/orders. A REF is a branch, a channel, a
-    release tag or a commit id of the repository, or an expression such as production~1 or production@{yesterday}.
+    repository tag or a commit id of the repository, or an expression such as production~1 or production@{yesterday}.
     """
 
 

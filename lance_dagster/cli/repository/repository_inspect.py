@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lance_dagster.repository.view import RepositoryView
 
 with_ref = click.option(
-    "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, release tag or commit."
+    "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, repository tag or commit."
 )
 with_limit = click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many.")
 
@@ -295,7 +295,7 @@ def channels(repository: "LanceRepository", output: Output) -> None:
 @click.command()
 @about_repository
 def tags(repository: "LanceRepository", output: Output) -> None:
-    """List the release tags: the commit each one names, since when, by whom and why."""
+    """List the repository tags: the commit each one names, since when, by whom and why."""
     found = repository.tags.list().values()
     documents = [
         {
@@ -312,7 +312,7 @@ def tags(repository: "LanceRepository", output: Output) -> None:
         (each.name, each.commit[:12], time_of(each.created_at), printable(each.created_by), first_line(each.message))
         for each in found
     ]
-    output.write(documents, aligned(rows, whole=(1, 2)) or ["no release tags"])
+    output.write(documents, aligned(rows, whole=(1, 2)) or ["no repository tags"])
 
 
 def commit_document(found: "RepositoryCommit") -> dict[str, Any]:

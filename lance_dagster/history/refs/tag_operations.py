@@ -17,7 +17,7 @@ after the swap too, and put back from its copy.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,17 +90,23 @@ class TagMove:
         return f"{self.before or 'new'} -> {self.after} by {self.moved_by}{moment}{back}"
 
 
+def _no_guard(_: Tag) -> None:
+    """Refuse nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagTarget:
     """The version that a tag is to name, and the metadata of the move.
 
-    `hold`, where set, is the reason and the person of a hold that begins with the move.
+    `hold`, where set, is the reason and the person of a hold that begins with the move. `guard` is called with the tag
+    that a move replaces, unless it names the version already, and may refuse.
     """
 
     state: State
     metadata: Mapping[str, str]
     steps_back: int = 0
     hold: tuple[str, str] | None = None
+    guard: Callable[[Tag], None] = _no_guard
 
 
 def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, immutable: bool) -> Tag:
@@ -174,6 +180,7 @@ def move_tag(
             return current if target.hold is None else _held(current, *target.hold)
         refuse_held("move", name, current.metadata)
         refuse_immutable("move", current, str(target.state))
+        target.guard(current)
         before = current
         made = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
         # The hold is part of the same swap: between a move and a separate hold, a publisher could move the tag on.
@@ -278,8 +285,12 @@ def recorded_versions(tag: Tag) -> set[RecordedVersion]:
     return before | {RecordedVersion(move.after, move.after_id) for move in moves}
 
 
-def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = None) -> None:
+def delete_tag(
+    name: str, refs: Refs, *, force: bool, expected: Tag | None = None, guard: Callable[[Tag], None] = _no_guard
+) -> None:
     """Delete a tag; with `expected`, only if it is still as it was read before.
+
+    `guard` is called with the tag that is deleted, and may refuse.
 
     Raises:
         RefNotFoundError: There is no such tag.
@@ -296,6 +307,7 @@ def delete_tag(name: str, refs: Refs, *, force: bool, expected: Tag | None = Non
     refuse_protected_tag("delete", name, refs.store)
     if not force:
         refuse_immutable("delete", tag)
+    guard(tag)
     # The tag is not deleted by its name alone: it may have been held or moved since it was checked.
     refs.remove_tag(tag)
 

@@ -234,7 +234,9 @@ class PublishStep:
         search = Search(nothing_new=is_finished)
         # A run is looked up in each table separately. Any other ref may name one commit of all tables.
         if self.config.ref and run_of(self.config.ref) is None:
-            self.chosen = self.together.view_of(self.config.ref)
+            # A rollback that holds moves all tables; else the promotions of the selected tables count.
+            names = None if self.config.rollback is Rollback.hold else self._names_of(nodes)
+            self.chosen = self.together.view_of(self.config.ref, names)
         for one in self._look_whole(nodes, search):
             self._sort(one, search)
         self._keep_together(search)

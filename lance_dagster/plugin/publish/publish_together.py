@@ -57,7 +57,7 @@ from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.writes import RecordedWrite, excluded_by
 from lance_dagster.repository.channel_moves import Channel
-from lance_dagster.repository.commits.resolve_commit import RESTORES
+from lance_dagster.repository.commits.promotions import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.staging import NEVER
@@ -65,8 +65,6 @@ from lance_dagster.repository.view import RepositoryView, TableView
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20
-# The most promotions in which a refusal looks for one that changed a table.
-_STEPS_SEARCHED = 20
 # Twice the publications of two weeks at one an hour: with a maintenance job that collects, fewer are left.
 _MANY_HELD = 700
 
@@ -161,8 +159,12 @@ class Together:
                 return opened._replace(previous=replace(tag, branch=MAIN, version=version.number))
         return opened
 
-    def view_of(self, ref: str) -> RepositoryView | None:
+    def view_of(self, ref: str, names: Collection[str] | None) -> RepositoryView | None:
         """Return all tables at the commit that a ref names, as an expression of the channel (`production~1`) or an id.
+
+        Args:
+            ref: The ref.
+            names: The tables whose promotions count for `production~1`, and which go back; None for all.
 
         Returns:
             None for any other ref, which each table resolves for itself.
@@ -178,7 +180,12 @@ class Together:
                 return None
             # A retried step must not go back a second time: `production~1` would be counted from the rollback.
             rollback = self._rolled_back()
-            return self.repository.at(ref if rollback is None else rollback.commit)
+            if rollback is not None:
+                return self.repository.at(rollback.commit)
+            present = self.repository.at(self.started.commit)
+            # A table that the channel does not name has no promotion that could count.
+            counting = None if names is None else [name for name in names if name in present]
+            return self.repository.at(ref, tables=counting or None)
         if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
             return None
         try:
@@ -206,9 +213,7 @@ class Together:
         return version
 
     def refuse_unchanged(self, ref: str, view: RepositoryView, found: Sequence[Publication]) -> None:
-        """Refuse an earlier promotion of the channel at which each table has the version that it has now.
-
-        The promotions of all publishers count, so the last one may be that of other tables.
+        """Refuse an earlier state of the channel at which each table has the version that it has now.
 
         Raises:
             PublishRefusedError: The message names the expression that would change a table.
@@ -221,26 +226,11 @@ class Together:
             return
         changed = self.repository.at(present.commit).commit.changed_from(view.commit)
         others = f", and since then only {', '.join(changed[:_SHOWN])} changed" if changed else ""
-        earlier = self._step_that_changes(found)
-        remedy = f"none of the last {_STEPS_SEARCHED} promotions changed it; set ref to a version such as main@3"
-        remedy = f"set ref to {earlier} to roll it back" if earlier else remedy
+        remedy = f"set ref to {self.channel}~1 to roll it back by its last promotion"
         raise PublishRefusedError(
             f"{ref} changes nothing",
             [f"{one.name}: {self.channel} names {one.version}, and so did {ref}{others}; {remedy}" for one in found],
         )
-
-    def _step_that_changes(self, found: Sequence[Publication]) -> str | None:
-        """Return the expression of the last promotion at which one of some tables had another version."""
-        for steps in range(1, _STEPS_SEARCHED + 1):
-            ref = f"{self.channel}~{steps}"
-            try:
-                view = self.repository.at(ref)
-                versions = [self.version_in(view, one, ref) for one in found]
-            except NotFoundError:
-                return None
-            if any(version.number != one.version.number for version, one in zip(versions, found, strict=True)):
-                return ref
-        return None
 
     def commit(
         self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside
@@ -362,13 +352,13 @@ class Together:
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(done.versions)}
+        since = None if restored is not None or self.started is None else self.started.entry
         if restored is not None:
             rollback = self._rolled_back()
             # A retried step finds its rollback as the newest entry, and records no second one. It goes back to the
             # commit that it restored before, or for `production~1` to the one that it made.
             repeated = () if rollback is None else (rollback.commit, rollback.properties.get(RESTORES))
-            if restored.commit.id not in repeated:
-                properties[RESTORES] = restored.commit.id
+            restored = None if restored.commit.id in repeated else restored
         moved = self.repository.channels.advance(
             self.channel,
             done.commit.id,
@@ -376,7 +366,8 @@ class Together:
             reason=self.about.get(md.REASON, done.commit.message),
             properties=properties,
             # A person who rolls back is expected to know of other rollbacks.
-            since=None if restored is not None or self.started is None else self.started.entry,
+            since=since,
+            restores=None if restored is None else restored.commit,
         )
         return self._promoted(moved, done.published, done.versions)
 
@@ -393,19 +384,22 @@ class Together:
         return None
 
     def left_behind(self, to: RepositoryView, found: Sequence[Publication]) -> str | None:
-        """Return a warning that a rollback leaves out tables that were published later than the commit `to`."""
+        """Return a warning that a rollback leaves out tables that were promoted with those that go back."""
         if self.started is None or not any(map(is_rollback, found)):
             return None
         present = self.repository.at(self.started.commit)
-        selected = {self.repository.name_of(one.table) for one in found}
-        places = {name: _place(present[name].at) for name in present if name not in selected and name in to}
-        stay = [f"{name} at {at}" for name, at in sorted(places.items()) if at != _place(to[name].at)]
+        selected = [name for name in map(self.repository.name_of, (one.table for one in found)) if name in present]
+        # What the rollback withdraws, whether it is a hold or a revert.
+        planned = self.repository.channels.rollback(
+            self.channel, tables=selected, to=to.commit, reason=self.about.get(md.REASON) or "planned", dry_run=True
+        )
+        stay = [f"{name} at {_place(present[name].at)}" for name in planned.left]
         if not stay:
             return None
         named = ", ".join([*stay[:_SHOWN], *([f"and {len(stay) - _SHOWN} more"] if len(stay) > _SHOWN else [])])
         return (
-            f"only the selected tables go back to commit {to.commit.short_id}; others that were published later stay: "
-            f"{named}. Select their nodes too, with ref: {to.commit.short_id}, to roll them back"
+            f"only the selected tables go back; others that were promoted with them stay: {named}. Select their nodes "
+            "too, to roll them back"
         )
 
     def catch_up(self, names: Sequence[str]) -> None:
@@ -496,7 +490,7 @@ class Together:
         moved = self.repository.channels.rollback(
             self.channel,
             reason=self.about[md.REASON],
-            to=to.commit.id,
+            to=to.commit,
             who=self.about.get(md.WHO, ""),
             properties=properties,
         )

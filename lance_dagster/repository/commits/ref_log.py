@@ -7,7 +7,7 @@
     _repository/branches/{name}/tables/{table}@{id}
                                                   a table was forked to the branch, and the id of the table's branch
     _repository/channels/{name}/{number}.json     the log of a channel
-    _repository/tags/{name}.json                  release tags, written once
+    _repository/tags/{name}.json                  repository tags, written once
     _repository/tables/{name}.json                which tables are registered, and their ids
     _repository/pins/{reader}@{channel}           which commit a run sees by a channel
     _repository/identities/{table}.json           the name of the table that has an id
@@ -40,7 +40,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     StoreError,
 )
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, REPOSITORY, REPOSITORY_MARKER
 from lance_dagster.format.validation import check_string, check_string_mapping
 from lance_dagster.history.commit import WRITER, committer, writer_name
 from lance_dagster.repository.commits.snapshot import (
@@ -55,8 +55,8 @@ from lance_dagster.repository.commits.snapshot import (
 )
 from lance_dagster.store import ObjectInfo, Store, put_once
 
-FOLDER = "_repository"
-MARKER = f"{FOLDER}/repository.json"
+FOLDER = REPOSITORY
+MARKER = REPOSITORY_MARKER
 COMMITS = f"{FOLDER}/commits"
 TAGS = f"{FOLDER}/tags"
 TABLES = f"{FOLDER}/tables"

@@ -2,41 +2,45 @@
 
     main, run/4f2a       the newest commit of a branch
     production           the commit that a channel names
-    v1.4                 the commit of a release tag
+    v1.4                 the commit of a repository tag
     3f9ac2d1             the commit of that id, or the only one whose id begins so (at least 8 digits)
     name@17              what entry 17 of the log of a branch or channel names
     name@{time}          what a branch or channel named at a time
     branch~2             two commits before, along first parents; `branch^2` is the second parent
-    channel~2            what the channel named two promotions before; promotions that were rolled back do not count
+    channel~2            the tables as they were before the last two promotions of the channel; promotions that were
+                         rolled back do not count (`promotions` defines it, for all tables and for some)
 
 As in a table, a ref is resolved once, and only the commit is passed on.
 """
 
 import re
-import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection
 from contextlib import suppress
-from itertools import islice, takewhile
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
+from lance_dagster.repository.commits.promotions import Promotions
 from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
-from lance_dagster.repository.commits.release_tags import read_tag
+from lance_dagster.repository.commits.repository_tags import read_tag
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 
 MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
-RESTORES = "restores"
-"""Property of an entry of a channel: the id of an earlier commit, whose content the commit of the entry restores."""
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
-def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
-    """Return the commit that an expression names.
+def resolve_commit(logs: RefLogs, expression: str, tables: Collection[str] | None = None) -> RepositoryCommit:
+    """Return the commit that an expression names; for `channel~2` it may be one that is not stored.
+
+    Args:
+        logs: The commits and refs.
+        expression: The expression.
+        tables: The ids of the tables for which `~` of a channel counts; every other table stays as the channel names
+            it. None for all tables. Other expressions are not affected.
 
     Raises:
         RefNotFoundError: There is no such ref, or its log does not go back so far.
@@ -58,8 +62,8 @@ def resolve_commit(logs: RefLogs, expression: str) -> RepositoryCommit:
     if kind == "channel" and read.steps:
         step, *rest = read.steps
         if step.sign == "~":
-            commit = earlier_promotions(logs, read.name, entry, step.count)[-1]
-            return _follow(logs, logs.commit(commit), tuple(rest), read)
+            commit, _ = Promotions(logs, read.name).earlier(entry, step.count, tables)
+            return _follow(logs, commit, tuple(rest), read)
     return _follow(logs, logs.commit(entry.commit), read.steps, read)
 
 
@@ -75,47 +79,6 @@ def find_ref(logs: RefLogs, read: RefExpression) -> tuple[RefKind, RefEntry | No
         if found is not None and not found.deleted:
             return kind, found
     return "branch", None
-
-
-def earlier_promotions(logs: RefLogs, channel: str, entry: RefEntry, steps: int) -> list[str]:
-    """Return the commits that a channel named up to some promotions before, the present one first.
-
-    A rollback undoes promotions, so these no longer count as steps.
-
-    Raises:
-        RefNotFoundError: There were fewer promotions.
-    """
-    # One more than the steps: the first one is the present commit of the channel.
-    # `islice` takes no larger number than `maxsize`.
-    found = list(islice(promotions(logs, channel, upto=entry.number), min(steps + 1, sys.maxsize)))
-    if len(found) <= steps:
-        ago = f"{len(found) - 1} promotion{'' if len(found) == 2 else 's'}"  # noqa: PLR2004
-        instead = (
-            f"{channel} can be followed back by {ago}" if len(found) > 1 else f"{channel} named no other commit yet"
-        )
-        since = takewhile(lambda each: not each.deleted, logs.entries("channel", channel, upto=entry.number))
-        if passed := next((each for each in since if each.commit not in found), None):
-            instead += f"; promotions that were rolled back do not count: {channel}@{passed.number} names that entry"
-        raise RefNotFoundError(f"{channel}~{steps}", [], logs.store.uri, "channel", instead)
-    return found
-
-
-def promotions(logs: RefLogs, channel: str, *, upto: int | None = None) -> Iterator[str]:
-    """Return the commits that a channel named one after the other, newest first, without those rolled back."""
-    last, back_to = "", ""
-    for entry in logs.entries("channel", channel, upto=upto):
-        # Commits of a deleted channel are not earlier promotions of a new channel with its name.
-        if entry.deleted:
-            return
-        # A rollback undoes everything since the promotion that it went back to; such entries are skipped.
-        if back_to and entry.commit != back_to:
-            continue
-        if entry.commit != last:
-            yield entry.commit
-        # A revert names a commit of its own, with the content of an earlier one; it counts as a rollback to that one.
-        restored = entry.properties.get(RESTORES, "")
-        last = restored or entry.commit
-        back_to = restored or (entry.commit if entry.action == "rollback" else "")
 
 
 def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
@@ -167,7 +130,7 @@ def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
     tag = None if read.kind == "branch" else read_tag(logs, read.name)
     if tag is not None:
         if read.suffix:
-            raise InvalidInputError(f"{read.name!r} is a release tag; write it without {read.suffix!r}")
+            raise InvalidInputError(f"{read.name!r} is a repository tag; write it without {read.suffix!r}")
         return tag.commit
     # Last, since it may take a listing of all commits.
     ids = _ids_like(logs, read)
@@ -177,7 +140,7 @@ def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
         shown = ", ".join(sorted(ids)[:5])
         raise InvalidInputError(f"{len(ids)} commits of {logs.store.uri} begin with {read.name!r}: {shown}")
     known = [*logs.live("branch"), *logs.live("channel")]
-    raise RefNotFoundError(read.name, known, logs.store.uri, "branch, channel or release tag")
+    raise RefNotFoundError(read.name, known, logs.store.uri, "branch, channel or repository tag")
 
 
 def _ids_like(logs: RefLogs, read: RefExpression) -> list[str]:

@@ -8,19 +8,21 @@ names, and whether the ref is held there.
              "tables": {name: {"id", "branch", "version", "commit", "lands", "pin"}},
              "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}},
              "channels": {name: number of an entry of main}}
-    entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write", "upto"}
+    entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write", "upto",
+             "moves": {table id: [number, ...]}, "request"}
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import pendulum
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
 from lance_dagster.repository.candidates.writes import ClosedWrites, closed_value, parse_closed
 
@@ -33,6 +35,8 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 100_000_000
 # The text of a parser's error may quote the file, which can be long.
 _LONGEST_PROBLEM = 200
+Moves = Mapping[str, Collection[int]]
+"""The ids of tables that an entry of a channel moves, each with the earlier entries that it withdraws for the table."""
 T = TypeVar("T")
 
 
@@ -62,6 +66,11 @@ class TableVersion:
         """The ref expression that names the version in its table."""
         return f"branch:{self.branch}@{self.version}"
 
+    @property
+    def on_main(self) -> str:
+        """The version on `main`, which people find in the log of the table; for one that cannot land, its branch."""
+        return f"{MAIN}@{self.lands}" if self.lands else str(self)
+
     def __str__(self) -> str:
         """Return the version as people write it."""
         return f"{self.branch}@{self.version}"
@@ -84,6 +93,8 @@ class RepositoryCommit:
             those that will never be published.
         channels: By channel, the number of the last entry of `main` that was made to be promoted to it: the entry of
             this commit, or of an earlier commit. The commits that a channel has yet to get form a chain.
+        is_stored: Whether the repository has the commit. An expression such as `production~1` may name a state that no
+            commit has; it is stored when a ref moves there.
     """
 
     id: str
@@ -97,6 +108,7 @@ class RepositoryCommit:
     properties: Mapping[str, str] = field(default_factory=dict)
     writes: Mapping[str, ClosedWrites] = field(default_factory=dict, repr=False)
     channels: Mapping[str, int] = field(default_factory=dict, repr=False)
+    is_stored: bool = field(default=True, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the beginning of the id and the message."""
@@ -143,6 +155,10 @@ class RefEntry:
         write: A random id by which a writer recognises its own entry when the response of the storage was lost.
         upto: Of a channel, the number of the last entry of `main` that it had, or was moved back from, when the entry
             was made. What was committed for the channel after that entry is still to be promoted.
+        moves: The ids of the tables that the entry of a channel is about, each with the numbers of the earlier entries
+            that it withdraws for the table: none in a promotion. None for a branch, and for an entry of a version of
+            this package that did not record it.
+        request: Which request for a rollback the entry fulfils, so that a repeated request is recognised.
     """
 
     number: int
@@ -155,6 +171,8 @@ class RefEntry:
     properties: Mapping[str, str] = field(default_factory=dict)
     write: str = ""
     upto: int = 0
+    moves: Moves | None = None
+    request: str = ""
 
     @property
     def deleted(self) -> bool:
@@ -183,15 +201,63 @@ def new_commit(
     recorded: Recorded = _NOTHING_RECORDED,
 ) -> tuple[RepositoryCommit, bytes]:
     """Return a new commit and its bytes."""
+    # Before anything is stored: no reader accepts other values.
+    validate_commit_info(message, properties)
+    check_string("the author", author)
+    commit = RepositoryCommit(
+        id="",
+        tables=tables,
+        parents=tuple(parent.id for parent in parents),
+        # A search for an ancestor ends where generations are too small, without reading older commits.
+        generation=1 + max((parent.generation for parent in parents), default=0),
+        committed_at=pendulum.now("UTC"),
+        author=author,
+        message=message,
+        properties=properties,
+        writes=recorded.writes,
+        channels=recorded.channels,
+    )
+    data = commit_bytes(commit)
+    commit_id = hashlib.sha256(data).hexdigest()
+    # Parsed from its bytes: the writer holds what each reader will hold.
+    return parse_commit(commit_id, data, commit_id), data
+
+
+def composed_commit(
+    tables: Mapping[str, TableVersion], sources: tuple[RepositoryCommit, ...], entry: RefEntry, name: str
+) -> RepositoryCommit:
+    """Return the commit of a state that no stored commit has; the same state at the same entry has the same id.
+
+    Args:
+        tables: The version of each table.
+        sources: The stored commits that have these versions, which become the parents; the newest one last.
+        entry: The entry of a channel to which the state belongs.
+        name: The expression that names the state.
+    """
+    commit = RepositoryCommit(
+        id="",
+        tables=tables,
+        parents=tuple(source.id for source in sources),
+        generation=1 + max(source.generation for source in sources),
+        committed_at=entry.at,
+        author=entry.by,
+        message=name,
+        writes=writes_of(tables, sources),
+        channels=sources[-1].channels,
+    )
+    return replace(commit, id=hashlib.sha256(commit_bytes(commit)).hexdigest(), is_stored=False)
+
+
+def commit_bytes(commit: RepositoryCommit) -> bytes:
+    """Return the bytes of a commit, of which its id is the digest."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "parents": [parent.id for parent in parents],
-        # A search for an ancestor ends where generations are too small, without reading older commits.
-        "generation": 1 + max((parent.generation for parent in parents), default=0),
-        "committed_at": pendulum.now("UTC").isoformat(),
-        "author": author,
-        "message": message,
-        "properties": dict(properties),
+        "parents": list(commit.parents),
+        "generation": commit.generation,
+        "committed_at": commit.committed_at.isoformat(),
+        "author": commit.author,
+        "message": commit.message,
+        "properties": dict(commit.properties),
         "tables": {
             name: {
                 "id": at.id,
@@ -201,20 +267,14 @@ def new_commit(
                 "lands": at.lands,
                 **({"pin": at.pin} if at.pin else {}),
             }
-            for name, at in tables.items()
+            for name, at in commit.tables.items()
         },
     }
-    if recorded.writes:
-        content["writes"] = closed_value(recorded.writes)
-    if recorded.channels:
-        content["channels"] = dict(recorded.channels)
-    # Before anything is stored: no reader accepts other values.
-    validate_commit_info(message, properties)
-    check_string("the author", author)
-    data = _bytes(content)
-    commit_id = hashlib.sha256(data).hexdigest()
-    # Parsed from its bytes: the writer holds what each reader will hold.
-    return parse_commit(commit_id, data, commit_id), data
+    if commit.writes:
+        content["writes"] = closed_value(commit.writes)
+    if commit.channels:
+        content["channels"] = dict(commit.channels)
+    return _bytes(content)
 
 
 def writes_of(tables: Mapping[str, TableVersion], commits: Iterable[RepositoryCommit]) -> dict[str, ClosedWrites]:
@@ -278,6 +338,8 @@ def entry_bytes(entry: RefEntry) -> bytes:
             "properties": dict(entry.properties),
             "write": entry.write,
             "upto": entry.upto,
+            "moves": entry.moves and {table: sorted(numbers) for table, numbers in entry.moves.items()},
+            "request": entry.request,
         }
     )
 
@@ -307,6 +369,9 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
             properties=_texts(found["properties"]),
             write=_text(found["write"]),
             upto=_count(found.get("upto", 0)),
+            # Branches have none, and neither have entries that an earlier version of this package wrote.
+            moves=_moves(found.get("moves")),
+            request=_text(found.get("request", "")),
         )
 
     return _parsed(parse, data, path)
@@ -350,6 +415,12 @@ def _table_version(found: Mapping[str, Any]) -> TableVersion:
         # Commits of older releases name no such tag.
         pin=_text(found.get("pin", "")),
     )
+
+
+def _moves(found: Mapping[str, Sequence[object]] | None) -> Moves | None:
+    if found is None:
+        return None
+    return {_text(table): tuple(map(_count, numbers)) for table, numbers in found.items()}
 
 
 def _bytes(value: object) -> bytes:

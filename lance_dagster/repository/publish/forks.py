@@ -37,7 +37,7 @@ from lance_dagster.history.refs.ref_names import check_branch_name
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import ForkMark, next_entry, with_properties
-from lance_dagster.repository.commits.release_tags import refuse_taken
+from lance_dagster.repository.commits.repository_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 from lance_dagster.repository.publish.staging import drop_landed_pins, for_each_table, load
 from lance_dagster.repository.registry import RepositoryContext

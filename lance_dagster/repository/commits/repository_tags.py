@@ -1,4 +1,4 @@
-"""Release tags of a repository: names for one commit each, which never change."""
+"""Repository tags: names for one commit each, which never change."""
 
 import json
 import uuid
@@ -24,8 +24,8 @@ from lance_dagster.repository.commits.ref_log import TAGS, RefKind, RefLogs, per
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseTag:
-    """A release tag: its name, the id of its commit, who created it, when and why, and its properties."""
+class RepositoryTag:
+    """A repository tag: its name, the id of its commit, who created it, when and why, and its properties."""
 
     name: str
     commit: str
@@ -35,10 +35,10 @@ class ReleaseTag:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "release tag"]) -> None:
+def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "repository tag"]) -> None:
     """Refuse a new ref whose name a ref of another kind has.
 
-    Branches, channels and release tags share one set of names, because an expression names a ref without its kind.
+    Branches, channels and repository tags share one set of names, because an expression names a ref without its kind.
     Two processes that create refs of one name at the same moment are not detected; then the name means the channel.
 
     Raises:
@@ -52,13 +52,13 @@ def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", 
         # A branch that ended while rows were committed to it still has tables that wait.
         if found is not None and (not found.deleted or (kind == "branch" and logs.fork_marks(name))):
             taken = kind
-    if taken is not None or (wanted != "release tag" and read_tag(logs, name) is not None):
-        kind_of = taken or "release tag"
+    if taken is not None or (wanted != "repository tag" and read_tag(logs, name) is not None):
+        kind_of = taken or "repository tag"
         raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {wanted} needs another name")
 
 
-def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
-    """Read a release tag, or return None.
+def read_tag(logs: RefLogs, name: str) -> RepositoryTag | None:
+    """Read a repository tag, or return None.
 
     Raises:
         InvalidInputError: The name is not a string, or cannot be encoded.
@@ -72,14 +72,14 @@ def read_tag(logs: RefLogs, name: str) -> ReleaseTag | None:
     return None if data is None else _parsed(name, data, f"{logs.store.uri}/{path}")
 
 
-def list_tags(logs: RefLogs) -> dict[str, ReleaseTag]:
-    """Read all release tags, by name."""
+def list_tags(logs: RefLogs) -> dict[str, RepositoryTag]:
+    """Read all repository tags, by name."""
     names = sorted(unquote(name.removesuffix(".json")) for name in logs.store.list(TAGS))
     return {name: tag for name in names if (tag := read_tag(logs, name)) is not None}
 
 
-def create_release(logs: RefLogs, name: str, commit: str, *, message: str, properties: Mapping[str, str]) -> ReleaseTag:
-    """Create a release tag; return the existing one when it names the same commit.
+def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: Mapping[str, str]) -> RepositoryTag:
+    """Create a repository tag; return the existing one when it names the same commit.
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
@@ -88,7 +88,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str, prope
     """
     check_tag_name(name)
     validate_commit_info(message, properties)
-    refuse_taken(logs, name, "release tag")
+    refuse_taken(logs, name, "repository tag")
     tag = {
         "commit": commit,
         "by": person(),
@@ -104,7 +104,7 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str, prope
     made = read_tag(logs, name)
     if made is None or made.commit != commit:
         names = "gone again" if made is None else made.commit[:12]
-        raise AlreadyExistsError(f"release tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
+        raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
     # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
     if logs.is_expired(commit):
         # Only what this call put: a tag that another process made before the mark was seen by the collection.
@@ -115,8 +115,8 @@ def create_release(logs: RefLogs, name: str, commit: str, *, message: str, prope
     return made
 
 
-def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
-    """Delete a release tag.
+def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
+    """Delete a repository tag.
 
     Raises:
         RefNotFoundError: There is no such tag.
@@ -124,22 +124,22 @@ def delete_release(logs: RefLogs, name: str, *, force: bool) -> None:
     """
     found = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
     if found is None:
-        raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "release tag")
+        raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "repository tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
-        because = "readers find the released commit by it"
+        because = "readers find the commit by it"
         raise ProtectedError(
-            "release tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
+            "repository tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
     # The immutable tags of the tables stay: programs that read single tables were promised that these never move. Only
     # what was read is deleted: another process may have deleted it too, and made one of that name.
     logs.store.compare_and_delete(_path(name), found[1])
 
 
-def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
+def _parsed(name: str, data: bytes, path: str) -> RepositoryTag:
     try:
         found = parsed_json(data)
-        return ReleaseTag(
+        return RepositoryTag(
             name=name,
             commit=str(found["commit"]),
             created_by=str(found["by"]),
@@ -148,7 +148,7 @@ def _parsed(name: str, data: bytes, path: str) -> ReleaseTag:
             properties={str(key): str(value) for key, value in found.get("properties", {}).items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFileError(path, f"it does not hold a release tag: {type(error).__name__}") from error
+        raise CorruptFileError(path, f"it does not hold a repository tag: {type(error).__name__}") from error
 
 
 def _path(name: str) -> str:
