@@ -247,7 +247,7 @@ class Channels:
                 ):
                     return None
                 refuse_held(name, before)
-                self._refuse_rolled_back(name, before, commit, options.get("since"))
+                self._refuse_rolled_back(name, before, commit, since=options.get("since"))
             return with_properties(
                 next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
             )
@@ -296,7 +296,7 @@ class Channels:
             if before is not None:
                 refuse_held(name, before)
                 moved = {at.id for name, at in wanted.items() if named.get(name) != at}
-                self._refuse_rolled_back(name, before, commit, options.get("since"), moved)
+                self._refuse_rolled_back(name, before, commit, since=options.get("since"), tables=moved)
             # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
             if wanted != commit.tables:
@@ -444,6 +444,7 @@ class Channels:
         name: str,
         before: RefEntry,
         commit: RepositoryCommit,
+        *,
         since: RefEntry | None,
         tables: Collection[str] | None = None,
     ) -> None:

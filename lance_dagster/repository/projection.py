@@ -22,6 +22,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
+from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import (
     TagTarget,
     create_tag,
@@ -169,7 +170,7 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     if not tag.ended:
         # The usual case takes one read and one swap: the tag exists, and nobody holds it.
         with suppress(RefNotFoundError, RefMovedError, ProtectedError):
-            move_tag(tag.name, target, context.refs, context.versions, expected=None)
+            _marked(move_tag(tag.name, target, context.refs, context.versions, expected=None), target, context)
             return
     for _ in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag.
@@ -186,15 +187,20 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 continue
             elif moves:
                 move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
-            elif FOLLOWED_COMMIT not in found.metadata and not found.immutable:
-                # A tag from before the channel, which names the version already, follows it from now on.
-                set_metadata(tag.name, target.metadata, context.refs)
+            else:
+                _marked(found, target, context)
             if target.hold is not None and (found is None or found.hold is None):
                 # A new tag is created without a hold, and a tag that was already in place was not moved. Where the move
                 # has set the hold already, this call changes nothing.
                 hold_tag(tag.name, target.hold, context.refs)
             return
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
+
+
+def _marked(tag: Tag, target: TagTarget, context: TableContext) -> None:
+    """Note that a tag follows a channel from now on, where it named the version before the channel did."""
+    if FOLLOWED_COMMIT not in tag.metadata and not tag.immutable:
+        set_metadata(tag.name, target.metadata, context.refs)
 
 
 def _create(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
