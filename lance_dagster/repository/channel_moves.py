@@ -175,8 +175,7 @@ class ChannelMoves:
             # Only the tags of tables that differ are moved, so that other tables cost no request. A hold that began or
             # ended concerns the tags of all tables.
             changed = commit.tables if past != entry.hold else commit.changed_from(parent)
-            ended = frozenset() if past is None or past == entry.hold else frozenset({past.reason})
-            tag = FollowingTag(name=name, hold=entry.hold, ended=ended)
+            tag = FollowingTag(name=name, hold=entry.hold, past="" if past is None else past.reason)
             # The tag of a table that the commit does not have stays where it is: there is nothing to move it to.
             names = [table for table in changed if table in commit.tables]
             lagging = project(self._repository.registry, commit, names, tag)

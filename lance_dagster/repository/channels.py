@@ -58,9 +58,6 @@ from lance_dagster.repository.commits.snapshot import (
 from lance_dagster.repository.publish.staging import NEVER, for_each_table
 from lance_dagster.repository.registry import RepositoryContext
 
-# How many entries are searched for holds that ended: a tag that lags behind missed one of the last few moves.
-_HOLDS = 100
-
 
 class MoveOptions(TypedDict, total=False):
     """Options of a promotion of all tables, or of some."""
@@ -486,12 +483,6 @@ class Channels:
                 raise unknown_channel(self._repository, name)
             refuse_taken(self._repository.logs, name, "channel")
         return newest
-
-    def ended_holds(self, channel: Channel) -> frozenset[str]:
-        """Return the reasons of the last holds of a channel that are over; tags held for one of them lag behind."""
-        entries = islice(self._repository.logs.entries("channel", channel.name), _HOLDS)
-        reasons = {entry.hold.reason for entry in entries if entry.hold is not None}
-        return frozenset(reasons - ({channel.hold.reason} if channel.hold else set()))
 
     def release(
         self, name: str, *, reason: str, who: str = "", properties: Properties = None, tags: bool = True

@@ -23,6 +23,7 @@ from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.refs.tag_hold import HoldRequest
 from lance_dagster.history.refs.tag_operations import (
     TagTarget,
     create_tag,
@@ -69,13 +70,13 @@ class FollowingTag:
         name: Its name.
         immutable: Whether a tag is created as immutable.
         hold: The hold of the channel, which the tags get too: another program that promotes a single table is refused.
-        ended: The reasons of holds of the channel that are over; a tag that is held for one of them is released.
+        past: The reason of the hold that the channel had before its last move.
     """
 
     name: str
     immutable: bool = False
     hold: ChannelHold | None = None
-    ended: frozenset[str] = frozenset()
+    past: str = ""
 
 
 def land_tables(
@@ -148,7 +149,7 @@ def project(
         # Readers of the repository do not depend on this step, so a failure is reported and the other tables continue.
         try:
             context, state = find_version(registry, name, commit.tables[name])
-            hold = None if tag.hold is None else (tag.hold.reason, tag.hold.held_by)
+            hold = None if tag.hold is None else HoldRequest(tag.hold.reason, tag.hold.held_by, tag.name)
             _point(context, tag, TagTarget(state=state, metadata={FOLLOWED_COMMIT: commit.id}, hold=hold))
         except LanceDagsterError as error:
             return Lagging(table=name, ref=tag.name, reason=_reason(error))
@@ -165,12 +166,11 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    # Tags record no channel with a hold, so the reason tells whether a hold came from the channel.
-    of_channel = tag.ended if tag.hold is None else tag.ended | {tag.hold.reason}
-    if not tag.ended:
-        # The usual case takes one read and one swap: the tag exists, and nobody holds it.
-        with suppress(RefNotFoundError, RefMovedError, ProtectedError):
-            _marked(move_tag(tag.name, target, context.refs, context.versions, expected=None), target, context)
+    # The usual case takes one read and one swap: the tag exists, and nobody holds it.
+    with suppress(RefNotFoundError, RefMovedError, ProtectedError):
+        moved = move_tag(tag.name, target, context.refs, context.versions, expected=None)
+        if not _is_over(moved, tag):
+            _marked(moved, target, context)
             return
     for _ in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag.
@@ -180,9 +180,9 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
         with suppress(RefMovedError, AlreadyExistsError):
             if found is None:
                 _create(context, tag, target)
-            elif found.hold is not None and found.hold.reason in (of_channel if moves else tag.ended):
+            elif found.hold is not None and (_is_over(found, tag) or (moves and _is_of_channel(found, tag))):
                 # A held tag cannot be moved, so it is released here and moved by the next try. A tag that a person
-                # holds for another reason stays where it is and is reported.
+                # holds stays where it is and is reported.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
@@ -195,6 +195,21 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 hold_tag(tag.name, target.hold, context.refs)
             return
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
+
+
+def _is_of_channel(found: Tag, tag: FollowingTag) -> bool:
+    """Return whether the hold of a tag follows one of its channel."""
+    if found.hold is None:
+        return False
+    # A hold that the channel adopted from the tag, or that an earlier version put, has only the reason of the channel.
+    reasons = {tag.past, "" if tag.hold is None else tag.hold.reason}
+    return found.hold.channel == tag.name or found.hold.reason in reasons
+
+
+def _is_over(found: Tag, tag: FollowingTag) -> bool:
+    """Return whether a tag is held for a hold of its channel that has ended."""
+    present = "" if tag.hold is None else tag.hold.reason
+    return _is_of_channel(found, tag) and found.hold is not None and found.hold.reason != present
 
 
 def _marked(tag: Tag, target: TagTarget, context: TableContext) -> None:

@@ -676,8 +676,7 @@ class LanceRepository:
         settle_tables(staging, head, head.tables)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
-            # The tags may have missed the end of a hold as well, so its reason is looked up.
-            tag = FollowingTag(name=channel.name, hold=channel.hold, ended=self.channels.ended_holds(channel))
+            tag = FollowingTag(name=channel.name, hold=channel.hold)
             found += project(self._context.registry, commit, commit.tables, tag)
         return found
 

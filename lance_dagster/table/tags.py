@@ -9,6 +9,7 @@ from lance_dagster.history.refs import protection as protecting, rename, tag_ope
 from lance_dagster.history.refs.followed_channel import Change, refuse_following
 from lance_dagster.history.refs.protection import Protection
 from lance_dagster.history.refs.ref_files import Tag
+from lance_dagster.history.refs.tag_hold import HoldRequest
 from lance_dagster.history.refs.tag_operations import TagMove, TagTarget
 from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.relocate import present_version
@@ -188,9 +189,9 @@ class Tags:
                     "expected and metadata need at: without it the tag is held wherever it is; "
                     "at=expected holds it only there"
                 )
-            return tag_operations.hold_tag(name, (reason, who), refs)
+            return tag_operations.hold_tag(name, HoldRequest(reason, who), refs)
         guard = self._guard("move", state := self._context.at(at), force=False)
-        target = TagTarget(state=state, metadata=metadata or {}, hold=(reason, who), guard=guard)
+        target = TagTarget(state=state, metadata=metadata or {}, hold=HoldRequest(reason, who), guard=guard)
         where = None if expected is None else str(expected)
         return tag_operations.move_tag(name, target, refs, self._context.versions, expected=where)
 

@@ -54,7 +54,7 @@ WITHOUT_MESSAGE = {
     for owner, names in {
         "Branches": "ahead_behind create delete get graph is_merged list merge_base newest protect protection recover "
         "rename set_metadata status unprotect version_numbers",
-        "Channels": "ended_holds entries_after get history list refuse_immovable",
+        "Channels": "entries_after get history list refuse_immovable",
         "Config": "get table_metadata",
         "LanceRepository": "at collect diff discover follow fork head held_versions log name_of open open_uri "
         "pin_again pinned repair status table tables uri",

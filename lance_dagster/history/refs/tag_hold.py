@@ -20,6 +20,15 @@ _KEPT_HOLDS = 20
 _LONGEST_REASON = 2_000
 
 
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """A hold to begin: why, who asks for it (empty for the committer), and the channel whose hold it follows."""
+
+    reason: str
+    who: str = ""
+    channel: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagHold:
     """One hold of a tag; `released_at` is None while it is in force.
@@ -29,6 +38,7 @@ class TagHold:
         reason: Why it was held.
         held_by: Who held it.
         held_at: When it was held; None where that cannot be read.
+        channel: The channel of a repository whose hold this one follows; empty for the hold of this tag alone.
         release_reason: Why it was released.
         released_by: Who released it.
         released_at: When it was released.
@@ -38,6 +48,7 @@ class TagHold:
     reason: str
     held_by: str
     held_at: pendulum.DateTime | None
+    channel: str = ""
     release_reason: str = ""
     released_by: str = ""
     released_at: pendulum.DateTime | None = None
@@ -84,6 +95,7 @@ def encoded_holds(holds: Sequence[TagHold]) -> str:
                 "reason": hold.reason,
                 "by": hold.held_by,
                 "at": _time_text(hold.held_at),
+                **({"channel": hold.channel} if hold.channel else {}),
                 **({"released": _released(hold)} if hold.released_at else {}),
             }
             # The newest ones stay, because the last one decides whether the tag may move.
@@ -132,6 +144,7 @@ def _decoded(found: Mapping[str, object]) -> TagHold:
         reason=str(found["reason"]),
         held_by=str(found["by"]),
         held_at=_time(found["at"]),
+        channel=str(found.get("channel", "")),
         release_reason=str(released.get("reason", "")),
         released_by=str(released.get("by", "")),
         released_at=_time(released.get("at")),

@@ -49,7 +49,7 @@ from lance_dagster.history.refs.protection import refuse_protected_tag
 from lance_dagster.history.refs.ref_files import IMMUTABLE, READY, RESERVED_PREFIX, Tag, with_metadata
 from lance_dagster.history.refs.ref_names import check_tag_name
 from lance_dagster.history.refs.ref_store import Refs
-from lance_dagster.history.refs.tag_hold import HOLDS, TagHold, encoded_holds, given_reason, refuse_held
+from lance_dagster.history.refs.tag_hold import HOLDS, HoldRequest, TagHold, encoded_holds, given_reason, refuse_held
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import put_once, together
 
@@ -98,14 +98,14 @@ def _no_guard(_: Tag) -> None:
 class TagTarget:
     """The version that a tag is to name, and the metadata of the move.
 
-    `hold`, where set, is the reason and the person of a hold that begins with the move. `guard` is called with the tag
+    `hold`, where set, begins with the move. `guard` is called with the tag
     that a move replaces, unless it names the version already, and may refuse.
     """
 
     state: State
     metadata: Mapping[str, str]
     steps_back: int = 0
-    hold: tuple[str, str] | None = None
+    hold: HoldRequest | None = None
     guard: Callable[[Tag], None] = _no_guard
 
 
@@ -177,14 +177,14 @@ def move_tag(
             raise RefMovedError(name, expected, current.ref)
         # Idempotent: a retry of a move that succeeded records nothing.
         if current.ref == str(target.state):
-            return current if target.hold is None else _held(current, *target.hold)
+            return current if target.hold is None else _held(current, target.hold)
         refuse_held("move", name, current.metadata)
         refuse_immutable("move", current, str(target.state))
         target.guard(current)
         before = current
         made = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
         # The hold is part of the same swap: between a move and a separate hold, a publisher could move the tag on.
-        return made if target.hold is None else _held(made, *target.hold)
+        return made if target.hold is None else _held(made, target.hold)
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = ready_branch_id(target.state.branch, refs)
@@ -200,12 +200,12 @@ def move_tag(
     return made
 
 
-def hold_tag(name: str, hold: tuple[str, str], refs: Refs) -> Tag:
+def hold_tag(name: str, hold: HoldRequest, refs: Refs) -> Tag:
     """Hold a tag where it is, by compare-and-swap.
 
     Args:
         name: The tag.
-        hold: The reason, and who holds it; empty for the committer.
+        hold: The hold.
         refs: The refs of the table.
 
     Raises:
@@ -214,7 +214,7 @@ def hold_tag(name: str, hold: tuple[str, str], refs: Refs) -> Tag:
         ProtectedError: The tag is held already, for another reason.
     """
     # It follows a move: a hold that failed because of it would leave the tag free for the next one.
-    return refs.change_tag(name, lambda current: _held(current, *hold), follow=True)
+    return refs.change_tag(name, lambda current: _held(current, hold), follow=True)
 
 
 def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
@@ -237,13 +237,19 @@ def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
     return refs.change_tag(name, released, follow=True)
 
 
-def _held(tag: Tag, reason: str, who: str) -> Tag:
-    given, current = given_reason(reason, "hold"), tag.hold
+def _held(tag: Tag, request: HoldRequest) -> Tag:
+    given, current = given_reason(request.reason, "hold"), tag.hold
     # Idempotent: the retry of a hold that succeeded records nothing.
     if current is not None and current.reason == given:
         return tag
     refuse_held("hold", tag.name, tag.metadata)
-    hold = TagHold(version=tag.ref, reason=given, held_by=_person(who), held_at=pendulum.now("UTC"))
+    hold = TagHold(
+        version=tag.ref,
+        reason=given,
+        held_by=_person(request.who),
+        held_at=pendulum.now("UTC"),
+        channel=request.channel,
+    )
     return with_metadata(tag, {HOLDS: encoded_holds([*tag.holds, hold])})
 
 
