@@ -122,6 +122,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "roll back": Operation(
         prepare=_two_published, act=lambda repository: repository.channels.rollback("production", reason="doubled")
     ),
+    "roll back one table": Operation(
+        prepare=_two_published,
+        act=lambda repository: repository.channels.rollback("production", reason="doubled", tables=["a"], hold=False),
+    ),
     "release": Operation(
         prepare=_held,
         act=lambda repository: repository.channels.release("production", reason="go on"),
