@@ -43,7 +43,7 @@ Only garbage collection deletes files that two branches may share.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -67,8 +67,8 @@ from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
 from lance_dagster.history.inventory import EXPIRED, Inventory, expired_copies, take_inventory
 from lance_dagster.history.refs.ref_files import Branch, Tag
 from lance_dagster.history.refs.ref_store import Refs
-from lance_dagster.history.versions import Versions
-from lance_dagster.store import Store
+from lance_dagster.history.versions import State, Versions
+from lance_dagster.store import ObjectInfo, Store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 Progress = Callable[[int, int], None]
@@ -131,7 +131,8 @@ class _Collection:
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
             numbers = {found.branch: found.manifests for found in inventory.branches.values()}
-            add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
+            heads = add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
+            self._add_unlisted(heads, inventory, policy)
         except FormatError as error:
             # It is unknown which branches exist and what they need, so nothing may be deleted.
             marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
@@ -168,6 +169,14 @@ class _Collection:
             # Another writer is at work after all, and may be about to name files that look like garbage.
             return report
         return self._swept(report, sweep, marks, files)
+
+    def _add_unlisted(self, heads: Iterable[State], inventory: Inventory, policy: RetentionPolicy) -> None:
+        """Add heads that the inventory lacks: they were committed since, or its listing lagged behind."""
+        for head in heads:
+            manifests = inventory.of_branch(head.branch).manifests
+            if head.number not in manifests:
+                key = head.path.removeprefix(f"{self._store.uri}/")
+                manifests[head.number] = ObjectInfo(key, head.size, policy.now)
 
     def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
         # No copy outlives the files it names: a branch that is recovered from it could not be read.

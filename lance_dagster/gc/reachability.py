@@ -19,7 +19,7 @@ from lance_dagster.history.lineage import Lineage, lineage_of, merge_records_of
 from lance_dagster.history.refs.ref_files import DELETING, Branch, Tag
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import recorded_versions
-from lance_dagster.history.versions import Versions
+from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import canonical_uri
 from lance_dagster.transactions.base_paths import FileReferences, file_references
 from lance_dagster.verify.manifest_rules import WARNING, Problem
@@ -93,8 +93,8 @@ class Merges:
     numbers: Mapping[str, Iterable[int]]
 
 
-def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> None:
-    """Add the versions that a merge of any two branches, `main` included, would read.
+def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> list[State]:
+    """Add the versions that a merge of any two branches, `main` included, would read; return the heads that were read.
 
     Merge bases: a version contains each branch up to a number (`history.lineage`), and two versions have in common
     every branch up to the lower of their two numbers, third branches included. So every possible merge base is
@@ -123,6 +123,7 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
             required.unmerged.add(name)
     for lineage in found.values():
         _add_merges(required, lineage, names)
+    return [lineage.state for lineage in found.values()]
 
 
 def _lineages(required: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:

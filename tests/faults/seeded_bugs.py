@@ -130,8 +130,9 @@ BUGS = (
     Bug(
         "versions are deleted before the branch is marked",
         "history/refs/branch_operations.py",
-        "    refuse_users(name, do, refs)\n    return branch\n",
-        "    refuse_users(name, do, refs)\n    folder = layout.versions_folder(name)\n"
+        "    together(refs.store, refuse, partial(refuse_users, name, do, refs))\n    return branch\n",
+        "    together(refs.store, refuse, partial(refuse_users, name, do, refs))\n"
+        "    folder = layout.versions_folder(name)\n"
         '    refs.store.delete_many([f"{folder}/{file}" for file in refs.store.list(folder)])\n    return branch\n',
         ("delete a branch",),
     ),
