@@ -22,6 +22,7 @@ from lance_dagster.cli.repository.repository_commands import (
     collect,
     commit,
     create,
+    discard,
     fork,
     move,
     publish,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 COMMANDS: "Sequence[click.Command]" = (
     *(tables, status, log, show, diff, channels, tags, history),
     *(create, adopt, move, remove),
-    *(fork, commit, publish, revert),
+    *(fork, commit, publish, discard, revert),
     *(create_channel, delete_channel, promote, rollback, hold, release, tag),
     *(repair, collect),
 )
