@@ -386,8 +386,8 @@ class Together:
             held = self.repository.held_versions(name)
             if held > _MANY_HELD:
                 return (
-                    f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the job of "
-                    "build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
+                    f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the "
+                    "job of build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
                 )
         return None
 
