@@ -185,9 +185,7 @@ def _expect_published(months: list[int]) -> None:
     for name in TABLES:
         opened = table(name)
         _expect_same(f"production of {name} is the newest main", str(opened.head()), _promoted()[name])
-        # The branches published/* hold versions of commits of the repository, until the maintenance job collects them.
-        left = {branch for branch in opened.branches.list() if not branch.startswith("published/")}
-        _expect_same(f"branches of runs left in {name}", set(), left)
+        _expect_same(f"branches left in {name}", set(), {*opened.branches.list()})
     _expect_rows(months)
 
 

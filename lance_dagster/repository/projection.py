@@ -17,7 +17,6 @@ from lance_dagster.errors import (
     LanceDagsterError,
     ProtectedError,
     RefMovedError,
-    RefNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, tag_file
 from lance_dagster.history.context import Properties, TableContext
@@ -166,15 +165,9 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    # The usual case takes one read and one swap: the tag exists, and nobody holds it.
-    with suppress(RefNotFoundError, RefMovedError, ProtectedError):
-        moved = move_tag(tag.name, target, context.refs, context.versions, expected=None)
-        if not _is_over(moved, tag):
-            _marked(moved, target, context)
-            return
     for _ in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag.
-        found = context.refs.tag(tag.name)
+        found = context.refs.tag_to_change(tag.name)
         moves = found is not None and found.ref != str(target.state)
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
@@ -186,7 +179,7 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
-                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref)
+                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref, read=found)
             else:
                 _marked(found, target, context)
             if target.hold is not None and (found is None or found.hold is None):

@@ -27,6 +27,8 @@ _LAST = 2**64 - 1
 _FIXED_64, _FIXED_32, _VARINT, _BYTES = 1, 5, 0, 2
 # Names that contain a digest of a path or of a random id.
 _DIGEST = re.compile(r"(clone-)[0-9a-f]{16}")
+# Tags by which a repository keeps versions for its commits, and which no reader reads.
+_HOLDING = ("repository-main-", "repository-landing-")
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class _Table:
             said = json.loads(path.read_bytes())
             name = _DIGEST.sub(r"\1*", unquote(path.stem))
             rows = self.rows(said.get("branch") or "main", said["version"])
-            if "lance_dagster.remover" not in said["metadata"] and not name.startswith("repository-main-"):
+            if "lance_dagster.remover" not in said["metadata"] and not name.startswith(_HOLDING):
                 self.found.refs[f"{self.root.name} tag {name}"] = rows
 
     def rows(self, branch: str, number: int) -> object:
@@ -78,6 +80,16 @@ class _Table:
             problem = f"{self.root.name}: {branch}@{number} cannot be read: {type(error).__name__}"
             self.found.problems.add(problem)
             return problem
+
+    def merged(self, number: int) -> str | None:
+        """The version that a version of `main` merged, as its transaction says; None for any other version."""
+        try:
+            _, transaction = _parsed(self._path("main", number))
+        except OSError:
+            return None
+        entries = map(_message, transaction.get(4, ()))
+        properties = {bytes(_one(entry, 1)).decode(): bytes(_one(entry, 2)).decode() for entry in entries}
+        return properties.get("lance_dagster.merge")
 
     def _read_branch(self, branch: str, said: Mapping[str, Any]) -> None:
         numbers = _manifests(self._folder(branch))
@@ -196,7 +208,12 @@ def _rows_of(folder: Path, tables: Mapping[str, _Table], name: str, version: Map
     # Older commits name a table by a former name; its id gives the present name.
     named = {json.loads(path.read_bytes())["id"]: unquote(path.stem) for path in folder.glob("tables/*.json")}
     table = tables.get(f"{named.get(version['id'], name)}.lance")
-    return "no such table" if table is None else table.rows(version["branch"], version["version"])
+    if table is None:
+        return "no such table"
+    branch, number = version["branch"], version["version"]
+    # The branch may be gone once `main` has the version under the number that the commit says.
+    landed = version["lands"] and table.merged(version["lands"]) == f"{branch}@{number}"
+    return table.rows("main", version["lands"]) if landed else table.rows(branch, number)
 
 
 def _manifests(folder: Path) -> list[int]:

@@ -383,14 +383,14 @@ def test_the_page_names_the_other_tables_of_the_commit(shop: Shop) -> None:
 
 
 def test_many_uncollected_publications_are_reported(shop: Shop) -> None:
-    """A publisher warns when the branches of many old publications were not collected."""
+    """A publisher warns when the tags of many old publications were not collected."""
     assert shop.run(1).success
-    for held in shop.root.glob("shop/*.lance/_refs/branches/published*"):
+    for held in shop.root.glob("shop/*.lance/_refs/tags/repository-main-2.json"):
         for number in range(700):
             held.with_name(held.name.replace(".json", f"{number}.json")).hardlink_to(held)
     logs = shop.instance.all_logs(shop.run(2).run_id)
     said = [entry.user_message for entry in logs if entry.level == logging.WARNING]
-    assert ["702 branches of shop/"] == [text[:21] for text in said]
+    assert ["702 branches and tags of shop/"] == [text[:30] for text in said]
 
 
 def test_a_publication_takes_its_number_of_requests(shop: Shop) -> None:

@@ -252,6 +252,21 @@ def publish(
     output.write(document, [*map(printable, lines), *lagging_lines(done.lagging)])
 
 
+@click.command(epilog="Example: lance-dagster repository discard s3://lake run/1 shop/lines --reason 'wrong input'")
+@about_repository
+@click.argument("branch")
+@click.argument("names", metavar="[TABLE]...", nargs=-1)
+@click.option("--reason", "-m", required=True, help="Why; the log of the branch records it.")
+def discard(repository: "LanceRepository", output: Output, branch: str, names: tuple[str, ...], reason: str) -> None:
+    """Give BRANCH up without publishing it: in all tables that were forked to it, or in the given ones.
+
+    BRANCH is deleted in these tables. The others can be published without them.
+    """
+    kept = repository.discard(branch, tables=names or None, reason=reason)
+    lines = [f"{branch}: discarded in {', '.join(names) or 'all of its tables'}", *(f"kept: {each}" for each in kept)]
+    output.write({"branch": branch, "tables": list(names), "kept": list(kept)}, [printable(line) for line in lines])
+
+
 @click.command(epilog="Example: lance-dagster repository revert s3://lake main~1")
 @about_repository
 @click.argument("ref")

@@ -21,6 +21,7 @@ from lance_dagster.cli.repository.repository_commands import (
     collect,
     commit,
     create,
+    discard,
     fork,
     move,
     publish,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 COMMANDS: "Sequence[click.Command]" = (
     *(tables, status, log, show, diff, channels, tags, history),
     *(create, adopt, move, remove),
-    *(fork, commit, publish, revert),
+    *(fork, commit, publish, discard, revert),
     *(create_channel, delete_channel, promote, hold, release, tag),
     *(repair, collect),
 )

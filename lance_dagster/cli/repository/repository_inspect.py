@@ -82,6 +82,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
         "waiting": {name: list(names) for name, names in found.waiting.items()},
         "unwritten": {name: list(names) for name, names in found.unwritten.items()},
         "superseded": {name: dict(versions) for name, versions in found.superseded.items()},
+        "lost": {name: list(names) for name, names in found.lost.items()},
         "collectable": found.collectable,
         "held_versions": found.held_versions,
     }
@@ -90,14 +91,19 @@ def status(repository: "LanceRepository", output: Output) -> None:
     lines += [line for each in found.tables for line in _table_state_lines(each)]
     lines += [_waiting_line(name, found) for name in found.waiting]
     if found.collectable:
-        old, branches = counted(found.collectable, "old commit"), counted(found.held_versions, "branch")
+        old, held = counted(found.collectable, "old commit"), found.held_versions
         command = command_line("repository collect", repository.root, "--delete")
-        lines.append(f"not collected: {old}, {branches} of tables for commits; {command} deletes what is not needed")
+        lines.append(f"not collected: {old}, {held} branches and tags of tables; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
 
 
 def _waiting_line(branch: str, found: "RepositoryStatus") -> str:
     written, unwritten = found.written(branch), found.unwritten.get(branch, ())
+    if lost := found.lost.get(branch, ()):
+        return (
+            f"lost: {branch} in {', '.join(lost)}, where the branch that was forked is gone; fork the tables again and "
+            "write their rows again, or give them up with `lance-dagster repository discard`"
+        )
     if unwritten and not written:
         return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
     named = f"{branch} ({', '.join(written) or 'no table'})"

@@ -1,8 +1,7 @@
 """Publish the tables of a repository as one commit; a table alone is a repository of one.
 
-The audited version of every table is staged on a branch that no reader looks at, and one put in the storage publishes
-all of them: the commit of the repository. `main` of each table follows, then the channel moves for all tables at once,
-and the tag of each table follows the channel.
+One put in the storage publishes the audited version of every table: the commit of the repository. `main` of each table
+follows, then the channel moves for all tables at once, and the tag of each table follows the channel.
 
 The first publication creates the repository. Tables that have the tag already are then added to the channel at the
 versions that their tags name, so that a rollback can return to these versions. Other tables are left alone.
@@ -373,13 +372,13 @@ class Together:
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
-        # Each publication leaves a branch in each of its tables, so one request about one table is enough.
+        # Each publication leaves a tag in each of its tables, so a look at one table is enough.
         for name in [self.repository.name_of(one.table) for one in published[:1]]:
             held = self.repository.held_versions(name)
             if held > _MANY_HELD:
                 return (
-                    f"{held} branches of {name} hold versions for old commits of the repository: schedule the job of "
-                    "build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
+                    f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the "
+                    "job of build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
                 )
         return None
 

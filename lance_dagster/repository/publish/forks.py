@@ -227,7 +227,8 @@ def lost_branch(branch: str, name: str) -> str:
     """Return what happened to the branch of a table that is lost, and what to do."""
     return (
         f"its branch {branch!r} was deleted, renamed, reset or made again after the fork: fork the table again and "
-        f"write its rows again, or give its part up with discard({branch!r}, tables=[{name!r}], reason=...)"
+        f"write its rows again, or give its part up with discard({branch!r}, tables=[{name!r}], reason=...) or "
+        "`lance-dagster repository discard`"
     )
 
 
