@@ -10,6 +10,7 @@ import pytest
 
 from lance_dagster import LanceIOManager, LanceResource, RowCount, build_publisher, build_table_checks
 from tests.plugin.asset_failures import reexecute_from_asset_failure
+from tests.plugin.test_repository_publish import ids_of
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ class Fragile:
         """The days in production, sorted, one for each row."""
         table = self.lake.table(ITEMS)
         assert "production" not in table.tags.list() or table.read("production") == table.read()
-        return sorted(table.read()["day"].to_pylist())
+        return sorted(map(str, table.read()["day"].to_pylist()))
 
 
 @pytest.fixture(params=["unchecked", "check_specs", "table check"])
@@ -239,7 +240,7 @@ class Optional:
         table = self.lake.table(name)
         production = table.read("production") if table.tags.list() else table.schema().empty_table()
         assert production == table.read()
-        return production["id"].to_pylist()
+        return ids_of(production)
 
 
 @pytest.mark.parametrize("job", ["candidates", "everything"])
