@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_the_daemon_finishes_what_was_killed(
             for number, root in enumerate(roots):
                 operation.prepare(root, instance)
                 ask(requests, operation, root, first + number * stride)
-            until(lambda roots=roots: all(is_over(instance, root) for root in roots), log)
+            until(partial(are_over, instance, roots), log)
             for root in roots:
                 is_finished(operation, root, instance)
             survived = [runs_at(instance, root)[0].is_success for root in roots]
@@ -190,7 +191,10 @@ def runs_at(instance: dg.DagsterInstance, root: str) -> Sequence[dg.DagsterRun]:
     return instance.get_runs(dg.RunsFilter(tags={ROOT: root}), ascending=True)
 
 
-def is_over(instance: dg.DagsterInstance, root: str) -> bool:
-    """Whether a run at a root succeeded, or failed as often as the daemon tries."""
-    runs = runs_at(instance, root)
-    return any(run.is_success for run in runs) or (len(runs) > RETRIES and all(run.is_finished for run in runs))
+def are_over(instance: dg.DagsterInstance, roots: Sequence[str]) -> bool:
+    """Whether a run at each root succeeded, or failed as often as the daemon tries."""
+    found = [runs_at(instance, root) for root in roots]
+    return all(
+        any(run.is_success for run in runs) or (len(runs) > RETRIES and all(run.is_finished for run in runs))
+        for runs in found
+    )
