@@ -26,6 +26,7 @@ from lance_dagster import (
     build_table_checks,
     table_check,
 )
+from tests.plugin.test_repository_publish import ids_of
 
 ORDERS, LINES = dg.AssetKey(["depot", "orders"]), dg.AssetKey(["depot", "lines"])
 PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]
@@ -162,7 +163,7 @@ class Depot:
         table = self.table(key)
         if ref not in {"main", *table.tags.list(), *table.branches.list()}:
             return []
-        return sorted(table.read(ref)["id"].to_pylist())
+        return ids_of(table.read(ref))
 
     @contextmanager
     def paused(self, step: str, act: Callable[[], dg.JobExecutionResult]) -> Iterator["Future[dg.JobExecutionResult]"]:
@@ -211,6 +212,28 @@ def definitions_at(root: str) -> dg.Definitions:
     def lines() -> pa.Table:
         return pa.table({"id": _step(root, "lines").lines})
 
+    publisher = build_publisher([ORDERS, LINES])
+
+    @dg.asset(deps=PROMOTED)
+    def mart() -> None:
+        _step(root, "mart")
+
+    candidates = dg.AssetSelection.assets(ORDERS, LINES) | dg.AssetSelection.checks_for_assets(ORDERS, LINES)
+    return dg.Definitions(
+        assets=[orders, lines, publisher, mart],
+        asset_checks=_checks(root, lance),
+        resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
+        jobs=[
+            dg.define_asset_job("everything", selection="*"),
+            dg.define_asset_job("candidates", selection=candidates),
+        ],
+        executor=dg.in_process_executor,
+    )
+
+
+def _checks(root: str, lance: LanceResource) -> list[dg.AssetChecksDefinition]:
+    """The checks of both tables: three that this package evaluates, and a plain one."""
+
     @table_check(asset=ORDERS)
     def are_known(orders: PinnedTable) -> bool:
         _step(root, "check of orders")
@@ -233,24 +256,7 @@ def definitions_at(root: str) -> dg.Definitions:
         passed = "count of lines" not in _step(root, "count of lines").refuses
         return dg.AssetCheckResult(passed=passed, metadata={**named, "lance/transaction": version.transaction})
 
-    publisher = build_publisher([ORDERS, LINES])
-
-    @dg.asset(deps=PROMOTED)
-    def mart() -> None:
-        _step(root, "mart")
-
-    checks = [are_known, are_counted, are_complete, *build_table_checks(ORDERS, [InRange("id", minimum=0)])]
-    candidates = dg.AssetSelection.assets(ORDERS, LINES) | dg.AssetSelection.checks_for_assets(ORDERS, LINES)
-    return dg.Definitions(
-        assets=[orders, lines, publisher, mart],
-        asset_checks=checks,
-        resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
-        jobs=[
-            dg.define_asset_job("everything", selection="*"),
-            dg.define_asset_job("candidates", selection=candidates),
-        ],
-        executor=dg.in_process_executor,
-    )
+    return [are_known, are_complete, are_counted, *build_table_checks(ORDERS, [InRange("id", minimum=0)])]
 
 
 def add_runs(instance: dg.DagsterInstance, job: str, number: int) -> None:

@@ -65,7 +65,17 @@ def lines(context: dg.AssetExecutionContext) -> pa.Table:
     return pa.table({"id": [int(context.run.tags[NUMBER])]})
 
 
-@dg.sensor(job_name="everything", default_status=dg.DefaultSensorStatus.RUNNING, minimum_interval_seconds=1)
+lance = MortalLake.configure_at_launch()
+publisher = build_publisher([orders, lines])
+candidates = dg.AssetSelection.assets(orders, lines) | dg.AssetSelection.checks_for_assets(orders, lines)
+JOBS = [
+    dg.define_asset_job("everything", "*"),
+    dg.define_asset_job("candidates", candidates),
+    dg.define_asset_job("promoted", dg.AssetSelection.assets(*PROMOTED)),
+]
+
+
+@dg.sensor(jobs=JOBS, default_status=dg.DefaultSensorStatus.RUNNING, minimum_interval_seconds=1)
 def requested(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
     """Ask for the run that each new file of the folder describes."""
     for file in sorted(Path(os.environ[FOLDER]).glob("*.json")):
@@ -74,18 +84,11 @@ def requested(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
             yield dg.RunRequest(run_key=file.name, **json.loads(file.read_text()))
 
 
-lance = MortalLake.configure_at_launch()
-publisher = build_publisher([orders, lines])
-candidates = dg.AssetSelection.assets(orders, lines) | dg.AssetSelection.checks_for_assets(orders, lines)
 definitions = dg.Definitions(
     assets=[orders, lines, publisher],
     asset_checks=[check for asset in (orders, lines) for check in build_table_checks(asset, [Unique("id")])],
     resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
-    jobs=[
-        dg.define_asset_job("everything", "*"),
-        dg.define_asset_job("candidates", candidates),
-        dg.define_asset_job("promoted", dg.AssetSelection.assets(*PROMOTED)),
-    ],
+    jobs=JOBS,
     sensors=[requested],
     executor=dg.in_process_executor,
 )
@@ -106,7 +109,10 @@ def job_named(name: str) -> dg.JobDefinition:
 
 
 def execute(
-    instance: dg.DagsterInstance, job: str, reexecution: dg.ReexecutionOptions | None = None, **options: Any
+    instance: dg.DagsterInstance,
+    job: str,
+    reexecution: dg.ReexecutionOptions | None = None,
+    **options: Any,  # noqa: ANN401 - options of Dagster
 ) -> dg.JobExecutionResult:
     """Execute a job in this process; the options are those of `options_of`."""
     built = dg.build_reconstructable_job(

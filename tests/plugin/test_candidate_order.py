@@ -55,13 +55,14 @@ class Replaced:
             made = dg.AssetMaterialization(asset_key=ITEMS, partition=partition, metadata={"by": "another program"})
             self.instance.report_runless_asset_event(made)
 
-    def publish(self) -> dg.ExecuteInProcessResult:
+    def publish(self, **config: object) -> dg.ExecuteInProcessResult:
         """Materialize the promoted node."""
-        assets = [self.items, self.publisher]
-        return self._materialize(assets, selection=list(self.publisher.keys))
+        run_config = {"ops": {"publish_production": {"config": config}}}
+        selection = list(self.publisher.keys)
+        return self._materialize([self.items, self.publisher], selection=selection, run_config=run_config)
 
     @property
-    def published(self) -> set[int]:
+    def published(self) -> set[object]:
         """The numbers in production, each of which a run wrote."""
         rows = self.lake.table(ITEMS).read("production")
         assert (len(self.days) or 1) == rows.num_rows
@@ -75,15 +76,19 @@ class Replaced:
 _ENDS = (("start", 0), ("end", -1))
 
 
-@pytest.mark.parametrize(
-    "older,newer",
-    [
-        pytest.param(HOURS, NEVER, id="older ahead"),
-        pytest.param(NEVER, -HOURS, id="newer behind"),
-        pytest.param(NEVER, NEVER, id="right clocks"),
-    ],
-)
-@pytest.mark.parametrize("partitions,reports", [(0, 0), (0, MANY), (FEW, 0), (FEW, MANY), (MANY, 0)], ids=str)
+def cases() -> list[Any]:
+    """Partitions and foreign materializations, and how far the clocks of both runs are ahead."""
+    clocks = {"older ahead": (HOURS, NEVER), "newer behind": (NEVER, -HOURS), "right clocks": (NEVER, NEVER)}
+    return [
+        pytest.param(*many, *clock, id=f"{many[0]} partitions, {many[1]} others, {name}", marks=marks)
+        for many in ((0, 0), (0, MANY), (FEW, 0), (FEW, MANY), (MANY, 0))
+        for name, clock in clocks.items()
+        # The event log takes a minute of a core for so many partitions.
+        for marks in [[pytest.mark.soak] if many[0] == MANY and name != "older ahead" else []]
+    ]
+
+
+@pytest.mark.parametrize("partitions,reports,older,newer", cases())
 def test_the_later_run_is_published(
     lake: LanceResource,
     stored_instance: dg.DagsterInstance,
@@ -104,7 +109,7 @@ def test_the_later_run_is_published(
 
 
 @pytest.mark.parametrize("ahead", [HOURS, -HOURS], ids=["ahead", "behind"])
-@pytest.mark.parametrize("partitions,reports", [(0, MANY), (MANY, 0)])
+@pytest.mark.parametrize("partitions,reports", [(0, MANY), pytest.param(MANY, 0, marks=pytest.mark.soak)])
 def test_a_run_that_is_older_than_what_was_published_is_not_published(
     lake: LanceResource, stored_instance: dg.DagsterInstance, *, partitions: int, reports: int, ahead: timedelta
 ) -> None:
@@ -113,9 +118,6 @@ def test_a_run_that_is_older_than_what_was_published_is_not_published(
     replaced.write(1, ahead=ahead)
     newer = replaced.write(2)
     replaced.report(reports)
-    config = {"ops": {"publish_production": {"config": {"ref": newer}}}}
-    assert replaced._materialize(  # noqa: SLF001
-        [replaced.items, replaced.publisher], selection=list(replaced.publisher.keys), run_config=config
-    ).success
+    assert replaced.publish(ref=newer).success
     replaced.publish()
     assert {2} == replaced.published

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceIOManager, LanceResource, RowCount, build_publisher, build_table_checks
-from tests.plugin.asset_failures import reexecute_from_asset_failure
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +85,7 @@ class Fragile:
         """The days in production, sorted, one for each row."""
         table = self.lake.table(ITEMS)
         assert "production" not in table.tags.list() or table.read("production") == table.read()
-        return sorted(table.read()["day"].to_pylist())
+        return sorted(map(str, table.read()["day"].to_pylist()))
 
 
 @pytest.fixture(params=["unchecked", "check_specs", "table check"])
@@ -157,107 +156,3 @@ def test_a_reexecution_of_a_step_that_raised(fragile: Fragile, behaviour: Behavi
     assert (behaviour == "good") is again.success
     fragile.publish()
     assert (["mon"] if behaviour == "good" else []) == fragile.published
-
-
-def test_a_reexecution_from_asset_failure_does_not_publish_a_step_that_raised(
-    lake: LanceResource, stored_instance: dg.DagsterInstance
-) -> None:
-    """Dagster does not repeat such a step, whose asset was materialized; the publisher, which it selects, refuses."""
-
-    @dg.asset(key=ITEMS, metadata={"lance/write_mode": "append"})
-    def items() -> Iterator[Any]:
-        yield dg.Output(pa.table({"id": [1]}))
-        raise ValueError("the items were loaded twice")
-
-    definitions = dg.Definitions(
-        assets=[items, build_publisher([items], unchecked=True)],
-        resources={"lance": lake, "io_manager": LanceIOManager(lance=lake)},
-        jobs=[dg.define_asset_job("everything", "*")],
-        executor=dg.in_process_executor,
-    )
-    job = definitions.resolve_job_def("everything")
-    failed = job.execute_in_process(instance=stored_instance, raise_on_error=False)
-    assert not failed.success
-    again = reexecute_from_asset_failure(job, failed.run_id, stored_instance)
-    assert not again.success
-    table = lake.table(ITEMS)
-    assert ([], {}) == (table.read()["id"].to_pylist(), table.tags.list())
-
-
-class Optional:
-    """Three optional outputs of one asset, of which `b` and `c` come after another asset, so in a second step."""
-
-    def __init__(self, lake: LanceResource, instance: dg.DagsterInstance) -> None:
-        """Make the definitions; `outputs` are what the next attempt of the second step yields, None raises."""
-        self.lake, self.instance = lake, instance
-        self.outputs: list[str | None] = []
-        names = ("a", "b", "c")
-
-        @dg.multi_asset(
-            outs={name: dg.AssetOut(is_required=False, metadata={"lance/write_mode": "append"}) for name in names},
-            internal_asset_deps={"a": set(), "b": {dg.AssetKey("between")}, "c": {dg.AssetKey("between")}},
-            deps=["between"],
-            can_subset=True,
-        )
-        def written(context: dg.AssetExecutionContext) -> Iterator[dg.Output[pa.Table]]:
-            selected = {key.path[-1] for key in context.selected_asset_keys}
-            for name in ["a"] if "a" in selected else self.outputs:
-                if name is None:
-                    raise ValueError("the rest is missing")
-                yield dg.Output(pa.table({"id": [1]}), name)
-
-        @dg.asset(deps=["a"])
-        def between() -> None:
-            pass
-
-        checks = [check for name in names for check in build_table_checks(dg.AssetKey(name), [RowCount(minimum=1)])]
-        self.publisher = build_publisher([dg.AssetKey(name) for name in names])
-        self.definitions = dg.Definitions(
-            assets=[written, between, self.publisher],
-            asset_checks=checks,
-            resources={"lance": lake, "io_manager": LanceIOManager(lance=lake)},
-            jobs=[
-                dg.define_asset_job("candidates", dg.AssetSelection.assets(written, between)),
-                dg.define_asset_job("everything", "*"),
-            ],
-            executor=dg.in_process_executor,
-        )
-
-    def publish(self) -> dg.ExecuteInProcessResult:
-        """Materialize the promoted nodes."""
-        assert self.definitions.assets is not None
-        return dg.materialize(
-            [*self.definitions.assets, *(self.definitions.asset_checks or [])],  # type: ignore[list-item]
-            instance=self.instance,
-            resources=self.definitions.resources,
-            selection=list(self.publisher.keys),
-            raise_on_error=False,
-        )
-
-    def rows_of(self, name: str) -> list[int]:
-        """The rows of a table in production, which equal those on `main`."""
-        table = self.lake.table(name)
-        production = table.read("production") if table.tags.list() else table.schema().empty_table()
-        assert production == table.read()
-        return production["id"].to_pylist()
-
-
-@pytest.mark.parametrize("job", ["candidates", "everything"])
-@pytest.mark.parametrize("also", [(), ("c",)], ids=["as Dagster selects", "with c"])
-def test_an_output_that_the_attempt_that_succeeded_left_out_is_not_published(
-    lake: LanceResource, stored_instance: dg.DagsterInstance, also: tuple[str, ...], job: str
-) -> None:
-    """An attempt wrote `c` and failed, and the re-execution, whose step has another key, wrote `b` alone."""
-    optional = Optional(lake, stored_instance)
-    optional.outputs = ["c", None]
-    executed = optional.definitions.resolve_job_def(job)
-    failed = executed.execute_in_process(instance=stored_instance, raise_on_error=False)
-    assert "written_2" in [event.step_key for event in failed.get_step_failure_events()]
-    optional.outputs = ["b"]
-    selected = [dg.AssetKey(name) for name in also]
-    again = reexecute_from_asset_failure(executed, failed.run_id, stored_instance, also=selected)
-    assert again.success or job == "everything"
-    for _ in range(2):
-        optional.publish()
-        assert [] == optional.rows_of("c")
-        assert optional.rows_of("a") == optional.rows_of("b")
