@@ -48,7 +48,9 @@ def test_story_of_a_branch_deployment(lake: LanceResource, shop: Shop, instance:
     # These references keep the files of the fork.
     added = sorted(set(contents(lake.root)) - set(before))
     assert [] == [path for path in added if "_refs/" not in path]
-    assert {"production"} == {name for name in shop.table().tags.list() if not name.startswith(("clone-", "repository-"))}
+    assert {"production"} == {
+        name for name in shop.table().tags.list() if not name.startswith(("clone-", "repository-"))
+    }
     assert ("main@2", [1, 2, 3]) == (shop.tag(), shop.ids("production"))
 
 
