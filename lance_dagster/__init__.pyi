@@ -181,6 +181,14 @@ from lance_dagster.plugin.run_branch import RunBranch as RunBranch, RunChain as 
 from lance_dagster.plugin.settings import WriteMode as WriteMode
 from lance_dagster.plugin.table_asset import TableAddress as TableAddress
 from lance_dagster.repository.adoption import Adopted as Adopted, AdoptedChannel as AdoptedChannel
+from lance_dagster.repository.candidates.audits import Verdict as Verdict
+from lance_dagster.repository.candidates.number_set import NumberSet as NumberSet
+from lance_dagster.repository.candidates.record import CandidateRecord as CandidateRecord
+from lance_dagster.repository.candidates.writes import (
+    ClosedWrites as ClosedWrites,
+    RecordedWrite as RecordedWrite,
+    WriteRequest as WriteRequest,
+)
 from lance_dagster.repository.channel_moves import Channel as Channel, TableMove as TableMove
 from lance_dagster.repository.channels import (
     AdvanceOptions as AdvanceOptions,
@@ -200,7 +208,10 @@ from lance_dagster.repository.commits.snapshot import (
     TableVersion as TableVersion,
 )
 from lance_dagster.repository.projection import Lagging as Lagging, RepositoryTags as RepositoryTags
-from lance_dagster.repository.publish.exact_versions import VersionToPublish as VersionToPublish
+from lance_dagster.repository.publish.exact_versions import (
+    VersionOptions as VersionOptions,
+    VersionToPublish as VersionToPublish,
+)
 from lance_dagster.repository.publish.publish_branch import Published as Published, PublishOptions as PublishOptions
 from lance_dagster.repository.repository import LanceRepository as LanceRepository
 from lance_dagster.repository.repository_namespace import RepositoryNamespace as RepositoryNamespace

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
+from lance_dagster.plugin.settings import WriteMode
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.repository import LanceRepository
     from lance_dagster.repository.candidates.audits import Verdict
-    from lance_dagster.repository.candidates.writes import RecordedWrite, WriteMode, WriteRequest
+    from lance_dagster.repository.candidates.writes import RecordedWrite, WriteRequest
     from lance_dagster.table import LanceTable
 
 
@@ -48,7 +49,7 @@ class WriteRecorder:
     chain: RunChain
 
     def request(
-        self, branch: RunBranch, properties: Mapping[str, str], mode: "WriteMode", replaces: tuple[int, ...] = ()
+        self, branch: RunBranch, properties: Mapping[str, str], mode: WriteMode, replaces: tuple[int, ...] = ()
     ) -> "WriteRequest":
         """Return the record of a write that is about to be committed.
 

@@ -186,15 +186,7 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
-        channels=tuple(
-            ChannelState(
-                name=name,
-                commit=entry.commit,
-                behind=_behind(repository.logs, head, newest, entry.commit),
-                hold=entry.hold,
-            )
-            for name, entry in channels.items()
-        ),
+        channels=_channel_states(repository.logs, channels, head, newest),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
         unwritten=_unwritten(waiting, heads),
         lost=_lost(forked, heads),
@@ -204,6 +196,21 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         },
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
         held_versions=sum(for_each_table(lambda name: held_versions(repository.table(name)), names).values()),
+    )
+
+
+def _channel_states(
+    logs: RefLogs, channels: Mapping[str, RefEntry], head: RepositoryCommit, newest: RefEntry
+) -> tuple[ChannelState, ...]:
+    """Return the state of each channel, given its newest entry and those of `main`."""
+    return tuple(
+        ChannelState(
+            name=name,
+            commit=entry.commit,
+            behind=_behind(logs, head, newest, entry.commit),
+            hold=entry.hold,
+        )
+        for name, entry in channels.items()
     )
 
 

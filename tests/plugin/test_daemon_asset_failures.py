@@ -134,6 +134,6 @@ def test_rows_of_a_step_that_failed_are_not_published_by_a_retry(tmp_path: Path)
         until(lambda: all(map(is_over, JOBS)), log)
         assert all("dagster/is_asset_resume_retry" in runs_of(instance, job)[1].tags for job in JOBS)
     tables = [*(f"{job}/items" for job in JOBS[:-1]), "optional/c"]
-    expected = {table: [] for table in tables} | {"raises_before/items": [1]}
+    expected: dict[str, list[int]] = {table: [] for table in tables} | {"raises_before/items": [1]}
     assert expected == {table: published(lake, table) for table in tables}
     assert published(lake, "optional/a") == published(lake, "optional/b")

@@ -17,14 +17,13 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, read_data_file
 from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
-from lance_dagster.errors import InvalidInputError, SchemaMismatchError, TableNotFoundError
+from lance_dagster.errors import ConflictError, InvalidInputError, SchemaMismatchError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.earlier_attempt import EarlierAttempt
 from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
@@ -42,7 +41,7 @@ from lance_dagster.plugin.io.shared_outputs import refuse_second_replacement
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults
 from lance_dagster.plugin.recorded_writes import WriteRecorder
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
+from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
 from lance_dagster.plugin.table_asset import TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable
@@ -85,33 +84,19 @@ class OutputWriter:
         # branch would be mistaken for one that an earlier run left.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        # A branch that is forked now has no commits of an earlier attempt.
-        is_new, recorder = start.branch == MAIN, self._recorder
-        attempts = () if is_new or recorder is None else recorder.attempts(branch, write.properties)
-        if (
-            recorder is not None
-            and write.mode == "append"
-            and (reason := recorder.refuse_published(branch, write.properties, attempts))
-        ):
-            raise InvalidInputError(reason)
+        record = self._record_of(write, branch, start)
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # Only one asset writes its table, and outputs of several ops may share one.
         is_shared = write.asset.startswith(md.OP_OUTPUT)
         if is_shared:
             refuse_second_replacement(branch, write)
-        earlier = None if is_new else EarlierAttempt.of(branch, write)
-
-        def record() -> dict[str, str]:
-            if recorder is None:
-                return {}
-            return recorder.put(branch, recorder.request(branch, write.properties, write.mode, attempts))
-
         output = _Output(
             write=write,
             branch=branch,
             head=head,
-            earlier=earlier,
+            # A branch that was forked just now has no commits of an earlier attempt.
+            earlier=None if start.branch == MAIN else EarlierAttempt.of(branch, write),
             rows=rows,
             vectors=vectors,
             is_owned=is_owned,
@@ -123,11 +108,18 @@ class OutputWriter:
             refuse_second_replacement(branch, write, branch.versions_between(head, version))
         for note in notes:
             context.log.info("%s: %s", write.asset, note)
-        about = {md.URI: table.uri, md.TABLE_NAME: place.dotted}
-        context.add_output_metadata({**about, **event_metadata(version, table.schema(version), columns)})
+        context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
+        self._describe(context, write, table, before=head, version=version)
+
+    def _describe(
+        self, context: dg.OutputContext, write: Write, table: LanceTable, *, before: Version, version: Version
+    ) -> None:
+        """Describe the commit of an output in its metadata; `before` was the head of the branch."""
+        columns = described_columns(context)
+        context.add_output_metadata(event_metadata(version, table.schema(version), columns))
         (parent, *_) = version.parents
-        since: dict[str, Ref] = {"the version before": head if parent == str(head) else parent}
+        since: dict[str, Ref] = {"the version before": before if parent == str(before) else parent}
         since |= since_tags(table, version, table.tags.list(limit=_MOST_TAGS).values())
         context.add_output_metadata(
             {
@@ -137,10 +129,22 @@ class OutputWriter:
         )
         set_data_version(context, version.transaction)
 
-    @property
-    def _recorder(self) -> WriteRecorder | None:
-        """The recorder of the run's writes; None outside of a run, which writes `main` itself."""
-        return WriteRecorder(self.lance.create_repository(), self.chain) if self.chain.run_ids else None
+    def _record_of(self, write: Write, branch: RunBranch, start: Version) -> Callable[[], Mapping[str, str]]:
+        """Return what records the write before its commit, and returns a property of the commit.
+
+        Outside of a run, nothing is recorded: there the rows go to `main` at once.
+
+        Raises:
+            InvalidInputError: The write would append rows that are published.
+        """
+        if not self.chain.run_ids:
+            return dict
+        recorder = WriteRecorder(self.lance.create_repository(), self.chain)
+        attempts = () if start.branch == MAIN else recorder.attempts(branch, write.properties)
+        reason = recorder.refuse_published(branch, write.properties, attempts) if write.mode == "append" else ""
+        if reason:
+            raise InvalidInputError(reason)
+        return lambda: recorder.put(branch, recorder.request(branch, write.properties, write.mode, attempts))
 
     def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
@@ -160,6 +164,73 @@ class OutputWriter:
             exist_ok=True,
             config={md.OWNER: write.asset},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierAttempt:
+    """What earlier attempts of a step left on the branch of a run.
+
+    A retry repeats a step in its run, and a re-execution repeats it in a run that continues the first run. Either finds
+    the commits of the earlier attempt on the branch: its edits of columns, then its rows. Whatever they left, this
+    attempt must end as if it were the first. An overwrite and a replacement leave none of the earlier rows, and an
+    append removes them in its own commit; an upsert would keep each key that only the earlier attempt had, and no mode
+    removes columns. Where nobody else has committed to the branch since, one commit restores the version before the
+    attempt. Otherwise the rows of the attempt are reverted, and its columns stay.
+
+    Attributes:
+        branch: The branch of the run.
+        write: The write of this attempt.
+        before: The version that the earlier attempts began with. None when there was no attempt, when it was taken back
+            already, and when the version cannot be restored, since others have committed to the branch meanwhile or may
+            do so at any time.
+    """
+
+    branch: RunBranch
+    write: Write
+    before: Version | None
+
+    @classmethod
+    def of(cls, branch: RunBranch, write: Write) -> "EarlierAttempt":
+        """Look for the commits of earlier attempts."""
+        # A branch that a tag names is written by other runs, and a table of ops by other steps of the run: what they
+        # commit between this search and the restore would be lost.
+        is_shared = branch.chain.branch_tag is not None or write.asset.startswith(md.OP_OUTPUT)
+        return cls(branch=branch, write=write, before=None if is_shared else _version_before(branch, write.properties))
+
+    def take_back(self, *, moves_rows: bool) -> bool:
+        """Take back what the earlier attempts committed, where the commit of the rows would not do it.
+
+        Args:
+            moves_rows: Whether columns are edited so that rows move to other files, where an append could not find the
+                rows of the earlier attempt.
+
+        Returns:
+            Whether the branch is without the rows of earlier attempts now.
+
+        Raises:
+            ConflictError: Later commits of others build on the rows of the earlier attempt.
+        """
+        branch, mode, properties = self.branch, self.write.mode, self.write.edit_properties
+        keeps_rows = mode == "upsert" or (mode == "append" and moves_rows)
+        table, before = branch.table, self.before
+        if before is not None and (keeps_rows or table.schema(before) != table.schema(branch.name)):
+            message = f"take back an earlier attempt of {self.write.asset}"
+            table.restore(str(before), branch.name, message=message, properties=properties)
+            return True
+        if before is not None or not keeps_rows:
+            return False
+        if (rows := branch.earlier_attempt(self.write.properties)) is None:
+            return False
+        try:
+            message = f"take back {rows}, an earlier attempt of {self.write.asset}"
+            table.revert(str(rows), branch.name, message=message, properties=properties)
+        except ConflictError as error:
+            raise ConflictError(
+                f"{self.write.asset}: an earlier attempt of this step wrote {rows} of {table.uri}, and its rows cannot "
+                f"be taken back, because later commits build on them: {error}. Launch a new run, and not a retry or a "
+                "partial re-execution of this one"
+            ) from error
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +519,29 @@ class _Output:
         # A run that changes no row still makes a version, from which the publisher knows that it wrote the table.
         none = table.schema(name).empty_table()
         return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
+
+
+def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version | None:
+    """Return the version before the first commit of the earlier attempts of a step, if nobody else committed since."""
+    before: Version | None = None
+    found = others = False
+    for version in branch.own_versions():
+        is_own = branch.is_of_step(version, properties)
+        if is_own and is_restore(version):
+            # Nothing is left of the attempts before.
+            before = before or version
+            break
+        if is_own:
+            # Below a commit of others, whose version holds the rows of this attempt.
+            if others:
+                return None
+            found, before = True, None
+        else:
+            others = others or is_written(version)
+            if others and not found:
+                return None
+            before = before or version
+    return before if found else None
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

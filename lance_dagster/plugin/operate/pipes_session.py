@@ -23,6 +23,7 @@ from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.recorded_writes import WriteRecorder
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
+from lance_dagster.plugin.settings import WriteMode
 from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from lance_dagster.edit.write_result import WriteResult
     from lance_dagster.history.context import Properties
     from lance_dagster.history.versions import Version
-    from lance_dagster.repository.candidates.writes import WriteMode
     from lance_dagster.table import LanceTable
 
 _EXTRA = "lance_dagster"
@@ -328,7 +328,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         info = self._recorded(RunBranch(table=self.table, chain=self._chain), info, "replace")
         return self._counted(info, self.table.replace_where(predicate, self._held(rows), **info))
 
-    def _recorded(self, branch: RunBranch, info: "_Commit", mode: "WriteMode") -> "_Commit":
+    def _recorded(self, branch: RunBranch, info: "_Commit", mode: WriteMode) -> "_Commit":
         """Record a write that is about to be committed; return the commit with the mark of the record.
 
         Raises:

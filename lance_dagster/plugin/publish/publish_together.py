@@ -69,7 +69,7 @@ _MANY_HELD = 700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class PublishedTables:
     """A commit of the repository, the publications that it has, and the version of each table to promote."""
 
     commit: RepositoryCommit
@@ -233,7 +233,7 @@ class Together:
 
     def commit(
         self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside
-    ) -> Committed:
+    ) -> PublishedTables:
         """Commit the audited versions of all tables; nothing is promoted yet.
 
         Args:
@@ -284,7 +284,7 @@ class Together:
             one, found = current[name], view[name]
             return replace(one, landed=found.version) if found.at == done.versions[name] else one
 
-        return Committed(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
+        return PublishedTables(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
 
     def _look(
         self,
@@ -340,7 +340,7 @@ class Together:
         adopted = self.repository.adopt(new, channels=[self.channel]).channels.get(self.channel) if new else None
         return {} if adopted is None else adopted.tables
 
-    def promote(self, done: Committed, restored: RepositoryView | None) -> list[Publication]:
+    def promote(self, done: PublishedTables, restored: RepositoryView | None) -> list[Publication]:
         """Move the channel to the published versions of all tables at once; the tags of the tables follow.
 
         Other tables keep their versions in the channel: this publisher did not audit newer ones.

@@ -49,7 +49,7 @@ Value = TypeVar("Value")
 class CandidateRecord:
     """The record of the candidates of one repository; `repository.record`."""
 
-    store: Store
+    _store: Store
     # The newest number that this process has seen in the log of each table, and the writes it has read: neither a
     # number nor a write ever changes.
     _newest: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -73,11 +73,11 @@ class CandidateRecord:
             write = RecordedWrite(table_id=table_id, number=newest + 1, request=request, id=write_id)
             path = _write_path(table_id, write.number)
             # Read back, because the refusal may be the answer to a second copy of this very request.
-            if self.store.put_if_absent(path, write_bytes(write)) or self._is_own(path, write_id):
+            if self._store.put_if_absent(path, write_bytes(write)) or self._is_own(path, write_id):
                 self._keep(write)
                 # Before the commit: a re-execution must find the write before anybody can publish it.
                 mark = f"{_candidate_folder(request.candidate)}/{quote(write.mark, safe='@')}"
-                put_once(self.store, mark, b"")
+                put_once(self._store, mark, b"")
                 return write
             newest = None
         raise ConflictError(
@@ -96,20 +96,20 @@ class CandidateRecord:
 
     def of_candidate(self, candidate: str) -> list[RecordedWrite]:
         """Return all recorded writes of a candidate, closed or not; by table, then oldest first."""
-        marks = sorted(map(_parse_mark, self.store.list(_candidate_folder(candidate))))
+        marks = sorted(map(_parse_mark, self._store.list(_candidate_folder(candidate))))
         return self._read(marks)
 
     def join(self, candidate: str, run_id: str) -> None:
         """Record that a run belongs to a candidate, although it may write nothing."""
-        self.store.put_if_absent(f"{_candidate_folder(candidate)}/runs/{quote(run_id, safe='')}", b"")
+        self._store.put_if_absent(f"{_candidate_folder(candidate)}/runs/{quote(run_id, safe='')}", b"")
 
     def runs_of(self, candidate: str) -> list[str]:
         """Return the runs that joined a candidate, sorted by their ids."""
-        return [unquote(name) for name in self.store.list(f"{_candidate_folder(candidate)}/runs")]
+        return [unquote(name) for name in self._store.list(f"{_candidate_folder(candidate)}/runs")]
 
     def candidates_like(self, beginning: str) -> list[str]:
         """Return the ids of the candidates that begin with a text, sorted: one listing of all candidates."""
-        names = map(unquote, self.store.folders(CANDIDATES))
+        names = map(unquote, self._store.folders(CANDIDATES))
         return sorted(name for name in names if name.startswith(beginning))
 
     def write(self, mark: str) -> RecordedWrite | None:
@@ -135,34 +135,34 @@ class CandidateRecord:
         number = 1
         for _ in range(_PUTS):
             path = f"{folder}/{_file(number)}"
-            if self.store.put_if_absent(path, data) or writer.encode() in (self.store.get(path) or b""):
+            if self._store.put_if_absent(path, data) or writer.encode() in (self._store.get(path) or b""):
                 return
-            names = self.store.list(folder, 1)
+            names = self._store.list(folder, 1)
             number = max(number, _number(names[0]) if names else 0) + 1
         raise ConflictError(f"other processes recorded verdicts on {commit_id[:12]} each of {_PUTS} times; try again")
 
     def verdicts(self, table_id: str, commit_id: str) -> dict[str, Verdict]:
         """Return the last verdict of each check on a version, by the name of the check."""
         folder = _audit_folder(table_id, commit_id)
-        names = self.store.list(folder)
+        names = self._store.list(folder)
         paths = [f"{folder}/{name}" for name in sorted(names, reverse=True) if name.endswith(".json")]
-        contents = _together(self.store.get, paths)
+        contents = _together(self._store.get, paths)
         return {
             verdict.check: verdict
             for path, data in zip(paths, contents, strict=True)
             if data is not None
-            for verdict in parse_verdicts(data, f"{self.store.uri}/{path}")
+            for verdict in parse_verdicts(data, f"{self._store.uri}/{path}")
         }
 
     def _newest_number(self, table_id: str) -> int:
-        names = self.store.list(f"{WRITES}/{quote(table_id, safe='')}", 1)
+        names = self._store.list(f"{WRITES}/{quote(table_id, safe='')}", 1)
         return max(self._newest.get(table_id, 0), _number(names[0]) if names else 0)
 
     def _numbers_from(self, table_id: str, first: int) -> list[int]:
         """List the numbers of recorded writes from a number on, in ascending order."""
         folder, limit = f"{WRITES}/{quote(table_id, safe='')}", _PAGE
         while True:
-            names = self.store.list(folder, limit)
+            names = self._store.list(folder, limit)
             if len(names) < limit or _number(names[-1]) <= first:
                 return sorted(number for number in map(_number, names) if number >= first)
             limit *= _FACTOR
@@ -171,10 +171,10 @@ class CandidateRecord:
         wanted = list(numbers)
         missing = [key for key in wanted if key not in self._writes]
         for (table_id, number), data in zip(
-            missing, _together(lambda key: self.store.get(_write_path(*key)), missing), strict=True
+            missing, _together(lambda key: self._store.get(_write_path(*key)), missing), strict=True
         ):
             if data is not None:
-                self._keep(parse_write(data, f"{self.store.uri}/{_write_path(table_id, number)}"))
+                self._keep(parse_write(data, f"{self._store.uri}/{_write_path(table_id, number)}"))
         return [self._writes[key] for key in wanted if key in self._writes]
 
     def _keep(self, write: RecordedWrite) -> None:
@@ -182,8 +182,8 @@ class CandidateRecord:
         self._writes[write.table_id, write.number] = write
 
     def _is_own(self, path: str, write_id: str) -> bool:
-        data = self.store.get(path)
-        return data is not None and parse_write(data, f"{self.store.uri}/{path}").id == write_id
+        data = self._store.get(path)
+        return data is not None and parse_write(data, f"{self._store.uri}/{path}").id == write_id
 
 
 def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:

@@ -22,18 +22,17 @@ be published after 1, and drops 1 when that still waits.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 from lance_dagster.errors import ConflictError, CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.transactions.claims import ClaimMode
 
 FORMAT = 1
 WRITE_MARK = "lance/write"
 """Property of a commit on a branch: the record of the write whose rows it has, as `RecordedWrite.mark`."""
-WriteMode = Literal["append", "overwrite", "replace", "upsert"]
-"""How a write changes rows."""
-_MODES: tuple[str, ...] = get_args(WriteMode)
+_MODES: tuple[str, ...] = get_args(ClaimMode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class WriteRequest:
     branch: str
     work: str
     partitions: tuple[str, ...] = ()
-    mode: WriteMode
+    mode: ClaimMode
     step: str = ""
     replaces: tuple[int, ...] = ()
 
@@ -347,10 +346,10 @@ def parse_closed(value: Mapping[str, Any]) -> dict[str, ClosedWrites]:
     }
 
 
-def _mode(value: object) -> WriteMode:
+def _mode(value: object) -> ClaimMode:
     if value not in _MODES:
         raise ValueError(f"{value!r} is not a mode of a write")
-    return cast("WriteMode", value)
+    return cast("ClaimMode", value)
 
 
 def _text(value: object) -> str:

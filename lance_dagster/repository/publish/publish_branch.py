@@ -193,7 +193,7 @@ def publish_branch(
     if not opened.forked.names and not opened.forked.removed:
         raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
     staging = Staging(repository.registry)
-    request = _request(repository, wanted, opened, staging, audit)
+    request = _request(repository, wanted, opened, staging=staging, audit=audit)
     done = commit_tables(repository.logs, request)
     # A later commit may have removed a table of the branch.
     names = tuple(name for name in opened.forked.names if name in done.commit.tables)
@@ -204,6 +204,7 @@ def _request(
     repository: RepositoryContext,
     wanted: PublishRequest,
     opened: OpenedBranch,
+    *,
     staging: Staging,
     audit: AuditStaged | None,
 ) -> CommitRequest:

@@ -180,7 +180,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         MergeConflictError: The versions cannot be merged.
         RefMovedError: They have to be published as they are, and `main` has something that they do not contain.
     """
-    context, head = change.context, _brought_up(change, dest)
+    context, head = change.context, _landed_head(change, dest)
     sources = _not_contained(change, head)
     if not sources:
         # Another program merged the versions into `main`, or they were published before.
@@ -196,7 +196,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
     return _merged_version(change, sources, head)
 
 
-def _brought_up(change: TableChange, dest: TableVersion | None) -> State:
+def _landed_head(change: TableChange, dest: TableVersion | None) -> State:
     """Return the newest version of `main`, after `main` was brought up to the version that the repository names.
 
     Then the branches of all commits are forked from `main` and not from each other. Where commits of another program

@@ -20,7 +20,7 @@ def record(tmp_path: Path) -> CandidateRecord:
 
 def again(record: CandidateRecord) -> CandidateRecord:
     """The same record as another process sees it."""
-    return CandidateRecord(record.store)
+    return CandidateRecord(record._store)  # noqa: SLF001
 
 
 def request(run: str, candidate: str = "r1") -> WriteRequest:

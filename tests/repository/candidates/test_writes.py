@@ -82,7 +82,7 @@ def test_an_append_that_replaces_a_published_one_is_published() -> None:
     assert closed([1, 3], [2]) == committed(closed([1]), third, among=[write(1), second])
 
 
-def test_other_partitions_other_candidates_and_other_work_are_no_twins() -> None:
+def test_other_partitions_other_candidates_and_other_work_are_no_duplicates() -> None:
     """Only the same candidate, output and partitions make the same rows."""
     others = [write(2, candidate="r9"), write(3, work="lines"), write(4, partitions=("d2",))]
     assert closed([1, 2, 3, 4]) == committed(closed([2, 3, 4]), write(1, partitions=("d1",)), among=others)
