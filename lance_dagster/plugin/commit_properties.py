@@ -9,11 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeGuard
 
 from lance_dagster.errors import FormatError
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.plugin import metadata as md
 
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
+    from lance_dagster.table import LanceTable
 
 
 def values_of(version: "Version", key: str) -> list[str]:
@@ -30,6 +32,11 @@ def sources_of(version: "Version") -> list[str]:
     # A merge of one branch names the audited version, or has it as its second parent.
     audited = version.properties.get(md.AUDITED_VERSION)
     return [*several, *([audited] if audited is not None else version.parents[1:])]
+
+
+def has_source(table: "LanceTable", branch: str) -> bool:
+    """Return whether a commit of `main` has what was on a branch: a person may have merged and deleted the branch."""
+    return any(source.startswith(f"{branch}@") for version in table.log(MAIN) for source in sources_of(version))
 
 
 def runs_of(version: "Version") -> list[str]:

@@ -526,25 +526,28 @@ class LanceRepository:
         return logs.commit(logs.entry("branch", MAIN, numbers[first]).commit)
 
     def drop_writes(
-        self, writes: Iterable[RecordedWrite], *, message: str, properties: Properties = None
+        self,
+        writes: Iterable[RecordedWrite],
+        *,
+        merged: Iterable[RecordedWrite] = (),
+        message: str,
+        properties: Properties = None,
     ) -> RepositoryCommit:
         """Commit that recorded writes will never be published; writes that are closed stay as they are.
 
-        The commit has the same tables. A publication of one of these writes that is under way is refused, or was
-        faster: whichever is first in the log of `main`.
+        The commit has the same tables. A publication of a dropped write that is under way is refused, or was faster:
+        whichever is first in the log of `main`.
 
         Args:
             writes: The recorded writes.
+            merged: Recorded writes that count as published, because `main` of their tables has them by a merge that no
+                publication made.
             message: The commit message, such as the reason.
             properties: Kept with the commit.
         """
+        changes = WriteChanges(publish=tuple(merged), drop=tuple(writes), related=self._context.record.of_candidate)
         request = CommitRequest(
-            branch=MAIN,
-            stage=_nothing,
-            names=(),
-            message=message,
-            properties=properties or {},
-            writes=WriteChanges(drop=tuple(writes)),
+            branch=MAIN, stage=_nothing, names=(), message=message, properties=properties or {}, writes=changes
         )
         return commit_tables(self._context.logs, request).commit
 

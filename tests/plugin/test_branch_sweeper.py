@@ -437,3 +437,22 @@ def rows() -> Any:
 def dg_run_id(number: int) -> str:
     """A run id in Dagster's form."""
     return f"{number:08d}-0000-4000-8000-000000000000"
+
+
+@pytest.mark.parametrize("how", ["deleted", "merged"])
+def test_a_write_that_nobody_publishes_is_closed(shop: Shop, stored_instance: dg.DagsterInstance, how: str) -> None:
+    """What is on no branch waits no longer, and rows that a person merged are not appended again."""
+    shop.play(orders=[1], mode="append")
+    run = shop.execute(stored_instance, job="candidates")
+    if how == "merged":
+        shop.table().merge(f"run/{run.run_id}")
+    shop.table().branches.delete(f"run/{run.run_id}")
+    assert sweep(shop, stored_instance, **AT_ONCE)
+    repository = LanceRepository.open(shop.lance.root)
+    (write,) = [
+        write
+        for write in repository.record.of_candidate(run.run_id)
+        if write.table_id == repository.table_id("shop/orders")
+    ]
+    closed = repository.head().writes[write.table_id]
+    assert (how == "merged", how == "deleted") == (write.number in closed.published, write.number in closed.dropped)

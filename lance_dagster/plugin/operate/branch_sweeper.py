@@ -257,6 +257,8 @@ class _Sweep:
             # The age is measured across clocks, and a run may take longer than a day: it still needs its branch.
             if over and _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
                 self._delete(one, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
+        if not self.options.get("dry_run"):
+            self.candidates.close_writes(table)
         found = _newest_first(table.branches.list("run/*"))
         runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in found), self.instance)
         for branch in found:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
+from lance_dagster.plugin.commit_properties import has_source
 from lance_dagster.plugin.operate.branch_decisions import (
     Action,
     BranchDecision,
@@ -31,6 +32,7 @@ from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
+from lance_dagster.repository.candidates.writes import RecordedWrite
 
 if TYPE_CHECKING:
     from lance_dagster.history.refs.ref_files import Branch
@@ -95,6 +97,30 @@ class WaitingCandidates:
         if found.action is Action.WAITING and self._is_dropped(head):
             found = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
         return head, found
+
+    def close_writes(self, table: "LanceTable") -> None:
+        """Close the recorded writes of a table that no publication will close, of runs that are over.
+
+        The process of a run died before it committed the rows, somebody deleted the branch, or a person merged it.
+        """
+        record = self.log.record
+        writes = [] if record is None else record.open_writes(table)
+        over = {run.run_id for run in self._runs_of(writes) if run.is_finished}
+        merged, gone = list[RecordedWrite](), list[RecordedWrite]()
+        for write in (write for write in writes if write.request.run_id in over):
+            head = table.branches.newest(write.request.branch)
+            if _is_merged(table, write.request.branch, head):
+                merged.append(write)
+            elif record is not None and (head is None or write not in record.on_branch(table, head)):
+                gone.append(write)
+        if record is not None and (merged or gone):
+            record.repository.drop_writes(gone, merged=merged, message="close the writes of runs that are over")
+            record.refresh()
+
+    def _runs_of(self, writes: Sequence[RecordedWrite]) -> Sequence[dg.DagsterRun]:
+        """Return the runs of some writes that this Dagster instance knows: another one may run the others."""
+        run_ids = list(dict.fromkeys(write.request.run_id for write in writes))
+        return self.instance.get_runs(dg.RunsFilter(run_ids=run_ids)) if run_ids else []
 
     def _is_dropped(self, head: "Version") -> bool:
         """Return whether the rows of a branch will never be published."""
@@ -172,3 +198,10 @@ class WaitingCandidates:
                 elif event is not None and not event.asset_check_evaluation_data.blocking:
                     free.add(event.asset_check_evaluation_data.asset_check_key)
         return sorted((check for check in planned - free if check.asset_key == asset), key=lambda check: check.name)
+
+
+def _is_merged(table: "LanceTable", branch: str, head: "Version | None") -> bool:
+    """Return whether `main` has the rows of a branch, which may be deleted since."""
+    if head is not None:
+        return is_written(head) and table.branches.is_merged(head) is not None
+    return has_source(table, branch)

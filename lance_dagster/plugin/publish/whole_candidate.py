@@ -15,7 +15,7 @@ from lance_dagster.errors import TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.commit_properties import sources_of
+from lance_dagster.plugin.commit_properties import has_source
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publish_gate import AuditLog
@@ -166,9 +166,7 @@ class WholeCandidates:
         writes = self.record.writes_of_runs(candidate, [run_id], table)
         if writes and all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes):
             return True
-        # A person may have merged the branch, and deleted it then.
-        sources = (source for version in table.log(MAIN) for source in sources_of(version))
-        return any(source.startswith(f"{branch_of(run_id)}@") for source in sources)
+        return has_source(table, branch_of(run_id))
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
