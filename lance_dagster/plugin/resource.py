@@ -21,7 +21,14 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from lance_dagster.credentials import shown_uri
-from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, StoreError, TableNotFoundError
+from lance_dagster.errors import (
+    InvalidInputError,
+    NotFoundError,
+    PermissionRefusedError,
+    RefNotFoundError,
+    StoreError,
+    TableNotFoundError,
+)
 from lance_dagster.format.sql_text import all_of
 from lance_dagster.format.validation import string_list
 from lance_dagster.plugin import metadata as md
@@ -357,7 +364,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         head = RunBranch(table=table, chain=chain).head()
         # A check of the run may count for what an earlier run wrote.
         if chain.is_untagged and (repository := self.open_repository()) is not None:
-            join_candidate(repository, chain)
+            # Without write permission, the evaluation counts only if it names the version that it looked at.
+            with suppress(PermissionRefusedError):
+                join_candidate(repository, chain)
         return PinnedTable(table=table, version=head or self.version_at(table, self.read_ref, chain.run_id))
 
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:

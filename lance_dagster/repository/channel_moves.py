@@ -6,6 +6,7 @@ the next move that changes their tables, and by `repair`.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import (
@@ -141,11 +142,13 @@ class ChannelMoves:
         commits: list[RepositoryCommit] = []
         head = logs.newest("branch", MAIN)
         number = 0 if head is None else logs.commit(head.commit).channels.get(name, 0)
-        while number > upto:
-            commit = logs.commit(logs.entry("branch", MAIN, number).commit)
-            commits.append(commit)
-            # The commit before it names the entry that was made for the channel before.
-            number = logs.commit(commit.parents[0]).channels.get(name, 0)
+        # What was collected is too old to be promoted unasked.
+        with suppress(NotFoundError):
+            while number > upto:
+                commit = logs.commit(logs.entry("branch", MAIN, number).commit)
+                commits.append(commit)
+                # The commit before it names the entry that was made for the channel before.
+                number = logs.commit(commit.parents[0]).channels.get(name, 0)
         return tuple(reversed(commits))
 
     def _promoted(self, before: RefEntry | None, entry: RefEntry) -> Moves:

@@ -517,13 +517,19 @@ class LanceRepository:
         if not has(head):
             return None
         logs = self._context.logs
-        if not head.parents or not has(logs.commit(head.parents[0])):
-            return head
+
+        def commit(number: int) -> RepositoryCommit | None:
+            # An old commit may be collected; then the oldest one that is left and has the write is returned.
+            with suppress(NotFoundError):
+                return logs.commit(logs.entry("branch", MAIN, number).commit)
+            return None
+
+        with suppress(NotFoundError):
+            if not head.parents or not has(logs.commit(head.parents[0])):
+                return head
         numbers = sorted(logs.numbers("branch", MAIN))
-        first = bisect_left(
-            numbers, x=True, key=lambda number: has(logs.commit(logs.entry("branch", MAIN, number).commit))
-        )
-        return logs.commit(logs.entry("branch", MAIN, numbers[first]).commit)
+        first = bisect_left(numbers, x=True, key=lambda number: (at := commit(number)) is not None and has(at))
+        return commit(numbers[first])
 
     def drop_writes(
         self,

@@ -149,12 +149,15 @@ class WriteChanges:
             commit was read, so that it returns each write that this commit has published.
         withdraw: By table id, the published writes whose rows a commit takes back, because it restores an older version
             of the table. They may be made again, by another write.
+        bring_back: By table id, the withdrawn writes whose rows a commit brings back, because it reverts the commit
+            that took them back.
     """
 
     publish: tuple[RecordedWrite, ...] = ()
     drop: tuple[RecordedWrite, ...] = ()
     related: Callable[[str], Iterable[RecordedWrite]] = lambda _: ()
     withdraw: Mapping[str, NumberSet] = field(default_factory=dict)
+    bring_back: Mapping[str, NumberSet] = field(default_factory=dict)
 
     def apply(self, closed: Mapping[str, ClosedWrites]) -> dict[str, ClosedWrites]:
         """Return the closed writes after a commit, by table id.
@@ -169,6 +172,9 @@ class WriteChanges:
         for table_id, withdrawn in self.withdraw.items():
             before = changed.get(table_id, NONE_CLOSED)
             changed[table_id] = ClosedWrites(before.published - withdrawn, before.dropped | withdrawn)
+        for table_id, restored in self.bring_back.items():
+            before = changed.get(table_id, NONE_CLOSED)
+            changed[table_id] = ClosedWrites(before.published | restored, before.dropped - restored)
         new = [write for write in self.publish if write.number not in _of(changed, write).published]
         related = {write.request.candidate: list(self.related(write.request.candidate)) for write in new}
         for write in new:

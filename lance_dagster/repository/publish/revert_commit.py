@@ -10,6 +10,8 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import (
@@ -73,6 +75,18 @@ def revert_request(
         message=said,
         properties={**properties, _REVERTS: commit.id},
         staging=staging,
+        writes=WriteChanges() if is_undone else _undone_writes(repository, commit),
+    )
+
+
+def _undone_writes(repository: RepositoryContext, commit: RepositoryCommit) -> WriteChanges:
+    """Return the recorded writes that the revert of a commit withdraws, and those that it brings back."""
+    parent = repository.logs.commit(commit.parents[0])
+    before, after = ({key: of.published for key, of in each.writes.items()} for each in (parent, commit))
+    none = NumberSet()
+    return WriteChanges(
+        withdraw={key: published - before.get(key, none) for key, published in after.items()},
+        bring_back={key: published - after.get(key, none) for key, published in before.items()},
     )
 
 
