@@ -10,10 +10,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import lance
+import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable
+from lance_dagster import (
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    LanceTable,
+    RowCount,
+    build_publisher,
+    build_table_checks,
+)
 from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.format import layout
 from lance_dagster.history.refs.branch_deletion import FENCE_SECONDS
@@ -53,6 +63,28 @@ REFUSED: Mapping[str, Callable[[LanceTable], object]] = {
     "create another branch": lambda table: table.branches.create("team/x"),
     "restore": lambda table: table.restore("main@1"),
 }
+
+
+@dg.asset(key_prefix="shop", metadata={"lance/write_mode": "append"})
+def orders() -> pa.Table:
+    """Rows that a run appends."""
+    return entries("a", 1, 2)
+
+
+CHECKS = build_table_checks(orders, [RowCount(minimum=1)])
+PUBLISHER = build_publisher([orders])
+
+
+def materialized(root: str, storage_options: dict[str, str], *selection: dg.AssetKey) -> dg.ExecuteInProcessResult:
+    """Run some assets and their checks with the credentials of a role."""
+    lance_resource = LanceResource(root=root, storage_options=storage_options)
+    return dg.materialize(
+        [orders, *CHECKS, PUBLISHER],
+        selection=dg.AssetSelection.assets(*selection),
+        resources={"lance": lance_resource, "io_manager": LanceIOManager(lance=lance_resource)},
+        instance=dg.DagsterInstance.ephemeral(),
+        raise_on_error=False,
+    )
 
 
 class AccessScenarios:
@@ -99,6 +131,26 @@ class AccessScenarios:
         reader = LanceTable.open(uri, role("reader"))
         assert [("a", 1), ("a", 3)] == contents(reader, "production")
         assert 2 == lance.dataset(uri, version="production", storage_options=role("reader")).count_rows()
+
+    def test_a_run_of_dagster_records_what_the_publisher_publishes(self, role: Role, lake: str) -> None:
+        """The first run makes the repository and records its write and verdict; only the publisher may publish it."""
+        root = f"{lake}/{uuid.uuid4().hex}"
+        if not self.knows_conditions:
+            LanceRepository.create(root, role("publisher")).create_table("shop/orders", SCHEMA)
+        assert materialized(root, role("runs"), orders.key).success
+        recorded = LanceRepository.open(root, role("reader"))
+        assert not materialized(root, role("runs"), *PUBLISHER.keys).success
+        assert {} == recorded.channels.list()
+        # Without Dagster's record of the run: the verdict is found in the lake.
+        assert materialized(root, role("publisher"), *PUBLISHER.keys).success
+        assert 2 == recorded.at("production")["shop/orders"].count_rows()
+
+    def test_a_run_that_may_not_record_its_write_commits_nothing(self, role: Role, lake: str) -> None:
+        """Rows without a record would never be published, so the run is told which permission it lacks."""
+        root = f"{lake}/{uuid.uuid4().hex}"
+        LanceRepository.create(root, role("publisher")).create_table("shop/orders", SCHEMA)
+        assert not materialized(root, role("reader"), orders.key).success
+        assert {} == LanceTable.open(f"{root}/shop/orders.lance", role("publisher")).branches.list()
 
     def test_a_run_forks_beside_an_outdated_fence_of_another_branch(self, role: Role, uri: str) -> None:
         """A branch that the publisher deleted two days ago has left a fence, which a run may not delete."""

@@ -21,7 +21,7 @@ from tests.table_factory import SCHEMA, contents, entries
 pytestmark = pytest.mark.ceph
 # The answers of the gateway have a code and no text, so they do not name the permission.
 REFUSAL = "the storage refused to .*; the credentials need the permission to "
-LEFT_OUT = {"CreateTables", "NoManifestTwice"}
+LEFT_OUT = {"CreateTables", "CreateRepository", "NoManifestTwice"}
 
 
 class Gateway(NamedTuple):
