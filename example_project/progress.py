@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from example_project.history import short
+from lance_dagster import PublishRefusedError
 
 _NAME = "example_project.steps"
 _SHOWN = ("lance/branch", "lance/version", "dagster/row_count")
@@ -34,7 +35,7 @@ def terminal() -> Console:
 
 
 class StepLines(logging.Handler):
-    """Print a line when a step ends, an audit passes or fails, or a tag moves."""
+    """Print a line when a step ends or refuses its work, and when an audit passes or fails."""
 
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__()
@@ -86,8 +87,14 @@ class StepLines(logging.Handler):
         while error is not None and error.cause is not None:
             error = error.cause
         # A failed check has printed its own line already.
-        if error is not None and "AssetCheckFailed" not in str(error.cls_name):
-            self._line("[red]✗[/]", _name(event), escape(error.message.strip()))
+        if error is None or "AssetCheckFailed" in str(error.cls_name):
+            return
+        said = error.message.strip()
+        if error.cls_name == PublishRefusedError.__name__:
+            # The publisher did its work. The class and the reason of each table are in the web UI.
+            self._line("[yellow]■[/]", _name(event), f"refused: {escape(said.splitlines()[0].partition(': ')[2])}")
+        else:
+            self._line("[red]✗[/]", _name(event), escape(said))
 
 
 @dg.logger(config_schema=None, description="One line per step, for a person watching a terminal.")

@@ -125,6 +125,7 @@ class Story:
             refused = self.driver.promote(newest, reason="too early")
             _expect(not refused.success, "production stays where it is held")
             _expect_rows(months=[1])
+            self._say("as intended: nothing moves production until the hold is released")
             forward = self.driver.promote(newest, reason="it was the code, not the data", release=True)
             _expect(forward.success, "releasing production succeeds")
             _expect_same("production is at the newest commit again", newest, channels.get(publishing.TAG).commit)
