@@ -1,1 +1,1 @@
-"""Publishing: find audited versions, merge them into `main`, and move the tag that readers follow."""
+"""Publishing: find audited versions, merge them into `main`, and move the channel that readers follow."""

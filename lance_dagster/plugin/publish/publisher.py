@@ -1,8 +1,8 @@
-"""The publisher: a multi-asset that merges audited run branches and moves the tag that readers follow.
+"""The publisher: a multi-asset that merges audited run branches and moves the channel that readers follow.
 
-Every table has two nodes in Dagster's graph. The candidate, `shop/orders`, is materialized when a run writes its
+Every table has two nodes in Dagster's graph. The candidate asset, `shop/orders`, is materialized when a run writes its
 branch, where only that run reads the rows. The promoted node, `production/shop/orders`, is materialized when the
-tag moves. With one node there would be a race: automation would start a reader as soon as the candidate is
+channel moves. With one node there would be a race: automation would start a reader as soon as the candidate asset is
 materialized, before the rows are on `main`. Readers therefore depend on the promoted node.
 
 One publisher produces the promoted nodes of several tables. As the last step of a job it publishes what the run

@@ -1,4 +1,8 @@
-"""Do what a person asks of a publisher besides publishing: discard what a run wrote, hold or release the channel."""
+"""Do what a person asks of a publisher besides publishing: discard what a run wrote, hold or release the channel.
+
+A discard is a commit that drops the writes of the run. So of a discard and a publication of the same writes, exactly
+one happens, whichever process dies or is slow.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
