@@ -48,6 +48,7 @@ def policies() -> dict[str, Statements]:
     printed = printed_policies()
     return {
         "runs": printed["runs"],
+        "unrecorded": [each for each in printed["runs"] if each["Sid"] != "RecordWrites"],
         "publisher": printed["publisher"],
         "maintenance": [each for each in printed["publisher"] if each["Sid"] != "KeepRows"],
         "reader": printed["runs"][:1],
@@ -149,8 +150,12 @@ class AccessScenarios:
         """Rows without a record would never be published, so the run is told which permission it lacks."""
         root = f"{lake}/{uuid.uuid4().hex}"
         LanceRepository.create(root, role("publisher")).create_table("shop/orders", SCHEMA)
-        assert not materialized(root, role("reader"), orders.key).success
-        assert {} == LanceTable.open(f"{root}/shop/orders.lance", role("publisher")).branches.list()
+        failed = materialized(root, role("unrecorded"), orders.key).failure_data_for_node("shop__orders")
+        assert failed is not None
+        assert failed.error is not None
+        assert f"refused to write {root}/_repository/" in failed.error.to_string()
+        table = LanceTable.open(f"{root}/shop/orders.lance", role("publisher"))
+        assert 0 == sum(table.count_rows(branch) for branch in table.branches.list())
 
     def test_a_run_forks_beside_an_outdated_fence_of_another_branch(self, role: Role, uri: str) -> None:
         """A branch that the publisher deleted two days ago has left a fence, which a run may not delete."""

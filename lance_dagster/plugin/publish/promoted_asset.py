@@ -3,9 +3,10 @@
 A publisher materializes its promoted nodes. Another code location declares the same node as an external asset, so that
 its assets read the table at the tag and not at `main`.
 
-A promoted node is materialized only when its channel moves, and its data version is the transaction of the version. So an
-asset downstream of promoted nodes can wait for a move, and an asset beside a candidate for its audit. Each automation
-condition requests one run for each event: it holds from the event on until the asset is requested or updated.
+A promoted node is materialized only when its channel moves, and its data version is the transaction of the version. So
+an asset downstream of promoted nodes can wait for a move, and an asset beside a candidate asset for its audit. Each
+automation condition requests one run for each event: it holds from the event on until the asset is requested or
+updated.
 """
 
 import re
