@@ -76,7 +76,7 @@ def optional():
         yield dg.Output(rows, "b")
 
     @dg.asset(key=["optional", "between"], deps=[["optional", "a"]])
-    def between():
+    def between() -> None:
         pass
 
     keys = [out.key for out in outs.values()]
