@@ -429,7 +429,7 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
             "connect_timeout": wait.connect,
             "read_timeout": wait.read,
             # A publication makes requests to as many tables at the same time.
-            "max_pool_connections": 64,
+            "max_pool_connections": 128,
         },
         # With a cache, s3fs would answer from a listing that other writers have outdated since.
         "use_listings_cache": False,

@@ -9,7 +9,6 @@ temporarily. A PUT that is repeated after a lost response may find its own objec
 import json
 import os
 import random
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,7 +195,7 @@ class S3Store(PrefixStore):
         # s3fs runs an event loop in a thread, which does not survive a fork: each process creates its own client.
         if self._filesystem is None or self._filesystem[0] != os.getpid():
             try:
-                filesystem = _client(json.dumps(self._options), _environment(), (os.getpid(), threading.get_ident()))
+                filesystem = _client(json.dumps(self._options), _environment(), os.getpid())
                 self._filesystem = (os.getpid(), filesystem)
             except ImportError as error:
                 raise MissingExtraError("s3fs", "s3", f"a table on {self._uri.partition(':')[0]}://") from error
@@ -287,11 +286,10 @@ class S3Store(PrefixStore):
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
 
-# A client takes tens of milliseconds and its connections more, so what a thread opens with the same access shares one.
+# A client takes tens of milliseconds and its connections more: what a process opens with the same access shares one.
 # s3fs keeps clients by their arguments alone: one would keep the credentials of an environment that has changed since.
-# Threads do not share clients, since each has ten connections.
 @lru_cache(maxsize=_CLIENTS)
-def _client(options: str, environment: object, thread: object) -> Any:  # noqa: ANN401, ARG001  # s3fs has no types
+def _client(options: str, environment: object, process: object) -> Any:  # noqa: ANN401, ARG001  # s3fs has no types
     # This is imported here: programs that only look at a URI or its options do not need it.
     import fsspec
 

@@ -325,10 +325,24 @@ def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
     if at.branch.startswith(PUBLISHED):
         # Another process may have been faster.
         with suppress(RefNotFoundError):
-            delete_branch(at.branch, context.refs, context.versions)
+            delete_unpinned(context, at.branch, lambda: delete_branch(at.branch, context.refs, context.versions))
 
 
-def drop_landed_pins(context: TableContext, branch: str) -> bool:
+def delete_unpinned(context: TableContext, branch: str, delete: Callable[[], object]) -> None:
+    """Delete a branch; where tags refer to it that attempts left which died or lost their race, delete these first.
+
+    Raises:
+        ConflictError: Something else refers to it.
+    """
+    try:
+        delete()
+    except ConflictError:
+        if not _drop_landed_pins(context, branch):
+            raise
+        delete()
+
+
+def _drop_landed_pins(context: TableContext, branch: str) -> bool:
     """Drop the tags that keep versions of a branch until `main` has them, where it has; return whether there were any.
 
     Attempts that died, or that lost their race, leave such tags.
