@@ -105,6 +105,32 @@ class Branches:
             metadata=metadata or {},
         )
 
+    def exists(self, name: str) -> bool:
+        """Return whether a branch has a file, also one that is being created or deleted; reads that file."""
+        return self._context.refs.branch_to_change(name) is not None
+
+    def fork(self, name: str, start: Version, *, metadata: Mapping[str, str] | None = None) -> Version:
+        """Fork a branch from a version that the caller has just read, unless it exists; return its newest version.
+
+        The version is not looked for again, and neither is the new branch, which begins with that version.
+
+        Args:
+            name: The branch.
+            start: The version to fork from.
+            metadata: Stored with the branch.
+
+        Raises:
+            InvalidRefNameError: As `create` says; so do the others.
+            InvalidInputError: A key of the metadata is reserved.
+            AlreadyExistsError: A tag has the name.
+        """
+        branch_operations.refuse_reserved_keys(metadata or {})
+        refs, versions = self._context.refs, self._context.versions
+        parent = self._context.recall(start)
+        branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
+        # There is one only where this call made the branch; another process may have made it.
+        return versions.describe(versions.tip(name) or self._context.head(name))
+
     def delete(self, name: str, *, newest: Version | None = None) -> None:
         """Delete a branch; its data files stay until they are collected.
 
