@@ -53,6 +53,8 @@ _READ_AHEAD = 64
 # Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
+# Those of a few short branches, which are copied when the branch is deleted.
+_SMALL_MANIFEST, _CACHED_BYTES = 64 * 1024, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,8 @@ class Versions:
     _latest: State | None = None
     # The numbers of the newest versions of `main` when `has_versions` listed them, newest first.
     _listed: list[int] = field(default_factory=list)
+    # The bytes of small manifests that were read lately, by commit id.
+    _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
     # By branch, the newest version that was committed to it; `main` is in `_latest`.
     _tips: dict[str, State] = field(default_factory=dict)
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
@@ -300,7 +304,18 @@ class Versions:
         # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
+        self._keep_bytes(own_id, data)
         return state
+
+    def _keep_bytes(self, own_id: str, data: bytes) -> None:
+        if len(data) <= _SMALL_MANIFEST:
+            self._bytes[own_id] = data
+            while len(self._bytes) > _CACHED_BYTES:
+                self._bytes.pop(next(iter(self._bytes)))
+
+    def stored_bytes(self, branch: Branch, number: int) -> bytes | None:
+        """Return the bytes of a version of a branch, where its manifest is small and was read lately; else None."""
+        return self._bytes.get(self._places.get((branch.id, branch.name, number), ""))
 
     def _decoded(self, branch: str, number: int, data: bytes, *, path: str, own_id: str) -> State:
         """Decode a manifest file.

@@ -43,7 +43,7 @@ class Tags:
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        found = self._context.refs.tag(name)
+        found = self._context.refs.tag_to_change(name)
         if found is None:
             raise self._context.refs.tag_not_found(name)
         return found

@@ -124,6 +124,10 @@ class Refs:
         """Return a branch as this process read or wrote it last; None where it did not. Nothing is asked."""
         return self._known_branches.get(branch)
 
+    def remembered_tag(self, tag: str) -> Tag | None:
+        """Return a tag as this process read or wrote it last; None where it did not. Nothing is asked."""
+        return self._known_tags.get(tag)
+
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
 
@@ -548,12 +552,20 @@ class Refs:
                 return current
             marked = _with_write_id(wanted)
             if self._swapped(path, marked, current.etag):
+                self._keep_tag(path, marked)
                 return marked
             now = self.tag(name)
             # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
             if now is None or (now.ref != current.ref and not follow):
                 raise RefMovedError(name, current.ref, now.ref if now else "nothing")
         raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")
+
+    def _keep_tag(self, path: str, tag: Tag) -> None:
+        """Keep a tag that was written, where the store tells the ETag of its file."""
+        data = tag_file_of(tag)
+        etag = self.store.written_tag(path, data)
+        if etag:
+            self._known_tags[tag.name] = replace(parse_tag(tag.name, data, f"{self.store.uri}/{path}"), etag=etag)
 
     def _swapped(self, path: str, tag: Tag, etag: str) -> bool:
         try:
