@@ -265,6 +265,8 @@ def commit(
         queued.close(put.state.number, put.data)
     made = put.state.after(head)
     _finish(versions, made, put.transaction, fence=fence, branch_id=branch_id)
+    # The fence has compared the branch of the head with the one that the version is on.
+    versions.committed_to(head.of, made)
     return made
 
 

@@ -98,7 +98,10 @@ class TableContext:
         """
         # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
         known = self.versions.known(ref.id) if isinstance(ref, Version) else None
-        return known or self.at(ref)
+        if known is None:
+            return self.at(ref)
+        branch = self.refs.remembered(known.branch)
+        return replace(known, of=branch) if branch and self.versions.is_of(known, branch.id) else known
 
     def place(self, ref: Ref) -> VersionRef:
         """Return the branch and the number of the version a ref names; it is read only where that is necessary."""

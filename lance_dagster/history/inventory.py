@@ -10,7 +10,7 @@ or to merge it.
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -288,7 +288,9 @@ def owner_digest(branch_id: str) -> str:
 _WORKERS = 8
 
 
-def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[int, str]) -> None:
+def copy_to_expired(
+    store: Store, branch: str, owner: str, manifests: Mapping[int, str], known: Callable[[int], bytes | None]
+) -> None:
     """Copy manifests of a branch that are about to be deleted to `_expired/`.
 
     Args:
@@ -296,10 +298,11 @@ def copy_to_expired(store: Store, branch: str, owner: str, manifests: Mapping[in
         branch: The branch.
         owner: The id of the branch.
         manifests: The keys of the manifests by version number.
+        known: Returns the bytes of a manifest that was read before, by its number; else None.
     """
 
     def copy(number: int) -> None:
-        data = store.get(manifests[number])
+        data = known(number) or store.get(manifests[number])
         if data is not None:
             key = expired_copy_key(branch, number, owner, commit_id(data))
             # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.

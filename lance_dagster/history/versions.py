@@ -53,6 +53,8 @@ _READ_AHEAD = 64
 # Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
+# Those of a few short branches, which are copied when the branch is deleted.
+_SMALL_MANIFEST, _CACHED_BYTES = 64 * 1024, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +164,12 @@ class Versions:
     _cached_fragments: int = 0
     # The newest version of `main` that was read or committed.
     _latest: State | None = None
-    # The number of the newest version of `main` when `has_versions` listed it, 0 where that is not known.
-    _listed: int = 0
+    # The numbers of the newest versions of `main` when `has_versions` listed them, newest first.
+    _listed: list[int] = field(default_factory=list)
+    # The bytes of small manifests that were read lately, by commit id.
+    _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
+    # By branch, the newest version that was committed to it; `main` is in `_latest`.
+    _tips: dict[str, State] = field(default_factory=dict)
     # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -221,7 +227,7 @@ class Versions:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
         first = layout.parse_manifest_names(self.store.list_some(self._folder(branch), _FIRST_NAMES))
         if branch == layout.MAIN and self.store.ordered_listing and first[0]:
-            self._listed = max(first[0])
+            self._listed = sorted(first[0], reverse=True)
         return any(first) or self.newest(branch) is not None
 
     def listed(self) -> State | None:
@@ -229,7 +235,8 @@ class Versions:
 
         There may be newer ones.
         """
-        return self.find(layout.MAIN, self._listed, fresh=True) if self._listed else None
+        state = self.find(layout.MAIN, self._listed[0], fresh=True) if self._listed else None
+        return state if state is None or len(self._listed) == 1 else replace(state, before=self._listed[1])
 
     def manifest_path(self, branch: str, number: int) -> str:
         """Return the path of a version's manifest, in the naming scheme the branch was last seen to use.
@@ -297,7 +304,18 @@ class Versions:
         # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
+        self._keep_bytes(own_id, data)
         return state
+
+    def _keep_bytes(self, own_id: str, data: bytes) -> None:
+        if len(data) <= _SMALL_MANIFEST:
+            self._bytes[own_id] = data
+            while len(self._bytes) > _CACHED_BYTES:
+                self._bytes.pop(next(iter(self._bytes)))
+
+    def stored_bytes(self, branch: Branch, number: int) -> bytes | None:
+        """Return the bytes of a version of a branch, where its manifest is small and was read lately; else None."""
+        return self._bytes.get(self._places.get((branch.id, branch.name, number), ""))
 
     def _decoded(self, branch: str, number: int, data: bytes, *, path: str, own_id: str) -> State:
         """Decode a manifest file.
@@ -357,6 +375,7 @@ class Versions:
         self._v1_named.clear()
         self._v2_named.clear()
         self._latest = None
+        self._tips.clear()
         self._ids.clear()
         self._cached_fragments = 0
 
@@ -412,6 +431,25 @@ class Versions:
         There may be newer ones, and it may be gone (`is_stored`).
         """
         return self._latest if branch == layout.MAIN else None
+
+    def tip(self, branch: str) -> State | None:
+        """Return the newest version that was committed to a branch other than `main`, with its branch; else None.
+
+        There may be newer ones, and it may be gone: whoever commits on it lists the newest number, and the fence of the
+        branch compares the id.
+        """
+        return self._tips.get(branch)
+
+    def committed_to(self, branch: Branch | None, state: State) -> None:
+        """Keep a version as the tip of its branch; None where the branch is `main` or was not read."""
+        self._tips.pop(state.branch, None)
+        if branch is not None:
+            self.cache(branch.id, state)
+            self._tips[branch.name] = replace(state, of=branch)
+
+    def is_of(self, state: State, branch_id: str) -> bool:
+        """Return whether a version that was read or committed is known to be one of a branch, by the id of that."""
+        return self._places.get((branch_id, state.branch, state.number)) == state.id
 
     def is_stored(self, state: State) -> bool:
         """Tell whether a version that was read earlier is still stored as it was; if not, forget all versions."""

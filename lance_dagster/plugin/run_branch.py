@@ -201,7 +201,10 @@ class RunBranch:
 
     def start(self) -> "Version":
         """Return the version that the run's next commit is based on: the head of its chain, or of `main`."""
-        return self.head() or self.table.head(MAIN)
+        # A new run has no branch, and its table was just opened: the file of the branch tells the first, and the
+        # listing of the table the second.
+        names = filter(self.table.branches.exists, self.chain.branch_names)
+        return next(self._heads(names), None) or self.table.opened_at()
 
     def ensure(self, start: "Version | None" = None) -> "Version":
         """Fork the branch of the run unless it exists, and return its newest version.
@@ -226,8 +229,7 @@ class RunBranch:
                 f"the run's tag {BRANCH_TAG} names {self.name}; branches that begin with {', '.join(_OWN)} are made "
                 "and deleted by publications: give the branch another name, such as feature/prices"
             )
-        self.table.branches.create(self.name, at=start, exist_ok=True, metadata=self.chain.branch_metadata())
-        return self.table.head(self.name)
+        return self.table.branches.fork(self.name, start, metadata=self.chain.branch_metadata())
 
     def earlier_attempt(self, properties: Mapping[str, str]) -> "Version | None":
         """Return the version that an earlier attempt of the same step committed, or None.

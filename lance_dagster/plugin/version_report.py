@@ -43,8 +43,8 @@ def since_tags(table: LanceTable, version: Version, tags: Iterable[Tag]) -> dict
     for tag in tags:
         # Expired, or without anything in common.
         with suppress(LanceDagsterError):
-            base = table.branches.merge_base(tag.ref, version)
-            if str(base) == tag.ref:
+            base = table.diff(tag.ref, version, since_base=True).before
+            if base == tag.ref:
                 found[f"{tag.name} ({tag.ref})"] = tag.ref
             else:
                 found[f"{base} (merge base with {tag.name}, which is at {tag.ref} by now)"] = base

@@ -129,7 +129,9 @@ class ChannelMoves:
         commit = logs.current("branch", MAIN).commit if entry.action == "rollback" else entry.commit
         return max(before, logs.commit(commit).channels.get(name, 0))
 
-    def unpromoted(self, name: str, entry: RefEntry | None) -> tuple[RepositoryCommit, ...]:
+    def unpromoted(
+        self, name: str, entry: RefEntry | None, head: RepositoryCommit | None = None
+    ) -> tuple[RepositoryCommit, ...]:
         """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
 
         The process that made such a commit died before it moved the channel, or is about to move it.
@@ -137,11 +139,13 @@ class ChannelMoves:
         Args:
             name: The channel.
             entry: Its newest entry; None where there is none.
+            head: The newest commit of `main`; None to read it.
         """
         logs, upto = self._repository.logs, 0 if entry is None else entry.upto
         commits: list[RepositoryCommit] = []
-        head = logs.newest("branch", MAIN)
-        number = 0 if head is None else logs.commit(head.commit).channels.get(name, 0)
+        newest = None if head is not None else logs.newest("branch", MAIN)
+        head = head if newest is None else logs.commit(newest.commit)
+        number = 0 if head is None else head.channels.get(name, 0)
         # What was collected is too old to be promoted unasked.
         with suppress(NotFoundError):
             while number > upto:

@@ -192,13 +192,20 @@ class Channels:
                     found.append(self._repository.logs.entry("channel", name, each))
         return (*reversed(found), newest)
 
-    def unpromoted(self, name: str) -> tuple[RepositoryCommit, ...]:
+    def unpromoted(
+        self, name: str, *, known: RefEntry | None = None, head: RepositoryCommit | None = None
+    ) -> tuple[RepositoryCommit, ...]:
         """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
 
         A publisher died between its commit and the move of the channel, or is about to move it. Commits that were made
         before the channel was rolled back are left out.
+
+        Args:
+            name: The channel.
+            known: Its newest entry, if the caller has just read it.
+            head: The newest commit of `main`, if the caller has just read it.
         """
-        return self._moves.unpromoted(name, self._repository.logs.newest("channel", name))
+        return self._moves.unpromoted(name, known or self._repository.logs.newest("channel", name), head)
 
     def promote(
         self,

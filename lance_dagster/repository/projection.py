@@ -165,9 +165,12 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    for _ in range(_TRIES):
-        # Read at each try: what has to be done depends on where another process left the tag.
-        found = context.refs.tag_to_change(tag.name)
+    known = context.refs.remembered_tag(tag.name)
+    for attempt in range(_TRIES):
+        # Read at each try: what has to be done depends on where another process left the tag. A tag that was read
+        # before is moved only where its file is still the same.
+        is_known = not attempt and known is not None and known.ref != str(target.state)
+        found = known if is_known else context.refs.tag_to_change(tag.name)
         moves = found is not None and found.ref != str(target.state)
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):

@@ -55,6 +55,12 @@ class TableView:
         return context.versions.describe(state)
 
     @property
+    def landed(self) -> Version:
+        """The version, from memory where this process has just brought `main` up to it."""
+        context, state = find_version(self._registry, self.name, self.at)
+        return context.versions.describe(state)
+
+    @property
     def ref(self) -> str:
         """The ref expression of the version in its table, for other readers of the table."""
         return f"branch:{self._open()[1]}"

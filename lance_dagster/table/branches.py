@@ -1,13 +1,14 @@
 """`table.branches`: create, compare, sync, protect and delete the branches of a table; preview merges on a branch."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.edit.write_result import WriteResult
-from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.errors import InvalidInputError, MergeConflictError, RefMovedError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_class, check_string, string_list, whole_number
-from lance_dagster.history.context import Properties, Ref, TableContext, full_log
+from lance_dagster.history.context import Properties, Ref, TableContext, first_parent_log, full_log
 from lance_dagster.history.lineage import AheadBehind, lineage_of
 from lance_dagster.history.log import LogFilter
 from lance_dagster.history.refs import branch_operations, branch_recovery, protection as protecting, rename, reset
@@ -105,6 +106,53 @@ class Branches:
             metadata=metadata or {},
         )
 
+    def exists(self, name: str) -> bool:
+        """Return whether a branch has a file, also one that is being created or deleted; reads that file."""
+        return self._context.refs.branch_to_change(name) is not None
+
+    def unmerged(self, head: Version) -> "list[Version]":
+        """Return a version of a branch and those before it that `main` had not when the table was opened, newest first.
+
+        These are the versions of `table.log(head, after="main")`. For a branch of `main` that was read before, only
+        those are read that were not read yet.
+        """
+        context, versions = self._context, self._context.versions
+        state, main = context.recall(head), versions.listed()
+        branch = state.of
+        if branch is None or main is None or branch.parent_branch != MAIN:
+            return first_parent_log(context, head, after=MAIN, limit=None, only=None)
+        merged = lineage_of(main, context.refs).contained.get(branch.id, 0)
+        states = versions.find_range(branch.name, max(branch.first, merged), state.number, branch.id)
+        numbers = [each.number for each in states]
+        return [versions.describe(each, numbers) for each in reversed(states) if each.number > merged]
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether there is a branch that takes commits; `main` is one. Reads one file."""
+        found = None if name == MAIN else self._context.refs.branch_to_change(name)
+        return name == MAIN or (found is not None and found.state == READY)
+
+    def fork(self, name: str, start: Version, *, metadata: Mapping[str, str] | None = None) -> Version:
+        """Fork a branch from a version that the caller has just read, unless it exists; return its newest version.
+
+        The version is not looked for again, and neither is the new branch, which begins with that version.
+
+        Args:
+            name: The branch.
+            start: The version to fork from.
+            metadata: Stored with the branch.
+
+        Raises:
+            InvalidRefNameError: As `create` says; so do the others.
+            InvalidInputError: A key of the metadata is reserved.
+            AlreadyExistsError: A tag has the name.
+        """
+        branch_operations.refuse_reserved_keys(metadata or {})
+        refs, versions = self._context.refs, self._context.versions
+        parent = self._context.recall(start)
+        branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
+        # There is one only where this call made the branch; another process may have made it.
+        return versions.describe(versions.tip(name) or self._context.head(name))
+
     def delete(self, name: str, *, newest: Version | None = None) -> None:
         """Delete a branch; its data files stay until they are collected.
 
@@ -126,6 +174,12 @@ class Branches:
         check_class("newest", newest, Version, "table.head('work')")
         if newest.branch != name:
             raise InvalidInputError(f"newest is {newest}, which is not a version of branch {name!r}")
+        branch = refs.remembered(name)
+        if branch is not None and branch.state == READY:
+            # It need not be read again: its mark is put only where its file is still the same.
+            with suppress(RefMovedError):
+                branch_operations.delete_up_to(branch, newest.number, refs, versions)
+                return
         branch_operations.delete_up_to(self.get(name), newest.number, refs, versions)
 
     def rename(self, name: str, new_name: str) -> Branch:

@@ -171,6 +171,13 @@ class LanceTable:
         """Return the newest version of a branch."""
         return self._described(self._context.head(branch))
 
+    def opened_at(self) -> "Version":
+        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
+
+        It saves object storage a listing. Where the version is gone, the newest one is returned.
+        """
+        return self._described(self._context.versions.listed() or self._context.head(MAIN))
+
     def log(
         self,
         ref: "Ref" = MAIN,

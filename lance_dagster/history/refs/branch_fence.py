@@ -106,7 +106,8 @@ class BranchFence:
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
         # A head below the first version was put by a late writer; another id is another branch of the name.
-        if head.number < branch.first or (seen and _branch_id(seen) != branch.id):
+        known = {_branch_id(seen) if seen else branch.id, branch.id if head.of is None else head.of.id}
+        if head.number < branch.first or known != {branch.id}:
             raise self._gone(head)
         target = self.refs.renamed_to(branch)
         if target is not None:

@@ -374,15 +374,16 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     )
     # This is None when another process finished the creation first; its manifest has the same content.
     made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
-    if made is not None:
-        versions.cache(branch.id, made)
     # The state comes last: a branch that is ready has a version, and a writer never finds it empty.
     try:
-        return refs.set_branch_state(branch, READY)
+        ready = refs.set_branch_state(branch, READY)
     except ConflictError:
         if made is not None:
             _take_back_first(branch, made, refs, versions)
         raise
+    if made is not None:
+        versions.committed_to(ready, made)
+    return ready
 
 
 def _refuse_other_work(branch: Branch, refs: Refs) -> None:

@@ -90,13 +90,18 @@ class Refs:
             check_string("pattern", pattern)
         return self._all_branches(layout.parse_branch_file_name, pattern, exempt=exempt)
 
-    def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
-        """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
+    def tags(
+        self, pattern: str | None = None, limit: int | None = None, *, exempt: tuple[str, ...] = ()
+    ) -> dict[str, Tag]:
+        """Read the tags whose names match a glob pattern, at most the first `limit` of them.
+
+        Tags whose names begin with an exempt prefix are not read.
+        """
         if pattern is not None:
             check_string("pattern", pattern)
         # A negative limit would leave out the last tags.
         limit = optional_limit("limit", limit)
-        return self._all_tags(pattern, limit=limit)
+        return self._all_tags(pattern, exempt=exempt, limit=limit)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
@@ -114,6 +119,14 @@ class Refs:
         path = _file_of(layout.TAGS, name, "the name of a tag")
         found = None if path is None else self._stored_tag(name, path)
         return None if found is None or REMOVER in found.metadata else found
+
+    def remembered(self, branch: str) -> Branch | None:
+        """Return a branch as this process read or wrote it last; None where it did not. Nothing is asked."""
+        return self._known_branches.get(branch)
+
+    def remembered_tag(self, tag: str) -> Tag | None:
+        """Return a tag as this process read or wrote it last; None where it did not. Nothing is asked."""
+        return self._known_tags.get(tag)
 
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
@@ -216,7 +229,7 @@ class Refs:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
         path, data = layout.branch_file(branch.name), branch_file_of(branch)
         if self._put_once(path, data):
-            return replace(branch, etag=self.store.written_tag(path, data) or "")
+            return self._written(branch, self.store.written_tag(path, data))
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
         taken = self.branch(branch.name)
@@ -253,7 +266,7 @@ class Refs:
             if wanted == current:
                 return current
             if self.store.compare_and_swap(path, data := branch_file_of(wanted), current.etag):
-                return replace(wanted, etag=self.store.written_tag(path, data) or "")
+                return self._written(wanted, self.store.written_tag(path, data))
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
@@ -273,7 +286,14 @@ class Refs:
             return None, False
         path, data = layout.branch_file(branch.name), branch_file_of(wanted)
         stored = self.store.compare_and_swap(path, data, branch.etag)
-        return replace(wanted, etag=self.store.written_tag(path, data) or "" if stored else ""), stored
+        return self._written(wanted, self.store.written_tag(path, data) if stored else None), stored
+
+    def _written(self, branch: Branch, etag: str | None) -> Branch:
+        """Return a branch with the ETag of its file, and keep it, where the store tells the ETag."""
+        branch = replace(branch, etag=etag or "")
+        if etag:
+            self._known_branches[branch.name] = branch
+        return branch
 
     def _stored_branch(self, name: str, path: str) -> Branch | None:
         found = self.store.get_with_etag(path)
@@ -532,12 +552,20 @@ class Refs:
                 return current
             marked = _with_write_id(wanted)
             if self._swapped(path, marked, current.etag):
+                self._keep_tag(path, marked)
                 return marked
             now = self.tag(name)
             # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
             if now is None or (now.ref != current.ref and not follow):
                 raise RefMovedError(name, current.ref, now.ref if now else "nothing")
         raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")
+
+    def _keep_tag(self, path: str, tag: Tag) -> None:
+        """Keep a tag that was written, where the store tells the ETag of its file."""
+        data = tag_file_of(tag)
+        etag = self.store.written_tag(path, data)
+        if etag:
+            self._known_tags[tag.name] = replace(parse_tag(tag.name, data, f"{self.store.uri}/{path}"), etag=etag)
 
     def _swapped(self, path: str, tag: Tag, etag: str) -> bool:
         try:

@@ -18,7 +18,7 @@ from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, re
 from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import ConflictError, InvalidInputError, SchemaMismatchError, TableNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -120,7 +120,9 @@ class OutputWriter:
         context.add_output_metadata(event_metadata(version, table.schema(version), columns))
         (parent, *_) = version.parents
         since: dict[str, Ref] = {"the version before": before if parent == str(before) else parent}
-        since |= since_tags(table, version, table.tags.list(limit=_MOST_TAGS).values())
+        # Those of the repository keep versions for its commits, and mean nothing to people.
+        tags = table.tags.list(limit=_MOST_TAGS, exempt=(PIN, BRANCH_PIN, LANDING_PIN))
+        since |= since_tags(table, version, tags.values())
         context.add_output_metadata(
             {
                 **change_entries(table, version, since, write.on),

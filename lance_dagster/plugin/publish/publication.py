@@ -287,8 +287,8 @@ def refuse_deleted(publications: Iterable[Publication]) -> None:
         ConflictError: A branch was discarded, or another publisher published and deleted it.
     """
     sources = [(one, source) for one in publications for source in one.sources]
-    heads = in_turns(lambda pair: pair[0].table.branches.newest(pair[1].branch), sources)
-    if gone := [f"{source} of {one.name}" for (one, source), head in zip(sources, heads, strict=True) if head is None]:
+    there = in_turns(lambda pair: pair[0].table.branches.is_ready(pair[1].branch), sources)
+    if gone := [f"{source} of {one.name}" for (one, source), stays in zip(sources, there, strict=True) if not stays]:
         raise ConflictError(
             f"{', '.join(gone)} was deleted while this run was about to publish it, so nothing is published now: "
             "somebody discarded it, or another run has published it; publish again if other rows wait"

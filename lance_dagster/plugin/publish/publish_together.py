@@ -282,7 +282,7 @@ class Together:
         def landed(name: str) -> Publication:
             # The commit may have a newer version of a table, which was not audited; then the audited one is promoted.
             one, found = current[name], view[name]
-            return replace(one, landed=found.version) if found.at == done.versions[name] else one
+            return replace(one, landed=found.landed) if found.at == done.versions[name] else one
 
         return PublishedTables(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
 
@@ -303,7 +303,8 @@ class Together:
             audit: How they are audited.
             views: The tables as the commit would name them.
         """
-        refuse_deleted(current.values())
+        # The tag of a version that is published as it is keeps its branch.
+        refuse_deleted(one for name, one in current.items() if not _is_kept(one, views.get(name)))
         if not beside:
             return
 
@@ -332,11 +333,13 @@ class Together:
 
     def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
         """Add tables that have the tag already to the channel, at the version of the tag; return these versions."""
-        present = self.channel_now()
-        named = () if present is None else self.repository.at(present.commit)
         # A table without the tag was never published, and enters the channel with this publication.
-        tagged = [self.repository.name_of(one.table) for one in found if one.previous is not None]
-        new = [name for name in tagged if name not in named]
+        new = [self.repository.name_of(one.table) for one in found if one.previous is not None]
+        # A table that the channel named when the step started was added before; the others are looked for once more.
+        for look in (lambda: self.started, self.channel_now):
+            present = look() if new else None
+            named = () if present is None else self.repository.at(present.commit)
+            new = [name for name in new if name not in named]
         adopted = self.repository.adopt(new, channels=[self.channel]).channels.get(self.channel) if new else None
         return {} if adopted is None else adopted.tables
 
@@ -373,7 +376,9 @@ class Together:
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
         # Each publication leaves a tag in each of its tables, so a look at one table is enough.
-        for name in [self.repository.name_of(one.table) for one in published[:1]]:
+        # It has no more of them than versions of `main`, and a branch for each: few versions need no look.
+        many = [one for one in published[:1] if one.landed is None or one.landed.number > _MANY_HELD // 2]
+        for name in [self.repository.name_of(one.table) for one in many]:
             held = self.repository.held_versions(name)
             if held > _MANY_HELD:
                 return (
@@ -413,7 +418,8 @@ class Together:
         about to do the same.
         """
         finished: list[Finished] = []
-        for commit in self.repository.channels.unpromoted(self.channel):
+        known = None if self.started is None else self.started.entry
+        for commit in self.repository.channels.unpromoted(self.channel, known=known, head=self.record.head):
             before = self.repository.head(commit.parents[0]) if commit.parents else None
             names = tuple(name for name in commit.changed_from(before) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks.
@@ -549,7 +555,8 @@ class Together:
             return one
         older = [beside for beside in self.record.open_writes(one.table) if beside not in writes]
         drops: dict[RecordedWrite, RecordedWrite] = {}
-        for write in writes:
+        # Mostly nothing else is open, and then nobody asks what the candidate wrote before.
+        for write in writes if older else ():
             excluded = excluded_by(write, self.record.of_candidate(write.request.candidate))
             drops |= {beside: write for beside in older if write.supersedes(beside) or beside in excluded}
         # Branches that were looked at are noted already, with advice.
@@ -561,6 +568,13 @@ class Together:
         ]
         about = {**one.about, md.SUPERSEDED: [*one.superseded, *superseded]} if superseded else one.about
         return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
+
+
+def _is_kept(one: Publication, staged: TableView | None) -> bool:
+    """Return whether the versions of a publication are staged as they are, and kept by a tag."""
+    return (
+        staged is not None and bool(staged.at.pin) and {source.branch for source in one.sources} == {staged.at.branch}
+    )
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:

@@ -71,7 +71,8 @@ def exact_request(
         for _ in range(_TRIES):
             # Read at each try: the caller may have planned another version meanwhile.
             one = current[name]
-            source = context.at(one.version)
+            # The tag that keeps the version is put before the version is looked for.
+            source = context.recall(one.version)
             options = MergeOptions(message=one.message, properties=one.properties)
             change = staging.change(name, dest, sources=(source,), options=options, exact=True)
             if source.branch == MAIN:
