@@ -213,6 +213,10 @@ from lance_dagster.repository.publish.exact_versions import (
     VersionToPublish as VersionToPublish,
 )
 from lance_dagster.repository.publish.publish_branch import Published as Published, PublishOptions as PublishOptions
+from lance_dagster.repository.record_branches import (
+    BranchWrites as BranchWrites,
+    RecordedBranches as RecordedBranches,
+)
 from lance_dagster.repository.repository import LanceRepository as LanceRepository
 from lance_dagster.repository.repository_namespace import RepositoryNamespace as RepositoryNamespace
 from lance_dagster.repository.repository_status import (

@@ -20,7 +20,7 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, MergeConflictError, RefNotFoundError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.recorded_writes import write_number
+from lance_dagster.plugin.recorded_writes import has_rows_of
 from lance_dagster.plugin.run_branch import READS, RunChain
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _version_of(table: "LanceTable", write: "RecordedWrite") -> "Version | None"
         for number in reversed(table.branches.version_numbers(write.request.branch)):
             version = table.at(f"branch:{write.request.branch}@{number}")
             # A branch may have been deleted and created again under its name, with other versions of the same numbers.
-            if write_number(version) == write.number:
+            if has_rows_of(version, write):
                 return version
     return None
 

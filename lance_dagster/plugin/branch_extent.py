@@ -38,7 +38,7 @@ class BranchExtent:
         """Return the extent of the writes of a branch since it was forked from `main`."""
         commits = list(table.log(head, after=MAIN))
         claims = _claims(commits)
-        writes = (write_of(repository, commit) for commit in commits)
+        writes = (write_of(repository, table, commit) for commit in commits)
         return cls(
             head=head,
             writes=tuple(write for write in writes if write is not None),

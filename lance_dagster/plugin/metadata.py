@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from lance_dagster.format import run_properties
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -67,23 +69,21 @@ ALLOW_MISSING = "lance/allow_missing"
 CANDIDATE = "lance/candidate"
 # In the config of a table: the key of the candidate that writes it.
 OWNER = "dagster/asset"
-# How the owner of a table begins that ops write, and not an asset.
-OP_OUTPUT = "op output "
+OP_OUTPUT = run_properties.OP_OUTPUT
 
 # In the properties of commits and the metadata of branches and tags, whose values are strings.
-RUN_ID = "dagster/run_id"
+RUN_ID = run_properties.RUN_ID
+ROOT_RUN_ID = run_properties.ROOT_RUN_ID
+BACKFILL_ID = run_properties.BACKFILL_ID
+STEP_KEY = run_properties.STEP_KEY
+OUTPUT = run_properties.OUTPUT
+WRITE = run_properties.WRITE
+ASSET_KEY = run_properties.ASSET_KEY
+PARTITION_KEYS = run_properties.PARTITION_KEYS
 AUDITED_VERSION = "dagster/audited_version"
-ROOT_RUN_ID = "dagster/root_run_id"
 JOB_NAME = "dagster/job"
-BACKFILL_ID = "dagster/backfill"
 # What the run read of other runs of its backfill, as JSON: refs of versions, by the URI of the table.
 READ_UNPUBLISHED = "dagster/read_unpublished"
-STEP_KEY = "dagster/step_key"
-OUTPUT = "dagster/output"
-# The mode and the number of a write among those of one external process, such as `append 2`.
-WRITE = "dagster/write"
-ASSET_KEY = "dagster/asset_key"
-PARTITION_KEYS = "dagster/partition_keys"
 PUBLISHED_BY = "dagster/published_by"
 MOVED_TO = "lance/to"
 REASON = "lance/reason"

@@ -23,24 +23,6 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 
-def work_of(properties: Mapping[str, str], chain: RunChain) -> str:
-    """Return a text that is equal for all attempts at the same rows, apart from their partitions.
-
-    Args:
-        properties: The properties of the commit with the rows.
-        chain: The run.
-    """
-    asset = properties.get(md.ASSET_KEY, "")
-    work = [asset, properties.get(md.OUTPUT, ""), properties.get(md.WRITE, "")]
-    # Dagster numbers the steps of an asset anew in a re-execution; an op has one step for each place in the graph.
-    if asset.startswith(md.OP_OUTPUT):
-        work.append(properties.get(md.STEP_KEY, ""))
-    # Runs of a backfill may each append to a table without partitions.
-    if md.PARTITION_KEYS not in properties:
-        work += chain.run_partition
-    return json.dumps(work)
-
-
 @dataclass(frozen=True, slots=True)
 class WriteRecorder:
     """Records the writes of one run."""
@@ -59,14 +41,16 @@ class WriteRecorder:
             mode: How the write changes rows.
             replaces: The numbers of writes of earlier attempts on the branch.
         """
-        from lance_dagster.repository.candidates.writes import WriteRequest
+        from lance_dagster.repository.candidates.writes import WriteRequest, work_of
 
+        chain = self.chain
         return WriteRequest(
-            candidate=self.chain.candidate_id,
-            run_id=self.chain.run_id or "",
-            origin=self.chain.run_ids[-1],
+            candidate=chain.candidate_id,
+            run_id=chain.run_id or "",
+            origin=chain.run_ids[-1],
             branch=branch.name,
-            work=work_of(properties, self.chain),
+            # All attempts of another candidate have the partition of its root run.
+            work=work_of(properties, chain.run_partition if chain.backfill_id else ()),
             partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),
             mode=mode,
             step=properties.get(md.STEP_KEY, ""),
@@ -115,19 +99,34 @@ class WriteRecorder:
     def attempts(self, branch: RunBranch, properties: Mapping[str, str]) -> tuple[int, ...]:
         """Return the numbers of the writes that earlier attempts of a step committed to the branch."""
         own = (version for version in branch.own_versions() if branch.is_of_step(version, properties))
-        return tuple(number for version in own if (number := write_number(version)))
+        marks = (_mark_of(self.repository, branch.table, version) for version in own)
+        return tuple(number for mark in marks if (number := _number(mark)))
 
 
-def write_number(version: "Version") -> int:
-    """Return the number of the recorded write whose rows a commit has; 0 where it has those of none."""
-    number = version.properties.get(_mark(), "").rpartition("@")[2]
-    return int(number) if number.isascii() and number.isdecimal() else 0
-
-
-def write_of(repository: "LanceRepository", version: "Version") -> "RecordedWrite | None":
-    """Return the recorded write whose rows a commit has; None for a commit that no run recorded."""
-    mark = version.properties.get(_mark())
+def write_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> "RecordedWrite | None":
+    """Return the recorded write whose rows a version of a branch has; None for a commit that nobody recorded."""
+    mark = _mark_of(repository, table, version)
     return None if mark is None else repository.record.write(mark)
+
+
+def has_rows_of(version: "Version", write: "RecordedWrite") -> bool:
+    """Return whether a version of the branch of a write is the commit with the rows of that write."""
+    return version.id == write.commit_id or version.properties.get(_mark()) == write.mark
+
+
+def _mark_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> str | None:
+    mark = version.properties.get(_mark())
+    # Of the release that kept no record, only a commit with the rows of an output was recorded afterwards.
+    if mark is not None or md.ASSET_KEY not in version.properties:
+        return mark
+    table_id = repository.registered_id(repository.name_of(table))
+    return None if table_id is None else repository.record.mark_of(table_id, version.id)
+
+
+def _number(mark: str | None) -> int:
+    """Return the number of the recorded write that a mark names; 0 where it names none."""
+    number = (mark or "").rpartition("@")[2]
+    return int(number) if number.isascii() and number.isdecimal() else 0
 
 
 def join_candidate(repository: "LanceRepository", chain: RunChain) -> None:

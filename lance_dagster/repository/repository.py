@@ -34,6 +34,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import (
+    check_flag,
     check_options,
     optional_limit,
     parsed_json,
@@ -72,6 +73,7 @@ from lance_dagster.repository.publish.forks import discard_tables, fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import Staging, stage_merge
+from lance_dagster.repository.record_branches import BranchRecorder, RecordedBranches
 from lance_dagster.repository.registry import RepositoryContext, check_table_name
 from lance_dagster.repository.repository_status import RepositoryStatus, held_versions, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
@@ -551,11 +553,36 @@ class LanceRepository:
             message: The commit message, such as the reason.
             properties: Kept with the commit.
         """
-        changes = WriteChanges(publish=tuple(merged), drop=tuple(writes), related=self._context.record.of_candidate)
+        changes = WriteChanges(publish=tuple(merged), drop=tuple(writes), related=self._context.record.candidate)
         request = CommitRequest(
             branch=MAIN, stage=_nothing, names=(), message=message, properties=properties or {}, writes=changes
         )
         return commit_tables(self._context.logs, request).commit
+
+    def record_branches(self, run_ids: Iterable[str] | None = None, *, dry_run: bool = True) -> RecordedBranches:
+        """Record what runs wrote with the release that kept no record, so that a publisher finds it.
+
+        Each commit with rows on a branch `run/<id>` of a registered or discovered table gets a recorded write, as if
+        its run had recorded it. No commit is added to a branch. What is recorded or published already is skipped, so
+        this is idempotent, and several processes may do it at once.
+
+        Args:
+            run_ids: The runs; None for all.
+            dry_run: Only say what would be recorded, the default; `dry_run=False` records it.
+
+        Returns:
+            What was recorded, and which branches were left alone because they do not say enough, with the reasons.
+
+        Raises:
+            RefNotFoundError: No table has a branch of a run in `run_ids`.
+        """
+        check_flag("dry_run", dry_run)
+        runs = None if run_ids is None else string_list("run_ids", run_ids, "4f2a")
+        recorder = BranchRecorder(repository=self._context, dry_run=dry_run)
+        recorded = recorder.record(runs)
+        if recorder.strays:
+            self.drop_writes(recorder.strays, message="drop writes that two processes recorded at the same time")
+        return recorded
 
     @property
     def record(self) -> CandidateRecord:

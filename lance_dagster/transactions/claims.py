@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.run_properties import RUN_ID
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMITTER,
@@ -97,7 +98,6 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
         return ()
 
 
-RUN_ID = "dagster/run_id"
 # Operations that cannot conflict with changes of rows, columns or fragments on the other side.
 _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 

@@ -229,6 +229,25 @@ def test_old_commits_are_collected_on_demand(repository: str) -> None:
     assert 3 == len(lines_of("repository", "log", repository))
 
 
+def test_branches_of_an_older_release_are_recorded_on_demand(repository: str) -> None:
+    """Without --record the command only says what it would do; a branch that is unclear is listed with the reason."""
+    orders = table(repository, ORDERS)
+    run_id = {"dagster/run_id": "r1"}
+    orders.branches.create("run/r1", metadata={**run_id, "dagster/root_run_id": "r1"})
+    orders.append(rows(2), branch="run/r1", properties={**run_id, "dagster/asset_key": "orders"})
+    orders.branches.create("run/r2")
+    orders.append(rows(3), branch="run/r2")
+    own, left, summary = lines_of("repository", "record", repository)
+    assert "run/r1 of shop/orders: 1 write of candidate r1" == own
+    assert left.startswith("left alone: run/r2 of shop/orders: its metadata does not say that run r2 made it")
+    assert "1 branch can be recorded; --record does it" == summary
+    assert "recorded 1 branch" == lines_of("repository", "record", repository, "--run", "run/r1", "--record")[-1]
+    assert ["0 branches can be recorded; --record does it"] == lines_of(
+        "repository", "record", repository, "--run", "r1"
+    )
+    assert "no branch or tag 'run/r3'" in run("repository", "record", repository, "--run", "r3").stderr
+
+
 def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
     """Wrong roots, branches, refs, tables and arguments exit with 2 and one line."""
     for arguments, problem in (

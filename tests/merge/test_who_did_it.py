@@ -9,7 +9,7 @@ import pytest
 
 from lance_dagster import Conflict, LanceTable
 from lance_dagster.errors import MergeConflictError
-from lance_dagster.transactions.claims import RUN_ID
+from lance_dagster.format.run_properties import RUN_ID
 from tests.table_factory import as_pylance, entries, new_table
 
 VERSION = re.compile(r"\((\w+@\d+)\)")

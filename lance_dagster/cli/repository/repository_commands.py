@@ -327,6 +327,37 @@ def collect(
     output.write(document, lines)
 
 
+@click.command(epilog="Example: lance-dagster repository record s3://lake --run 4f2a --record")
+@about_repository
+@click.option(
+    "--run", "runs", metavar="ID", multiple=True, help="A run, by its id; may be given again. All by default."
+)
+@click.option("--dry-run/--record", default=True, help="Only show what would be recorded (the default), or record it.")
+def record(repository: "LanceRepository", output: Output, runs: tuple[str, ...], *, dry_run: bool) -> None:
+    """Record what runs wrote with a release that kept no record, so that it can be published.
+
+    No branch changes. Branches that do not say enough are listed with the reason and left alone.
+    """
+    with busy("reading the branches of runs"):
+        done = repository.record_branches([run.removeprefix("run/") for run in runs] or None, dry_run=dry_run)
+    lines = [
+        f"{each.branch} of {each.table}: {counted(len(each.writes), 'write')} of candidate {each.writes[0].candidate}"
+        for each in done.recorded
+    ]
+    lines += [f"left alone: {each.branch} of {each.table}: {each.reason}" for each in done.left]
+    count = counted(len(done.recorded), "branch")
+    lines.append(f"{count} can be recorded; --record does it" if dry_run else f"recorded {count}")
+    document = {
+        "dry_run": done.dry_run,
+        "recorded": [
+            {"table": each.table, "branch": each.branch, "writes": [asdict(write) for write in each.writes]}
+            for each in done.recorded
+        ],
+        "left": [{"table": each.table, "branch": each.branch, "reason": each.reason} for each in done.left],
+    }
+    output.write(document, [printable(line) for line in lines])
+
+
 @contextmanager
 def _commit_lines(repository: "LanceRepository", output: Output) -> "Iterator[Callable[[RepositoryCommit], None]]":
     """Print what the commit that the block makes has changed."""

@@ -25,6 +25,7 @@ from lance_dagster.cli.repository.repository_commands import (
     fork,
     move,
     publish,
+    record,
     remove,
     repair,
     revert,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 COMMANDS: "Sequence[click.Command]" = (
     *(tables, status, log, show, diff, channels, tags, history),
-    *(create, adopt, move, remove),
+    *(create, adopt, record, move, remove),
     *(fork, commit, publish, discard, revert),
     *(create_channel, delete_channel, promote, hold, release, tag),
     *(repair, collect),

@@ -94,7 +94,7 @@ class WaitingCandidates:
         elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, table):
             # The branch has the only rows that are left of the two runs, and a person may publish it by `ref`.
             found = BranchDecision(Action.KEEP, f"its full re-execution {short(found.repeated_by)} was discarded")
-        if found.action is Action.WAITING and self._is_dropped(head):
+        if found.action is Action.WAITING and self._is_dropped(table, head):
             found = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
         return head, found
 
@@ -122,10 +122,10 @@ class WaitingCandidates:
         run_ids = list(dict.fromkeys(write.request.run_id for write in writes))
         return self.instance.get_runs(dg.RunsFilter(run_ids=run_ids)) if run_ids else []
 
-    def _is_dropped(self, head: "Version") -> bool:
+    def _is_dropped(self, table: "LanceTable", head: "Version") -> bool:
         """Return whether the rows of a branch will never be published."""
         record = self.log.record
-        write = None if record is None else write_of(record.repository, head)
+        write = None if record is None else write_of(record.repository, table, head)
         return record is not None and write is not None and record.is_dropped(write)
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:

@@ -33,7 +33,7 @@ from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.record_view import RecordView
-from lance_dagster.plugin.recorded_writes import write_number
+from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
@@ -188,8 +188,10 @@ def find_by_run(publication: Publication, chain: RunChain, *, head: Version | No
     # No branch was found, or only the branch of an older run of the chain. A newer run may be published already and
     # its branch deleted; then `main` has the newer rows.
     landed = record.landed(publication.table, chain)
-    if landed is not None and (head is None or landed[0].number > write_number(head)):
-        return replace(publication, landed=landed[1])
+    if landed is not None:
+        of_head = None if head is None else write_of(record.repository, publication.table, head)
+        if of_head is None or landed[0].number > of_head.number:
+            return replace(publication, landed=landed[1])
     return publication if head is None else replace(publication, sources=(head,))
 
 

@@ -102,7 +102,7 @@ class RecordView:
         """Return the recorded writes that a version of a run's branch has and `main` lacks, newest first."""
         if head.branch == MAIN:
             return ()
-        writes = (write_of(self.repository, version) for version in table.branches.unmerged(head))
+        writes = (write_of(self.repository, table, version) for version in table.branches.unmerged(head))
         return tuple(write for write in writes if write is not None)
 
     def is_published(self, write: RecordedWrite) -> bool:

@@ -172,7 +172,7 @@ class TagChanges:
         """
         if not is_written(head):
             return
-        write = write_of(self.together.repository, head)
+        write = write_of(self.together.repository, table, head)
         if write is not None and not self.record.is_published(write):
             return
         # Rows without a record may have been merged by a person.

@@ -1,8 +1,10 @@
 """The files of the record of candidates, and the only code that reads and writes them.
 
     _repository/writes/{table id}/{number}.json           a recorded write; numbers count down: newest first
+    _repository/writes/{table id}/commits/{commit id}     the mark of a write that was recorded after its commit
     _repository/candidates/{candidate}/{table id}@{n}     empty: write n of the table belongs to the candidate
     _repository/candidates/{candidate}/runs/{run}         empty: the run belongs to the candidate
+    _repository/candidates/{candidate}/~collected         empty: published appends of the candidate were collected
     _repository/audits/{table id}/{commit id}/{n}.json    verdicts of checks on one version, in the order they were put
 
 Every file is put if absent and never changed. The commits of the repository say which writes are closed
@@ -22,6 +24,7 @@ from urllib.parse import quote, unquote
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.candidates.audits import Verdict, parse_verdicts, verdicts_bytes
 from lance_dagster.repository.candidates.writes import (
+    CandidateWrites,
     ClosedWrites,
     RecordedWrite,
     WriteRequest,
@@ -34,10 +37,13 @@ from lance_dagster.store import Store, put_once
 WRITES = f"{FOLDER}/writes"
 CANDIDATES = f"{FOLDER}/candidates"
 AUDITS = f"{FOLDER}/audits"
+# Sorted behind all marks: a listing that misses a mark because it was collected meanwhile ends with this name.
+_COLLECTED = "~collected"
 # Names count down: storages list names in ascending order, so a listing begins with the newest file.
 _NUMBERS = 10**15
 _PUTS = 100
 _READERS = 8
+_LOOKS = 3
 # How many names the first listing of a log asks for; each further listing asks for many more.
 _PAGE = 16
 _FACTOR = 32
@@ -55,8 +61,14 @@ class CandidateRecord:
     _newest: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _writes: dict[tuple[str, int], RecordedWrite] = field(default_factory=dict, repr=False, compare=False)
 
-    def put(self, table_id: str, request: WriteRequest) -> RecordedWrite:
+    def put(self, table_id: str, request: WriteRequest, commit_id: str = "") -> RecordedWrite:
         """Record a write, before its rows are committed.
+
+        Args:
+            table_id: The identity of the table.
+            request: The write.
+            commit_id: The commit id of the version with the rows, where they were committed before. The write is
+                found by it after `claim_commit`.
 
         Returns:
             The recorded write, whose mark belongs among the properties of the commit.
@@ -70,7 +82,9 @@ class CandidateRecord:
         for _ in range(_PUTS):
             if newest is None:
                 newest = self._newest_number(table_id)
-            write = RecordedWrite(table_id=table_id, number=newest + 1, request=request, id=write_id)
+            write = RecordedWrite(
+                table_id=table_id, number=newest + 1, request=request, id=write_id, commit_id=commit_id
+            )
             path = _write_path(table_id, write.number)
             # Read back, because the refusal may be the answer to a second copy of this very request.
             if self._store.put_if_absent(path, write_bytes(write)) or self._is_own(path, write_id):
@@ -84,6 +98,21 @@ class CandidateRecord:
             f"other processes recorded a write of the table {table_id} each of {_PUTS} times; try again"
         )
 
+    def claim_commit(self, write: RecordedWrite) -> bool:
+        """Make a write that was recorded after its commit the one that is found by the commit id.
+
+        Returns:
+            False where the commit belongs to another write.
+        """
+        path = _commit_path(write.table_id, write.commit_id)
+        put_once(self._store, path, write.mark.encode())
+        return self._store.get(path) == write.mark.encode()
+
+    def mark_of(self, table_id: str, commit_id: str) -> str | None:
+        """Return the mark of the write that was recorded after its commit; None where there is none."""
+        data = self._store.get(_commit_path(table_id, commit_id))
+        return None if data is None else data.decode(errors="replace")
+
     def open_writes(self, table_id: str, closed: ClosedWrites) -> list[RecordedWrite]:
         """Return the recorded writes of a table that are not closed, oldest first.
 
@@ -96,8 +125,19 @@ class CandidateRecord:
 
     def of_candidate(self, candidate: str) -> list[RecordedWrite]:
         """Return all recorded writes of a candidate, closed or not; by table, then oldest first."""
-        marks = sorted(map(_parse_mark, self._store.list(_candidate_folder(candidate))))
-        return self._read(marks)
+        return list(self.candidate(candidate).writes)
+
+    def candidate(self, candidate: str) -> CandidateWrites:
+        """Return all recorded writes of a candidate, and whether others were collected."""
+        for _ in range(_LOOKS):
+            names = self._store.list(_candidate_folder(candidate))
+            marks = sorted(parse_mark(name) for name in names if "@" in name)
+            writes = self._read(marks)
+            # A write is stored before its mark, so one that is missing was collected since the listing. The collection
+            # had left its own file before, which the next listing has.
+            if len(writes) == len(marks) or _COLLECTED in names:
+                break
+        return CandidateWrites(tuple(writes), _COLLECTED in names)
 
     def join(self, candidate: str, run_id: str) -> None:
         """Record that a run belongs to a candidate, although it may write nothing."""
@@ -208,6 +248,10 @@ def _write_path(table_id: str, number: int) -> str:
     return f"{WRITES}/{quote(table_id, safe='')}/{_file(number)}"
 
 
+def _commit_path(table_id: str, commit_id: str) -> str:
+    return f"{WRITES}/{quote(table_id, safe='')}/commits/{quote(commit_id, safe='')}"
+
+
 def _candidate_folder(candidate: str) -> str:
     encoded = quote(candidate, safe="")
     # `..` as an id would lead out of the folder.
@@ -218,6 +262,7 @@ def _audit_folder(table_id: str, commit_id: str) -> str:
     return f"{AUDITS}/{quote(table_id, safe='')}/{commit_id}"
 
 
-def _parse_mark(name: str) -> tuple[str, int]:
+def parse_mark(name: str) -> tuple[str, int]:
+    """Return the table and the number of a write, by the name of the file that marks it as one of a candidate."""
     table_id, _, number = name.rpartition("@")
-    return table_id, int(number) if number.isdecimal() else 0
+    return unquote(table_id), int(number) if number.isascii() and number.isdecimal() else 0

@@ -3,7 +3,7 @@
 A run records each of its writes before it commits the rows to its branch. The record is a file of the next number in
 the log of the table, put if absent, so the numbers are the order of the writes, whatever clocks show. The commit on
 the branch has the mark of the record among its properties (`WRITE_MARK`); rows without a recorded write are not those
-of a run.
+of a run. A write that was recorded after its commit (`record_branches`) names the commit instead.
 
 Each commit of the repository says which writes are closed: published, so `main` has their rows; or dropped, so they
 will never be published. A commit is made by one put in the log of `main`, and refused when the log moved. Hence a
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 from lance_dagster.errors import ConflictError, CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format.run_properties import ASSET_KEY, OP_OUTPUT, OUTPUT, PARTITION_KEYS, STEP_KEY, WRITE
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.transactions.claims import ClaimMode
@@ -72,12 +73,15 @@ class RecordedWrite:
         number: The place among all recorded writes of the table, from 1.
         request: What the run was about to write.
         id: A random id by which a writer recognises its own file when the response of the storage was lost.
+        commit_id: The commit id of the version with the rows, where that was committed before the write was recorded;
+            empty where the version has the mark.
     """
 
     table_id: str
     number: int
     request: WriteRequest
     id: str
+    commit_id: str = ""
 
     @property
     def mark(self) -> str:
@@ -106,6 +110,12 @@ class RecordedWrite:
         """Return whether this write replaces all rows of an older write, of whichever candidate."""
         is_newer = self.table_id == older.table_id and self.number > older.number
         return is_newer and self.request.mode in ("overwrite", "replace") and self.covers(older)
+
+    def depends_on_order(self, other: "RecordedWrite") -> bool:
+        """Return whether it matters which of two writes is the newer one."""
+        replaces = {self.request.mode, other.request.mode} & {"overwrite", "replace"}
+        same_rows = self.table_id == other.table_id and _overlap(self.request.partitions, other.request.partitions)
+        return self.is_same_work(other) or (bool(replaces) and same_rows)
 
     @property
     def adds_rows(self) -> bool:
@@ -138,6 +148,37 @@ class ClosedWrites:
 NONE_CLOSED = ClosedWrites()
 
 
+@dataclass(frozen=True, slots=True)
+class CandidateWrites:
+    """The recorded writes of a candidate.
+
+    Attributes:
+        writes: The writes, closed or not; by table, then oldest first.
+        is_collected: Whether the candidate had further writes, appends that were published among them, whose record
+            was collected. Nobody can tell then which rows an append would add a second time.
+    """
+
+    writes: tuple[RecordedWrite, ...] = ()
+    is_collected: bool = False
+
+
+def work_of(properties: Mapping[str, str], run_partition: Iterable[str] = ()) -> str:
+    """Return a text that is equal for all attempts of a candidate at the same rows, apart from their partitions.
+
+    Args:
+        properties: The properties of the commit with the rows.
+        run_partition: The partition of a run of a backfill; such runs may each append to a table without partitions.
+    """
+    asset = properties.get(ASSET_KEY, "")
+    work = [asset, properties.get(OUTPUT, ""), properties.get(WRITE, "")]
+    # Dagster numbers the steps of an asset anew in a re-execution; an op has one step for each place in the graph.
+    if asset.startswith(OP_OUTPUT):
+        work.append(properties.get(STEP_KEY, ""))
+    if PARTITION_KEYS not in properties:
+        work += run_partition
+    return json.dumps(work)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteChanges:
     """The recorded writes that a commit closes.
@@ -145,7 +186,7 @@ class WriteChanges:
     Attributes:
         publish: The writes whose rows the commit brings to `main`.
         drop: The writes that will never be published.
-        related: Returns all recorded writes of a candidate. It is called at each attempt to commit, after the newest
+        related: Returns the recorded writes of a candidate. It is called at each attempt to commit, after the newest
             commit was read, so that it returns each write that this commit has published.
         withdraw: By table id, the published writes whose rows a commit takes back, because it restores an older version
             of the table. They may be made again, by another write.
@@ -155,7 +196,7 @@ class WriteChanges:
 
     publish: tuple[RecordedWrite, ...] = ()
     drop: tuple[RecordedWrite, ...] = ()
-    related: Callable[[str], Iterable[RecordedWrite]] = lambda _: ()
+    related: Callable[[str], CandidateWrites] = lambda _: CandidateWrites()
     withdraw: Mapping[str, NumberSet] = field(default_factory=dict)
     bring_back: Mapping[str, NumberSet] = field(default_factory=dict)
 
@@ -166,7 +207,8 @@ class WriteChanges:
             closed: The closed writes of the newest commit.
 
         Raises:
-            ConflictError: A write was dropped meanwhile; or `main` has the rows of another append of the same work.
+            ConflictError: A write was dropped meanwhile; or `main` has, or may have, the rows of another append of the
+                same work.
         """
         changed = dict(closed)
         for table_id, withdrawn in self.withdraw.items():
@@ -176,28 +218,33 @@ class WriteChanges:
             before = changed.get(table_id, NONE_CLOSED)
             changed[table_id] = ClosedWrites(before.published | restored, before.dropped - restored)
         new = [write for write in self.publish if write.number not in _of(changed, write).published]
-        related = {write.request.candidate: list(self.related(write.request.candidate)) for write in new}
+        candidates = dict.fromkeys(write.request.candidate for write in new)
+        related = {candidate: self.related(candidate) for candidate in candidates}
         for write in new:
             self._refuse(write, related[write.request.candidate], changed)
         for write in new:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
-        excluded = [beside for write in new for beside in excluded_by(write, related[write.request.candidate])]
+        excluded = [beside for write in new for beside in excluded_by(write, related[write.request.candidate].writes)]
         for write in (*self.drop, *excluded):
             before = _of(changed, write)
             if write.number not in before:
                 changed[write.table_id] = ClosedWrites(before.published, before.dropped | NumberSet.of([write.number]))
         return changed
 
-    def _refuse(
-        self, write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
-    ) -> None:
+    def _refuse(self, write: RecordedWrite, related: CandidateWrites, closed: Mapping[str, ClosedWrites]) -> None:
         if write.number in _of(closed, write).dropped:
             raise ConflictError(
                 f"{write} was discarded, or replaced by a newer one, before this publication committed; nothing was "
                 "published"
             )
-        if (published := published_duplicate(write, related, closed)) is not None:
+        if write.adds_rows and related.is_collected:
+            raise ConflictError(
+                f"{write} adds rows, and the record of {write.request.candidate} was collected after rows that it "
+                "appended were published: the same rows may be there twice; nothing was published: discard "
+                f"{write.request.branch}, and start a new run"
+            )
+        if (published := published_duplicate(write, related.writes, closed)) is not None:
             raise ConflictError(
                 f"{write} adds the rows that run {published.request.run_id} added as {published}, which is published: "
                 "they would be there twice; nothing was published"
@@ -292,6 +339,7 @@ def write_bytes(write: RecordedWrite) -> bytes:
             "step": request.step,
             "replaces": list(request.replaces),
             "id": write.id,
+            "commit": write.commit_id,
         },
         sort_keys=True,
         separators=(",", ":"),
@@ -324,6 +372,7 @@ def parse_write(data: bytes, path: str) -> RecordedWrite:
                 replaces=tuple(map(_count, content["replaces"])),
             ),
             id=_text(content["id"]),
+            commit_id=_text(content.get("commit", "")),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(

@@ -103,7 +103,7 @@ def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPu
     return WriteChanges(
         publish=tuple(write for version in versions.values() for write in version.writes),
         drop=tuple(write for version in versions.values() for write in version.drops),
-        related=context.record.of_candidate,
+        related=context.record.candidate,
         withdraw={
             context.registry.register(name): version.withdraws
             for name, version in versions.items()

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from lance_dagster import ConflictError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.writes import (
+    CandidateWrites,
     ClosedWrites,
     RecordedWrite,
     WriteChanges,
@@ -44,7 +47,7 @@ def committed(
     before: dict[str, ClosedWrites], *publish: RecordedWrite, among: Iterable[RecordedWrite] = ()
 ) -> dict[str, ClosedWrites]:
     """The closed writes after a commit that publishes writes, where the candidate has these writes."""
-    return WriteChanges(publish=publish, related=lambda _: [*publish, *among]).apply(before)
+    return WriteChanges(publish=publish, related=lambda _: CandidateWrites((*publish, *among))).apply(before)
 
 
 def test_a_published_write_stays_published() -> None:
@@ -110,9 +113,36 @@ def test_a_withdrawn_write_may_be_made_again() -> None:
     assert closed([2], [1]) == committed(withdrawn, write(2), among=[write(1)])
 
 
+def test_an_append_of_a_collected_candidate_is_refused() -> None:
+    """Nobody can tell which rows were published; what replaces rows, or was published before, is as safe as ever."""
+    collected = partial(WriteChanges, related=lambda _: CandidateWrites(is_collected=True))
+    with pytest.raises(
+        ConflictError, match="the record of r1 was collected after rows that it appended were published"
+    ):
+        collected(publish=(write(1),)).apply({})
+    assert closed([1]) == collected(publish=(write(1),)).apply(closed([1]))
+    assert closed([1]) == collected(publish=(write(1, mode="replace"),)).apply({})
+
+
+@pytest.mark.parametrize(
+    "other,matters",
+    [
+        ({"mode": "overwrite"}, True),
+        ({"mode": "replace", "partitions": ("d1",), "candidate": "r9"}, True),
+        ({"mode": "replace", "partitions": ("d2",)}, False),
+        ({"candidate": "r9"}, False),
+        ({}, True),
+    ],
+)
+def test_the_order_matters_where_rows_are_replaced_or_made_again(other: dict[str, Any], *, matters: bool) -> None:
+    """Of two appends of the same work one is published, and of two replacements of the same rows the newer one."""
+    day = write(1, partitions=("d1",))
+    assert matters == day.depends_on_order(write(2, **other)) == write(2, **other).depends_on_order(day)
+
+
 def test_bytes_of_a_write_and_of_closed_writes_come_back() -> None:
     """What is stored is what is read."""
-    stored = write(7, partitions=("d1", "ü"), replaces=(3,), step="orders")
+    stored = replace(write(7, partitions=("d1", "ü"), replaces=(3,), step="orders"), commit_id="c")
     assert stored == parse_write(write_bytes(stored), "path")
     value = json.loads(json.dumps(closed_value(closed([1, 2, 5], [3]))))
     assert closed([1, 2, 5], [3]) == parse_closed(value)
