@@ -110,7 +110,7 @@ class Branches:
         """Return whether a branch has a file, also one that is being created or deleted; reads that file."""
         return self._context.refs.branch_to_change(name) is not None
 
-    def unmerged(self, head: Version) -> "list[Version]":
+    def unmerged(self, head: Version) -> Sequence[Version]:
         """Return a version of a branch and those before it that `main` had not when the table was opened, newest first.
 
         These are the versions of `table.log(head, after="main")`. For a branch of `main` that was read before, only

@@ -336,12 +336,16 @@ class Together:
         # A table without the tag was never published, and enters the channel with this publication.
         new = [self.repository.name_of(one.table) for one in found if one.previous is not None]
         # A table that the channel named when the step started was added before; the others are looked for once more.
-        for look in (lambda: self.started, self.channel_now):
-            present = look() if new else None
-            named = () if present is None else self.repository.at(present.commit)
-            new = [name for name in new if name not in named]
+        new = self._unnamed(new, self.started)
+        if new:
+            new = self._unnamed(new, self.channel_now())
         adopted = self.repository.adopt(new, channels=[self.channel]).channels.get(self.channel) if new else None
         return {} if adopted is None else adopted.tables
+
+    def _unnamed(self, names: Sequence[str], channel: Channel | None) -> list[str]:
+        """Return the tables of some names that a channel does not name."""
+        named = () if channel is None else self.repository.at(channel.commit)
+        return [name for name in names if name not in named]
 
     def promote(self, done: PublishedTables, restored: RepositoryView | None) -> list[Publication]:
         """Move the channel to the published versions of all tables at once; the tags of the tables follow.
