@@ -289,7 +289,7 @@ _WORKERS = 8
 
 
 def copy_to_expired(
-    store: Store, branch: str, owner: str, manifests: Mapping[int, str], known: Callable[[int], bytes | None]
+    store: Store, branch: str, owner: str, manifests: Mapping[int, str], *, known: Callable[[int], bytes | None]
 ) -> None:
     """Copy manifests of a branch that are about to be deleted to `_expired/`.
 

@@ -318,7 +318,7 @@ def empty_branch(
         # Another program, which knows no marks, committed meanwhile.
         branch = _with_last(branch, max(numbers), refs)
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
-    copy_to_expired(store, branch.name, branch.id, manifests, partial(versions.stored_bytes, branch))
+    copy_to_expired(store, branch.name, branch.id, manifests, known=partial(versions.stored_bytes, branch))
     # Oldest first: where a recovered branch loses versions, its head stays the newest one for as long as possible.
     ordered = [manifests[number] for number in sorted(manifests)]
     if manifests and not store.ordered_listing:

@@ -476,7 +476,7 @@ class PublishStep:
 
     def _begin(self, found: Sequence[Publication]) -> None:
         """Create the repository if there is none, and add tables that have the tag already to the channel."""
-        # The repository is created only here, after every audit: a refused publication leaves no repository behind.
+        # A lake whose tables were written by another program has none so far; a refused publication makes none.
         self.lance.create_repository()
         if adopted := self.together.adopt(found):
             named = ", ".join(f"{name} at {version}" for name, version in adopted.items())
