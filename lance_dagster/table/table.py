@@ -178,6 +178,11 @@ class LanceTable:
         """
         return self._described(self._context.versions.listed() or self._context.head(MAIN))
 
+    def opened_ref(self) -> str:
+        """Return the expression of `opened_at`, such as `main@3`, without reading that version where possible."""
+        number = self._context.versions.listed_number()
+        return str(self._context.head(MAIN)) if number is None else f"{MAIN}@{number}"
+
     def log(
         self,
         ref: "Ref" = MAIN,
@@ -284,6 +289,14 @@ class LanceTable:
     def to_lance(self, ref: "Ref" = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._context.dataset(self._context.at(ref))
+
+    def open_rows(self, version: "Version") -> "datafiles.LanceDataset":
+        """Open a version that was just read or committed with pylance, for its rows alone.
+
+        It is not asked for again, and a version of a branch is opened without `main`, so that the dataset knows neither
+        tags nor other branches. That saves object storage three requests.
+        """
+        return self._context.open_rows(self._context.recall(version))
 
     def append(
         self,
