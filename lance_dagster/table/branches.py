@@ -67,6 +67,18 @@ class Branches:
         found = self._context.refs.remembered(name)
         return self.get(name) if found is None or found.state != READY else found
 
+    def opened_at(self) -> Version:
+        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
+
+        It saves object storage a listing. Where the version is gone, the newest one is returned.
+        """
+        return self._context.versions.describe(self._context.versions.listed() or self._context.head(MAIN))
+
+    def opened_ref(self) -> str:
+        """Return the expression of `opened_at`, such as `main@3`, without reading that version where possible."""
+        number = self._context.versions.listed_number()
+        return str(self._context.head(MAIN)) if number is None else f"{MAIN}@{number}"
+
     def newest(self, name: str) -> Version | None:
         """Return the newest version of a branch, or None when there is no such branch.
 

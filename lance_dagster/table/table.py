@@ -171,18 +171,6 @@ class LanceTable:
         """Return the newest version of a branch."""
         return self._described(self._context.head(branch))
 
-    def opened_at(self) -> "Version":
-        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
-
-        It saves object storage a listing. Where the version is gone, the newest one is returned.
-        """
-        return self._described(self._context.versions.listed() or self._context.head(MAIN))
-
-    def opened_ref(self) -> str:
-        """Return the expression of `opened_at`, such as `main@3`, without reading that version where possible."""
-        number = self._context.versions.listed_number()
-        return str(self._context.head(MAIN)) if number is None else f"{MAIN}@{number}"
-
     def log(
         self,
         ref: "Ref" = MAIN,
@@ -291,11 +279,7 @@ class LanceTable:
         return self._context.dataset(self._context.at(ref))
 
     def open_rows(self, version: "Version") -> "datafiles.LanceDataset":
-        """Open a version that was just read or committed with pylance, for its rows alone.
-
-        It is not asked for again, and a version of a branch is opened without `main`, so that the dataset knows neither
-        tags nor other branches. That saves object storage three requests.
-        """
+        """Open a version that was just read or committed with pylance, for its rows alone: three requests less."""
         return self._context.open_rows(self._context.recall(version))
 
     def append(

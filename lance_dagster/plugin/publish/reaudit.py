@@ -305,7 +305,7 @@ class Reaudit:
             return False
         # The usual case takes no request: `main` was still the version that the branch was forked from when this step
         # opened the table. What moves it from then on is found when the tables are staged.
-        if _fork_of(one.table, one.sources[0]) == one.table.opened_ref():
+        if _fork_of(one.table, one.sources[0]) == one.table.branches.opened_ref():
             return False
         return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
 
