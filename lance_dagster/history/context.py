@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import ExpectedFile, IsolatedScan, count, open_dataset, read_shapes, scan_isolated
+from lance_dagster.datafiles import (
+    ExpectedFile,
+    IsolatedScan,
+    count,
+    open_dataset,
+    open_rows,
+    read_shapes,
+    scan_isolated,
+)
 from lance_dagster.errors import (
     BasePathRefusedError,
     CorruptFileError,
@@ -201,6 +209,11 @@ class TableContext:
         """
         self.check_before_reading(state, fragment_ids)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+
+    def open_rows(self, state: State) -> "LanceDataset":
+        """Open a version with pylance as `dataset` does, for its rows alone (`datafiles.open_rows`)."""
+        self.check_before_reading(state)
+        return open_rows(self.uri, state.branch, state.number, self.storage_options)
 
     def check_before_reading(self, state: State, fragment_ids: Iterable[int] | None = None) -> None:
         """Check the files of a version as the options ask for, before pylance opens them; errors as for `dataset`."""

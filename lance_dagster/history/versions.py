@@ -236,7 +236,15 @@ class Versions:
         There may be newer ones.
         """
         state = self.find(layout.MAIN, self._listed[0], fresh=True) if self._listed else None
-        return state if state is None or len(self._listed) == 1 else replace(state, before=self._listed[1])
+        if state is not None and len(self._listed) > 1:
+            state = replace(state, before=self._listed[1])
+        # Remembered, so that whoever asks for the head later makes sure that it is still there.
+        self._latest = state or self._latest
+        return state
+
+    def listed_number(self) -> int | None:
+        """Return the newest number of `main` when `has_versions` listed it; None where it did not, or not in order."""
+        return next(iter(self._listed), None)
 
     def manifest_path(self, branch: str, number: int) -> str:
         """Return the path of a version's manifest, in the naming scheme the branch was last seen to use.

@@ -204,7 +204,7 @@ class RunBranch:
         # A new run has no branch, and its table was just opened: the file of the branch tells the first, and the
         # listing of the table the second.
         names = filter(self.table.branches.exists, self.chain.branch_names)
-        return next(self._heads(names), None) or self.table.opened_at()
+        return next(self._heads(names), None) or self.table.branches.opened_at()
 
     def ensure(self, start: "Version | None" = None) -> "Version":
         """Fork the branch of the run unless it exists, and return its newest version.

@@ -62,6 +62,23 @@ class Branches:
             raise self._context.refs.branch_not_found(name)
         return found
 
+    def recall(self, name: str) -> Branch:
+        """Return one branch as `get` does, from memory where it was read before; where it was forked never changes."""
+        found = self._context.refs.remembered(name)
+        return self.get(name) if found is None or found.state != READY else found
+
+    def opened_at(self) -> Version:
+        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
+
+        It saves object storage a listing. Where the version is gone, the newest one is returned.
+        """
+        return self._context.versions.describe(self._context.versions.listed() or self._context.head(MAIN))
+
+    def opened_ref(self) -> str:
+        """Return the expression of `opened_at`, such as `main@3`, without reading that version where possible."""
+        number = self._context.versions.listed_number()
+        return str(self._context.head(MAIN)) if number is None else f"{MAIN}@{number}"
+
     def newest(self, name: str) -> Version | None:
         """Return the newest version of a branch, or None when there is no such branch.
 
@@ -111,13 +128,14 @@ class Branches:
         return self._context.refs.branch_to_change(name) is not None
 
     def unmerged(self, head: Version) -> Sequence[Version]:
-        """Return a version of a branch and those before it that `main` had not when the table was opened, newest first.
+        """Return a version of a branch and those before it that `main` had not when it was last read, newest first.
 
         These are the versions of `table.log(head, after="main")`. For a branch of `main` that was read before, only
         those are read that were not read yet.
         """
         context, versions = self._context, self._context.versions
-        state, main = context.recall(head), versions.listed()
+        # An older version of `main` contains less, so that no version is left out.
+        state, main = context.recall(head), versions.latest(MAIN) or versions.listed()
         branch = state.of
         if branch is None or main is None or branch.parent_branch != MAIN:
             return first_parent_log(context, head, after=MAIN, limit=None, only=None)

@@ -171,13 +171,6 @@ class LanceTable:
         """Return the newest version of a branch."""
         return self._described(self._context.head(branch))
 
-    def opened_at(self) -> "Version":
-        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
-
-        It saves object storage a listing. Where the version is gone, the newest one is returned.
-        """
-        return self._described(self._context.versions.listed() or self._context.head(MAIN))
-
     def log(
         self,
         ref: "Ref" = MAIN,
@@ -284,6 +277,10 @@ class LanceTable:
     def to_lance(self, ref: "Ref" = MAIN) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
         return self._context.dataset(self._context.at(ref))
+
+    def open_rows(self, version: "Version") -> "datafiles.LanceDataset":
+        """Open a version that was just read or committed with pylance, for its rows alone: three requests less."""
+        return self._context.open_rows(self._context.recall(version))
 
     def append(
         self,

@@ -52,14 +52,15 @@ WRITERS = (LanceTable, *NAMESPACES, LanceRepository, PipesTable)
 WITHOUT_MESSAGE = {
     f"{owner}.{name}"
     for owner, names in {
-        "Branches": "ahead_behind create delete get graph is_merged list merge_base newest protect protection recover "
-        "rename set_metadata status unprotect version_numbers",
+        "Branches": "ahead_behind create delete exists fork get graph is_merged is_ready list merge_base newest "
+        "opened_at opened_ref protect protection recall recover rename set_metadata status unmerged unprotect "
+        "version_numbers",
         "Channels": "entries_after get history list refuse_immovable unpromoted",
         "Config": "get table_metadata",
         "LanceRepository": "at collect commit_with diff discard discover follow fork head held_versions log name_of "
         "open open_uri pin_again pinned registered_id repair status table table_id tables uri",
-        "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage to_lance "
-        "write_target",
+        "LanceTable": "at commit count_rows diff exists head log open open_rows preview_merge read scan schema stage "
+        "to_lance write_target",
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
         "plan_compaction record_digests verify",
         "PipesTable": "check report",

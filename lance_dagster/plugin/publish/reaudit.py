@@ -303,8 +303,9 @@ class Reaudit:
         # the first ones would be on `main` when a later one is refused.
         if alone:
             return False
-        # The usual case takes two small requests: `main` is still the version that the branch was forked from.
-        if _fork_of(one.table, one.sources[0]) == str(one.table.head(MAIN)):
+        # The usual case takes no request: `main` was still the version that the branch was forked from when this step
+        # opened the table. What moves it from then on is found when the tables are staged.
+        if _fork_of(one.table, one.sources[0]) == one.table.branches.opened_ref():
             return False
         return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
 
@@ -493,7 +494,7 @@ def _fork_of(table: LanceTable, source: Version) -> str | None:
     # A re-execution forks its branch from that of its parent run, so `main` may be several branches away.
     while True:
         try:
-            branch = table.branches.get(name)
+            branch = table.branches.recall(name)
         except RefNotFoundError:
             return None
         if branch.parent_branch == MAIN:
