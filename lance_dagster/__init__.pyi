@@ -185,6 +185,7 @@ from lance_dagster.repository.candidates.audits import Verdict as Verdict
 from lance_dagster.repository.candidates.number_set import NumberSet as NumberSet
 from lance_dagster.repository.candidates.record import CandidateRecord as CandidateRecord
 from lance_dagster.repository.candidates.writes import (
+    CandidateWrites as CandidateWrites,
     ClosedWrites as ClosedWrites,
     RecordedWrite as RecordedWrite,
     WriteRequest as WriteRequest,

@@ -69,9 +69,14 @@ class WriteRecorder:
         """
         from lance_dagster.repository.candidates.writes import RecordedWrite, published_duplicate
 
-        related = self.repository.record.of_candidate(self.chain.candidate_id)
+        related = self.repository.record.candidate(self.chain.candidate_id)
+        if related.is_collected:
+            return (
+                f"the record of {self._candidate} was collected, and rows that it appended are published; repeating "
+                "the step may add its rows again: start a new run"
+            )
         table_id = self.repository.table_id(self.repository.name_of(branch.table))
-        beside = [write for write in related if write.table_id == table_id]
+        beside = [write for write in related.writes if write.table_id == table_id]
         # The first run of a candidate finds nothing, and reads no commit.
         if not beside:
             return ""
@@ -91,6 +96,11 @@ class WriteRecorder:
             f"add its rows again: {advice}, or start a new run"
         )
 
+    @property
+    def _candidate(self) -> str:
+        chain = self.chain
+        return f"backfill {chain.backfill_id}" if chain.backfill_id else f"run {chain.candidate_id}"
+
     def put(self, branch: RunBranch, request: "WriteRequest") -> dict[str, str]:
         """Record a write; return the property that its commit needs."""
         table_id = self.repository.table_id(self.repository.name_of(branch.table))
@@ -107,6 +117,11 @@ def write_of(repository: "LanceRepository", table: "LanceTable", version: "Versi
     """Return the recorded write whose rows a version of a branch has; None for a commit that nobody recorded."""
     mark = _mark_of(repository, table, version)
     return None if mark is None else repository.record.write(mark)
+
+
+def is_marked(version: "Version") -> bool:
+    """Return whether a run recorded the write whose rows a version has, before it committed them."""
+    return _mark() in version.properties
 
 
 def has_rows_of(version: "Version", write: "RecordedWrite") -> bool:
@@ -141,9 +156,9 @@ def join_candidate(repository: "LanceRepository", chain: RunChain) -> None:
 def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Version", verdict: "Verdict") -> None:
     """Record what a check found on a version of a run's branch; a version of `main` is audited by its publication."""
     if version.branch != MAIN:
-        table_id = version.properties.get(_mark(), "").rpartition("@")[0]
-        table_id = table_id or repository.table_id(repository.name_of(table))
-        repository.record.put_verdicts(table_id, version.id, [verdict])
+        mark = _mark_of(repository, table, version)
+        table_id = (mark or "").rpartition("@")[0] or repository.table_id(repository.name_of(table))
+        repository.record.put_verdicts(table_id, version.id, [verdict], write=_number(mark))
 
 
 def _mark() -> str:

@@ -38,6 +38,9 @@ confused: a process that knew the deleted log would have to be older than the gr
 just before its deletion puts the next larger number; a log may begin with any number. Logs of channels stay, because
 sensors remember their numbers, and so does the newest entry of each other log.
 
+**The record of candidates** is collected too: `candidates.collect_record` says what stays and why nothing is published
+twice.
+
 Commits are deleted before the branches of tables: a crash in between leaves branches that no commit names, and the next
 collection deletes them. Data files are left to `LanceTable.maintenance.collect_garbage`, which then finds them unnamed.
 """
@@ -45,11 +48,12 @@ collection deletes them. Data files are left to `LanceTable.maintenance.collect_
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, ProtectedError, RefMovedError, RefNotFoundError
@@ -69,6 +73,8 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import delete_tag
+from lance_dagster.repository.candidates.collect_record import RecordCollection, SettledWrites
+from lance_dagster.repository.candidates.record import RecordFiles
 from lance_dagster.repository.commits.promotions import Promotions
 from lance_dagster.repository.commits.ref_log import COMMITS, PINS, BranchLog, RefKind, RefLogs
 from lance_dagster.repository.commits.repository_tags import list_tags
@@ -108,6 +114,9 @@ class RepositoryGarbage:
         entries: How many entries of branches and channels.
         branches: By table, the branches and tags that held versions which only those commits named.
         kept: What could not be deleted, and why.
+        candidates: How many candidates, whose record is not needed any more.
+        writes: How many recorded writes, most of them of these candidates.
+        audits: How many versions, of which the verdicts of checks were recorded.
     """
 
     dry_run: bool
@@ -115,6 +124,9 @@ class RepositoryGarbage:
     entries: int = 0
     branches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
+    candidates: int = 0
+    writes: int = 0
+    audits: int = 0
 
 
 def collect_commits(repository: RepositoryContext, retention: CommitRetention, *, dry_run: bool) -> RepositoryGarbage:
@@ -136,14 +148,15 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     branches = logs.branch_logs()
     newest = logs.newest_of(branches)
     needs = _Needs(logs, retention, now)
-    going = sorted(old - needs.commits(newest).keys())
+    needed = needs.commits(newest)
+    going = sorted(old - needed.keys())
     if not dry_run:
         # Before new marks: marks of a collection that died would keep this one from deleting their commits.
         logs.drop_marks(before)
         going = _marked(needs, going, newest)
     gone = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
-    named = _named_versions(logs, {*ages, *logs.commit_ids()} - gone)
+    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - gone, needed)
     # What is older than all times of the retention.
     past = min(before, now - retention.keep_for.total_seconds())
     ended = _ended(branches, newest, past)
@@ -155,9 +168,42 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         logs.drop_commits(going)
         # Not after the grace period: a run of several days must not read another commit from then on.
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
-    refs, kept = _unnamed(repository, named, before, dry_run=dry_run)
-    dropped = len(entries) + sum(len(log.numbers) for log in ended.values())
-    return RepositoryGarbage(dry_run=dry_run, commits=tuple(going), entries=dropped, branches=refs, kept=kept)
+    tables = repository.registry.all_tables()
+    refs, kept = _unnamed(repository, tables, named, before, dry_run=dry_run)
+    recorded = _record_of(repository, tables, settled, past).collect(dry_run=dry_run)
+    return RepositoryGarbage(
+        dry_run=dry_run,
+        commits=tuple(going),
+        entries=len(entries) + sum(len(log.numbers) for log in ended.values()),
+        branches=refs,
+        kept=kept,
+        candidates=recorded.candidates,
+        writes=recorded.writes,
+        audits=recorded.audits,
+    )
+
+
+def _record_of(
+    repository: RepositoryContext, tables: Mapping[str, str], settled: SettledWrites, past: float
+) -> RecordCollection:
+    """Return the collection of what is older than a time of the storage's clock in the record."""
+    return RecordCollection(
+        record=repository.record,
+        files=RecordFiles(repository.store),
+        settled=settled,
+        past=past,
+        branches=partial(_branches_of, repository, tables),
+    )
+
+
+def _branches_of(
+    repository: RepositoryContext, tables: Mapping[str, str], table_ids: Collection[str]
+) -> dict[str, set[str]]:
+    """Return the names of the branches of tables, by table id; a table that is gone has none."""
+    names = [name for name, table_id in tables.items() if table_id in table_ids]
+    # Branches of any name: a tag of a run may give its branch another one.
+    branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
+    return {tables[name]: {*found} for name, found in branches.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +214,26 @@ class _Needs:
     retention: CommitRetention
     now: float
 
-    def commits(self, newest: Mapping[str, RefEntry]) -> dict[str, None]:
-        """Return the ids of the commits that must stay, given the newest entries of the branches."""
+    def commits(self, newest: Mapping[str, RefEntry]) -> dict[str, bool]:
+        """Return the ids of the commits that must stay, given the newest entries of the branches.
+
+        The value of a commit is whether `main` or a channel names it, or may go back to it by its own log.
+        """
         logs, since = self.logs, self.now - self.retention.keep_for.total_seconds()
-        found = [tag.commit for tag in list_tags(logs).values()]
-        found += self._pinned()
+        kept = [tag.commit for tag in list_tags(logs).values()]
+        kept += self._pinned()
         for name, entry in newest.items():
             # The commits of an ended branch are needed only by the refs that contain them.
-            if not entry.deleted:
-                found += _named_since(logs, "branch", name, since)
+            if not entry.deleted and name != MAIN:
+                kept += _named_since(logs, "branch", name, since)
+        found = [*_named_since(logs, "branch", MAIN, since)]
         # Deleted channels too: their commits stay readable for `keep_for` after the deletion.
         for name in logs.names("channel"):
             found += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
                 # `islice` takes no larger number than `maxsize`, and a person may ask to keep more promotions.
                 found += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
-        return dict.fromkeys(commit for commit in found if commit)
+        return {commit: False for commit in kept if commit} | {commit: True for commit in found if commit}
 
     def _pinned(self) -> Iterator[str]:
         """Return the commits that runs are pinned to.
@@ -259,11 +309,15 @@ def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]
 
 
 def _unnamed(
-    repository: RepositoryContext, named: Mapping[str, set[str]], before: float, *, dry_run: bool
+    repository: RepositoryContext,
+    tables: Mapping[str, str],
+    named: Mapping[str, set[str]],
+    before: float,
+    *,
+    dry_run: bool,
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
     kept: list[str] = []
-    tables = repository.registry.all_tables()
 
     def one(name: str) -> tuple[str, ...]:
         context, used = repository.table(name), named.get(tables[name], set())
@@ -321,9 +375,12 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
     return [tag for tag in pins if tag_file(tag.name) in old]
 
 
-def _named_versions(logs: RefLogs, commit_ids: Iterable[str]) -> dict[str, set[str]]:
-    """Return by the id of a table the versions, and their branches, that commits name."""
+def _named_versions(
+    logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, bool]
+) -> tuple[dict[str, set[str]], SettledWrites]:
+    """Return by the id of a table the versions, and their branches, that commits name; and what the commits closed."""
     found: dict[str, set[str]] = {}
+    settled = SettledWrites()
 
     def read(commit_id: str) -> RepositoryCommit | None:
         # Another collection may delete one meanwhile.
@@ -336,8 +393,9 @@ def _named_versions(logs: RefLogs, commit_ids: Iterable[str]) -> dict[str, set[s
     waiting = iter(sorted(commit_ids))
     with ThreadPoolExecutor(_WORKERS) as pool:
         while some := list(islice(waiting, _READ_AT_ONCE)):
-            for commit in pool.map(read, some):
-                for at in () if commit is None else commit.tables.values():
+            for commit in filter(None, pool.map(read, some)):
+                settled.add(commit.writes, is_named=needed.get(commit.id, False))
+                for at in commit.tables.values():
                     # The version of `main` too that has the content of a version which has landed there.
                     found.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
-    return found
+    return found, settled

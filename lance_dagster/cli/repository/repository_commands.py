@@ -316,6 +316,11 @@ def collect(
     lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
     if not found.commits and keep_for < retention.grace:
         lines.append("commits younger than a day stay for all --keep-for: a publication may be about to name them")
+    if found.candidates or found.writes or found.audits:
+        lines.append(
+            f"the record of {counted(found.candidates, 'candidate')}, with {counted(found.writes, 'write')} and the "
+            f"verdicts on {counted(found.audits, 'version')}, {'can be' if dry_run else 'was'} deleted"
+        )
     lines += [f"kept: {printable(each)}" for each in found.kept]
     document = {
         "dry_run": found.dry_run,
@@ -323,6 +328,9 @@ def collect(
         "entries": found.entries,
         "branches": {name: list(refs) for name, refs in found.branches.items()},
         "kept": list(found.kept),
+        "candidates": found.candidates,
+        "writes": found.writes,
+        "audits": found.audits,
     }
     output.write(document, lines)
 

@@ -12,10 +12,10 @@ from functools import cached_property
 
 import pendulum
 
-from lance_dagster.errors import RefNotFoundError
+from lance_dagster.errors import ConflictError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
-from lance_dagster.plugin.recorded_writes import write_of
+from lance_dagster.plugin.recorded_writes import is_marked, write_of
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.candidates.audits import Verdict
@@ -99,11 +99,23 @@ class RecordView:
         ]
 
     def on_branch(self, table: LanceTable, head: Version) -> tuple[RecordedWrite, ...]:
-        """Return the recorded writes that a version of a run's branch has and `main` lacks, newest first."""
+        """Return the recorded writes that a version of a run's branch has and `main` lacks, newest first.
+
+        Raises:
+            ConflictError: The record of a write was collected, so nobody can tell whether its rows are published.
+        """
         if head.branch == MAIN:
             return ()
-        writes = (write_of(self.repository, table, version) for version in table.branches.unmerged(head))
-        return tuple(write for write in writes if write is not None)
+        writes: list[RecordedWrite] = []
+        for version in table.branches.unmerged(head):
+            write = write_of(self.repository, table, version)
+            if write is None and is_marked(version):
+                raise ConflictError(
+                    f"the record of the write in {version} of {table.uri} was collected, so its rows may have been "
+                    f"published, discarded or replaced: discard {version.branch}, and start a new run"
+                )
+            writes += [] if write is None else [write]
+        return tuple(writes)
 
     def is_published(self, write: RecordedWrite) -> bool:
         """Return whether `main` has the rows of a write."""

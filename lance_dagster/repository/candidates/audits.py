@@ -31,8 +31,15 @@ class Verdict:
     run_id: str = ""
 
 
-def verdicts_bytes(verdicts: Iterable[Verdict], writer: str) -> bytes:
-    """Return the bytes of a file of verdicts; `writer` is a random id of the process that writes the file."""
+def verdicts_bytes(verdicts: Iterable[Verdict], writer: str, write: int = 0) -> bytes:
+    """Return the bytes of a file of verdicts.
+
+    Args:
+        verdicts: The verdicts.
+        writer: A random id of the process that writes the file.
+        write: The number of the recorded write whose rows the version has, with which the verdicts are collected; 0
+            where it has those of none.
+    """
     rows = [
         {
             "check": verdict.check,
@@ -43,7 +50,9 @@ def verdicts_bytes(verdicts: Iterable[Verdict], writer: str) -> bytes:
         }
         for verdict in verdicts
     ]
-    return json.dumps({"format": 1, "verdicts": rows, "id": writer}, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(
+        {"format": 1, "verdicts": rows, "id": writer, "write": write}, sort_keys=True, separators=(",", ":")
+    ).encode()
 
 
 def parse_verdicts(data: bytes, path: str) -> tuple[Verdict, ...]:
@@ -66,3 +75,16 @@ def parse_verdicts(data: bytes, path: str) -> tuple[Verdict, ...]:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(path, f"it does not hold verdicts of checks: {type(error).__name__}") from error
+
+
+def audited_write(data: bytes, path: str) -> int:
+    """Return the number of the recorded write that a file of verdicts is about; 0 where it is about none.
+
+    Raises:
+        CorruptFileError: The bytes are not verdicts.
+    """
+    try:
+        number = parsed_json(data).get("write", 0)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(path, f"it does not hold verdicts of checks: {type(error).__name__}") from error
+    return number if isinstance(number, int) else 0

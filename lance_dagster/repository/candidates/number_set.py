@@ -63,6 +63,10 @@ class NumberSet:
         """Return the numbers that are in either set."""
         return NumberSet.of_runs([*self.runs, *other.runs])
 
+    def __and__(self, other: "NumberSet") -> "NumberSet":
+        """Return the numbers that are in both sets."""
+        return self - (self - other)
+
     def __sub__(self, other: "NumberSet") -> "NumberSet":
         """Return the numbers of this set that are not in the other set."""
         runs = []

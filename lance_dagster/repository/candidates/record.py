@@ -22,7 +22,7 @@ from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from lance_dagster.errors import ConflictError
-from lance_dagster.repository.candidates.audits import Verdict, parse_verdicts, verdicts_bytes
+from lance_dagster.repository.candidates.audits import Verdict, audited_write, parse_verdicts, verdicts_bytes
 from lance_dagster.repository.candidates.writes import (
     CandidateWrites,
     ClosedWrites,
@@ -49,6 +49,39 @@ _PAGE = 16
 _FACTOR = 32
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class CandidateFiles:
+    """The files of a candidate, without the one that outlives them, the writes that they name, and the newest age."""
+
+    keys: list[str] = field(default_factory=list)
+    marks: list[tuple[str, int]] = field(default_factory=list)
+    modified: float = 0.0
+
+
+@dataclass(slots=True)
+class AuditFiles:
+    """The files of verdicts on one version of a table, and when the newest was written."""
+
+    table_id: str
+    keys: list[str] = field(default_factory=list)
+    modified: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordListing:
+    """The files of the record, with their times by the clock of the storage.
+
+    Attributes:
+        writes: By table and number, when a write was recorded.
+        candidates: By its id, the files of a candidate.
+        audits: By folder, the verdicts on a version.
+    """
+
+    writes: dict[tuple[str, int], float] = field(default_factory=dict)
+    candidates: dict[str, CandidateFiles] = field(default_factory=dict)
+    audits: dict[str, AuditFiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +192,20 @@ class CandidateRecord:
             return None
         return next(iter(self._read([(table_id, int(number))])), None)
 
-    def put_verdicts(self, table_id: str, commit_id: str, verdicts: Sequence[Verdict]) -> None:
+    def put_verdicts(self, table_id: str, commit_id: str, verdicts: Sequence[Verdict], *, write: int = 0) -> None:
         """Record what checks found on a version of a table.
 
         Args:
             table_id: The identity of the table.
             commit_id: The commit id of the version.
             verdicts: The results; a later verdict of a check takes the place of an earlier one.
+            write: The number of the recorded write whose rows the version has; 0 where it has those of none.
 
         Raises:
             ConflictError: Other processes took the next number each time.
         """
         writer = uuid.uuid4().hex
-        data, folder = verdicts_bytes(verdicts, writer), _audit_folder(table_id, commit_id)
+        data, folder = verdicts_bytes(verdicts, writer, write), _audit_folder(table_id, commit_id)
         number = 1
         for _ in range(_PUTS):
             path = f"{folder}/{_file(number)}"
@@ -193,6 +227,10 @@ class CandidateRecord:
             if data is not None
             for verdict in parse_verdicts(data, f"{self._store.uri}/{path}")
         }
+
+    def read(self, numbers: Iterable[tuple[str, int]]) -> list[RecordedWrite]:
+        """Return the recorded writes of some tables and numbers, without those that are not there."""
+        return self._read(numbers)
 
     def _newest_number(self, table_id: str) -> int:
         names = self._store.list(f"{WRITES}/{quote(table_id, safe='')}", 1)
@@ -226,12 +264,75 @@ class CandidateRecord:
         return data is not None and parse_write(data, f"{self._store.uri}/{path}").id == write_id
 
 
+@dataclass(frozen=True, slots=True)
+class RecordFiles:
+    """The files of the record as a collection sees them."""
+
+    _store: Store
+
+    def listing(self) -> RecordListing:
+        """List the files of the record, with their ages: three walks."""
+        listing = RecordListing()
+        for info in self._store.walk(WRITES):
+            table_id, *rest = _parts(info.key, WRITES)
+            if len(rest) == 1 and (number := _number(rest[0])):
+                listing.writes[table_id, number] = info.modified
+        for info in self._store.walk(CANDIDATES):
+            candidate, *rest = _parts(info.key, CANDIDATES)
+            files = listing.candidates.setdefault(candidate, CandidateFiles())
+            if rest == [_COLLECTED]:
+                continue
+            files.keys.append(info.key)
+            files.modified = max(files.modified, info.modified)
+            if len(rest) == 1 and "@" in rest[0]:
+                files.marks.append(parse_mark(rest[0]))
+        for info in self._store.walk(AUDITS):
+            table_id, *_ = _parts(info.key, AUDITS)
+            audit = listing.audits.setdefault(info.key.rpartition("/")[0], AuditFiles(table_id))
+            audit.keys.append(info.key)
+            audit.modified = max(audit.modified, info.modified)
+        return listing
+
+    def audited_write(self, files: AuditFiles) -> int:
+        """Return the number of the recorded write that verdicts are about; 0 where they are about none."""
+        key = files.keys[0]
+        data = self._store.get(key)
+        return 0 if data is None else audited_write(data, f"{self._store.uri}/{key}")
+
+    def drop(self, candidates: Iterable[CandidateFiles], writes: Sequence[RecordedWrite]) -> None:
+        """Delete recorded writes, and then the files of the candidates that these belong to.
+
+        Candidates are last: their files lead to the writes that a call left behind when it died.
+        """
+        keys = [_write_path(write.table_id, write.number) for write in writes]
+        keys += [_commit_path(write.table_id, write.commit_id) for write in writes if write.commit_id]
+        self._store.delete_many(keys)
+        self._store.delete_many([key for files in candidates for key in files.keys])
+
+    def drop_audits(self, audits: Iterable[AuditFiles]) -> None:
+        """Delete verdicts."""
+        self._store.delete_many([key for files in audits for key in files.keys])
+
+    def mark_collected(self, candidates: Iterable[str]) -> None:
+        """Record that published appends of some candidates are about to be collected."""
+        _together(
+            lambda candidate: put_once(self._store, f"{_candidate_folder(candidate)}/{_COLLECTED}", b""),
+            list(candidates),
+        )
+
+
 def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:
     """Read several files at the same time, and return their contents in order."""
     if len(keys) <= 1:
         return [read(key) for key in keys]
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, keys))
+
+
+def _parts(key: str, folder: str) -> list[str]:
+    """Return the names of the folders and the file below a folder; the first is decoded."""
+    first, *rest = key.removeprefix(f"{folder}/").split("/")
+    return [unquote(first), *rest]
 
 
 def _file(number: int) -> str:
