@@ -426,9 +426,10 @@ class Together:
         for commit in self.repository.channels.unpromoted(self.channel, known=known, head=self.record.head):
             before = self.repository.head(commit.parents[0]) if commit.parents else None
             names = tuple(name for name in commit.changed_from(before) if name in commit.tables)
-            # The tags of the channel must not name versions that `main` of a table lacks.
-            if self.repository.follow(MAIN, names):
-                break
+            # The tags of the channel must not name versions that `main` of a table lacks. Where another program was
+            # there first, a person decides which rows stay.
+            if self.repository.follow(MAIN, names) or not self._is_on_main(commit, names):
+                continue
             moved = self.repository.channels.advance(
                 self.channel,
                 commit.id,
@@ -438,6 +439,13 @@ class Together:
             )
             finished.append(Finished(commit, names, moved))
         return finished
+
+    def _is_on_main(self, commit: RepositoryCommit, names: Iterable[str]) -> bool:
+        """Return whether `main` of some tables has exactly the versions of a commit."""
+        view = self.repository.at(commit.id)
+        with suppress(VersionNotFoundError):
+            return all(view[name].version.branch == MAIN for name in names)
+        return False
 
     def ahead(self, one: Publication) -> str:
         """Return what `main` of a table has and its channel was moved back from or never got; empty for nothing.
