@@ -163,8 +163,13 @@ def test_a_worker_that_wakes_up_publishes_nothing_twice(depot: Depot, step: str,
         run_id = fail_run(depot.instance)
         depot.plan()
         again = depot.reexecute(run_id, strategy, launcher="daemon")
-    assert {again.success, sleeping.result().success} != {False}
-    depot.is_published_once(([1, *others], [10, *others]))
+    succeeded = again.success or sleeping.result().success
+    # Both would publish the rows beside those of another program, on which a plain check cannot be evaluated again.
+    assert succeeded == ((step, strategy) != ("publisher", "from failure"))
+    if succeeded:
+        depot.is_published_once(([1, *others], [10, *others]))
+    else:
+        assert ([50], [50]) == depot.rows()
 
 
 @pytest.mark.parametrize("step", STEPS)
