@@ -239,7 +239,8 @@ class Versions:
         if state is not None and len(self._listed) > 1:
             state = replace(state, before=self._listed[1])
         # Remembered, so that whoever asks for the head later makes sure that it is still there.
-        self._latest = state or self._latest
+        if state is not None and (self._latest is None or self._latest.number < state.number):
+            self._latest = state
         return state
 
     def listed_number(self) -> int | None:

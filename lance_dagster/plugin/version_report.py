@@ -99,7 +99,7 @@ def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str,
 
 
 def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]:
-    dataset = table.open_rows(version)
+    dataset = table.to_lance(version, rows_only=True)
     fragments = dataset.get_fragments()
     found: dict[str, Entry] = {}
     if len(fragments) <= _MOST_FRAGMENTS:

@@ -167,9 +167,11 @@ class Branches:
         branch_operations.refuse_reserved_keys(metadata or {})
         refs, versions = self._context.refs, self._context.versions
         parent = self._context.recall(start)
-        branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
+        branch = branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
+        tip = versions.tip(name)
         # There is one only where this call made the branch; another process may have made it.
-        return versions.describe(versions.tip(name) or self._context.head(name))
+        is_own = tip is not None and tip.of is not None and tip.of.id == branch.id
+        return versions.describe(tip if tip is not None and is_own else self._context.head(name))
 
     def delete(self, name: str, *, newest: Version | None = None) -> None:
         """Delete a branch; its data files stay until they are collected.

@@ -274,13 +274,12 @@ class LanceTable:
             return self._context.scan_isolated(self._context.at(ref), columns, filter)
         return datafiles.scan(self.to_lance(ref), columns, filter)
 
-    def to_lance(self, ref: "Ref" = MAIN) -> "datafiles.LanceDataset":
-        """Open a version with pylance, pinned to it, for vector search, SQL and everything else pylance reads."""
-        return self._context.dataset(self._context.at(ref))
-
-    def open_rows(self, version: "Version") -> "datafiles.LanceDataset":
-        """Open a version that was just read or committed with pylance, for its rows alone: three requests less."""
-        return self._context.open_rows(self._context.recall(version))
+    def to_lance(self, ref: "Ref" = MAIN, *, rows_only: bool = False) -> "datafiles.LanceDataset":
+        """Open a version with pylance, pinned to it, for all that pylance reads; `rows_only` saves three requests."""
+        # For its rows alone, a version that was read before is not asked for again, and that of a branch is opened
+        # without `main`: such a dataset knows neither tags nor other branches.
+        context = self._context
+        return context.open_rows(context.recall(ref)) if rows_only else context.dataset(context.at(ref))
 
     def append(
         self,
