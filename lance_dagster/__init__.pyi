@@ -181,6 +181,10 @@ from lance_dagster.plugin.run_branch import RunBranch as RunBranch, RunChain as 
 from lance_dagster.plugin.settings import WriteMode as WriteMode
 from lance_dagster.plugin.table_asset import TableAddress as TableAddress
 from lance_dagster.repository.adoption import Adopted as Adopted, AdoptedChannel as AdoptedChannel
+from lance_dagster.repository.candidate_status import (
+    CandidateTable as CandidateTable,
+    WaitingCandidate as WaitingCandidate,
+)
 from lance_dagster.repository.candidates.audits import Verdict as Verdict
 from lance_dagster.repository.candidates.number_set import NumberSet as NumberSet
 from lance_dagster.repository.candidates.record import CandidateRecord as CandidateRecord

@@ -30,6 +30,7 @@ from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, pre
 from lance_dagster.cli.output import discard_output
 from lance_dagster.cli.ref_commands import branch, promote, protect, reset, tag
 from lance_dagster.cli.repository.repository_group import repository
+from lance_dagster.cli.repository.repository_inspect import candidates
 from lance_dagster.cli.rollback_command import rollback
 from lance_dagster.cli.table_commands import create, head, tables
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, NotFoundError
@@ -40,7 +41,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Promote and roll back": (promote, rollback),
-    "Many tables": (repository,),
+    "Many tables": (repository, candidates),
     "Maintain": (verify, record_digests, gc, compact, clone, relocate, move_base, allow_base),
 }
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.

@@ -46,6 +46,7 @@ from lance_dagster.history.refs.followed_channel import folders_above
 from lance_dagster.history.table_uri import check_table_alone, parse_version_uri, repository_uri
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.adoption import Adopted, Adoption
+from lance_dagster.repository.candidate_status import WaitingCandidate, waiting_candidates
 from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.channels import Channels
@@ -558,6 +559,13 @@ class LanceRepository:
             branch=MAIN, stage=_nothing, names=(), message=message, properties=properties or {}, writes=changes
         )
         return commit_tables(self._context.logs, request).commit
+
+    def candidates(self) -> tuple[WaitingCandidate, ...]:
+        """Return what waits to be published, by candidate: what each run or backfill wrote, and the verdicts on it.
+
+        This is what the record of the repository says; Dagster is not asked.
+        """
+        return waiting_candidates(self._context)
 
     def record_branches(self, run_ids: Iterable[str] | None = None, *, dry_run: bool = True) -> RecordedBranches:
         """Record what runs wrote with the release that kept no record, so that a publisher finds it.

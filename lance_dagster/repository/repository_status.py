@@ -9,6 +9,7 @@ from lance_dagster.errors import CommitConflictError, NotFoundError, counted
 from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, PUBLISHED, RUNS
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
+from lance_dagster.repository.candidate_status import count_candidates
 from lance_dagster.repository.collect_commits import CommitRetention
 from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
@@ -94,6 +95,7 @@ class RepositoryStatus:
             commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
         lost: Those of the waiting branches that cannot be published, because tables have lost the branch that was
             forked, with these tables: they are forked again, or their part is discarded.
+        candidates: How many candidates of runs and backfills wait by the record; `repository.candidates()` has them.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
         held_versions: How many branches and tags of tables hold versions for commits; they are deleted with their
             commits.
@@ -106,6 +108,7 @@ class RepositoryStatus:
     unwritten: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     superseded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     lost: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    candidates: int = 0
     collectable: int = 0
     held_versions: int = 0
 
@@ -143,6 +146,8 @@ class RepositoryStatus:
                 f"branch {name} waits: {', '.join(self.written(name))}"
                 + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
             )
+        if self.candidates:
+            lines.append(f"{counted(self.candidates, 'candidate')} recorded by runs: `candidates` shows what waits")
         if self.collectable:
             commits, held = counted(self.collectable, "old commit"), counted(self.held_versions, "branch or tag")
             lines.append(f"`collect` would delete {commits}; tables hold versions for commits by {held}")
@@ -194,6 +199,7 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
             branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
             for branch in sorted({branch for found in newer.values() for branch in found})
         },
+        candidates=count_candidates(repository, head),
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
         held_versions=sum(for_each_table(lambda name: held_versions(repository.table(name)), names).values()),
     )

@@ -145,7 +145,7 @@ def test_help_lists_commands_by_topic() -> None:
 @pytest.mark.parametrize("name", CALLED)
 def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
     """Each command has TABLE, ROOT or LAKE, --json, storage options and -h; a missing table is one line of error."""
-    command, place, what = CALLED[name], _place(name), "repository" if " " in name else "Lance table"
+    command, place, what = CALLED[name], _place(name), "repository" if _is_of_repository(name) else "Lance table"
     page = run(*name.split(), "-h")
     assert 0 == page.exit_code
     assert all(part in page.stdout for part in ("--json", "--storage-option", "Usage: main", place))
@@ -159,7 +159,12 @@ def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
 
 def _place(name: str) -> str:
     """The name of a command's first argument in its help."""
-    return "ROOT" if name == "tables" or " " in name else "LAKE" if name == "rollback" else "TABLE"
+    return "ROOT" if name == "tables" or _is_of_repository(name) else "LAKE" if name == "rollback" else "TABLE"
+
+
+def _is_of_repository(name: str) -> bool:
+    """Whether a command takes a repository only."""
+    return " " in name or name == "candidates"
 
 
 def _required_options(command: click.Command) -> list[str]:
@@ -201,7 +206,7 @@ def _wrong_calls(command: click.Command, begin: list[str]) -> dict[str, list[str
 def test_a_wrong_call_is_one_line_and_two(name: str, table: LanceTable) -> None:
     """Any wrong call is one line and exit code 2, also with --json; the line names the subcommand and its help."""
     words_of_name = name.split()
-    uri = LanceRepository.create(Path(table.uri).parent).root if " " in name else table.uri
+    uri = LanceRepository.create(Path(table.uri).parent).root if _is_of_repository(name) else table.uri
     calls = _wrong_calls(CALLED[name], [*words_of_name, uri])
     calls[f"missing argument '{_place(name)}'"] = words_of_name
     for said, call in calls.items():

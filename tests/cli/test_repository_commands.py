@@ -1,12 +1,14 @@
 """`lance-dagster repository ...`: many tables from a shell."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable
+from lance_dagster import LanceRepository, LanceTable, Verdict, WriteRequest
+from lance_dagster.transactions.claims import ClaimMode
 from tests.cli.running import document_of, lines_of, run
 
 SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
@@ -227,6 +229,39 @@ def test_old_commits_are_collected_on_demand(repository: str) -> None:
     assert "0 commits and 0 refs of tables were deleted" == line
     assert young.startswith("commits younger than a day stay")
     assert 3 == len(lines_of("repository", "log", repository))
+
+
+def test_candidates_that_wait_are_shown(repository: str) -> None:
+    """The record says what runs wrote, on which branch, and what checks found; `status` counts the candidates."""
+    assert ["nothing waits"] == lines_of("candidates", repository)
+    lake = LanceRepository.open(repository)
+    orders = table(repository, ORDERS)
+    modes: Mapping[str, ClaimMode] = {"r1": "append", "r2": "replace"}
+    for run_id, mode in modes.items():
+        request = WriteRequest(
+            candidate="r1",
+            run_id=run_id,
+            origin=run_id,
+            branch=f"run/{run_id}",
+            work="orders",
+            partitions=("d1", "d2"),
+            mode=mode,
+        )
+        lake.record.put(lake.table_id(ORDERS), request)
+    orders.branches.create("run/r1")
+    head = orders.append(rows(2), branch="run/r1")
+    verdicts = [Verdict(check="rows", passed=True), Verdict(check="unique", passed=False, description="2 twice")]
+    lake.record.put_verdicts(lake.table_id(ORDERS), head.id, verdicts)
+    assert [
+        "r1, runs r2",
+        "    shop/orders: run/r1@3; writes 1 append d1 d2; 1 check passed, unique failed",
+        "    shop/orders: run/r2 is gone; writes 2 replace d1 d2; no verdicts",
+    ] == lines_of("candidates", repository)
+    assert "1 candidate waits by the record" in "\n".join(lines_of("repository", "status", repository))
+    (document,) = document_of("candidates", repository)
+    assert [{"run/r1@3": [True, False]}, {None: []}] == [
+        {each["version"]: [verdict["passed"] for verdict in each["verdicts"]]} for each in document["tables"]
+    ]
 
 
 def test_branches_of_an_older_release_are_recorded_on_demand(repository: str) -> None:

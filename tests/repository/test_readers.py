@@ -30,6 +30,8 @@ READS: Mapping[str, Callable[[LanceRepository], object]] = {
         repository.uri("a", "v1"), _options(repository)
     ).count_rows(),
     "status": lambda repository: str(repository.status()),
+    "candidates": lambda repository: str(repository.candidates()),
+    "unrecorded branches": lambda repository: str(repository.record_branches()),
     "log": lambda repository: len(repository.log()),
     "history": lambda repository: len(repository.channels.history("production")),
     "list": lambda repository: (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from lance_dagster.history.versions import Version
     from lance_dagster.repository import LanceRepository
+    from lance_dagster.repository.candidate_status import WaitingCandidate
     from lance_dagster.repository.channel_moves import Channel
     from lance_dagster.repository.commits.snapshot import ChannelHold, RepositoryCommit
     from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
@@ -83,6 +84,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
         "unwritten": {name: list(names) for name, names in found.unwritten.items()},
         "superseded": {name: dict(versions) for name, versions in found.superseded.items()},
         "lost": {name: list(names) for name, names in found.lost.items()},
+        "candidates": found.candidates,
         "collectable": found.collectable,
         "held_versions": found.held_versions,
     }
@@ -90,11 +92,76 @@ def status(repository: "LanceRepository", output: Output) -> None:
     lines += [_channel_state_line(each) for each in found.channels]
     lines += [line for each in found.tables for line in _table_state_lines(each)]
     lines += [_waiting_line(name, found) for name in found.waiting]
+    if found.candidates:
+        wait = f"{counted(found.candidates, 'candidate')} {'waits' if found.candidates == 1 else 'wait'} by the record"
+        lines.append(f"{wait}; {command_line('candidates', repository.root)} shows them")
     if found.collectable:
         old, held = counted(found.collectable, "old commit"), found.held_versions
         command = command_line("repository collect", repository.root, "--delete")
         lines.append(f"not collected: {old}, {held} branches and tags of tables; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
+
+
+@click.command(epilog="Example: lance-dagster candidates s3://lake")
+@about_repository
+def candidates(repository: "LanceRepository", output: Output) -> None:
+    """Show what runs and backfills wrote in the repository ROOT and nobody published, and the verdicts of checks.
+
+    This is what the record of the repository says; Dagster is not asked.
+    """
+    with busy("reading the record"):
+        waiting = repository.candidates()
+    lines = [line for each in waiting for line in _candidate_lines(each)]
+    output.write([_candidate_document(each) for each in waiting], [*map(printable, lines)] or ["nothing waits"])
+
+
+def _candidate_lines(candidate: "WaitingCandidate") -> Iterator[str]:
+    others = [run for run in candidate.runs if run != candidate.id]
+    yield f"{candidate.id}" + (f", runs {', '.join(others)}" if others else "")
+    for table in candidate.tables:
+        place = f"{table.branch} is gone" if table.head is None else str(table.head)
+        writes = ", ".join(
+            f"{write.number} {write.request.mode}" + "".join(f" {key}" for key in write.request.partitions)
+            for write in table.writes
+        )
+        passed = sum(verdict.passed for verdict in table.verdicts.values())
+        failed = [f"{name} failed" for name, verdict in sorted(table.verdicts.items()) if not verdict.passed]
+        checks = ", ".join([*([f"{counted(passed, 'check')} passed"] if passed else []), *failed]) or "no verdicts"
+        yield f"    {table.table}: {place}; writes {writes}; {checks}"
+
+
+def _candidate_document(candidate: "WaitingCandidate") -> dict[str, Any]:
+    return {
+        "candidate": candidate.id,
+        "runs": list(candidate.runs),
+        "tables": [
+            {
+                "table": table.table,
+                "branch": table.branch,
+                "version": None if table.head is None else str(table.head),
+                "writes": [
+                    {
+                        "number": write.number,
+                        "mode": write.request.mode,
+                        "partitions": list(write.request.partitions),
+                        "run": write.request.run_id,
+                        "step": write.request.step,
+                    }
+                    for write in table.writes
+                ],
+                "verdicts": [
+                    {
+                        "check": verdict.check,
+                        "passed": verdict.passed,
+                        "description": verdict.description,
+                        "run": verdict.run_id,
+                    }
+                    for _, verdict in sorted(table.verdicts.items())
+                ],
+            }
+            for table in candidate.tables
+        ],
+    }
 
 
 def _waiting_line(branch: str, found: "RepositoryStatus") -> str:

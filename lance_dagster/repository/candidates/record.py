@@ -146,6 +146,10 @@ class CandidateRecord:
         data = self._store.get(_commit_path(table_id, commit_id))
         return None if data is None else data.decode(errors="replace")
 
+    def table_ids(self) -> list[str]:
+        """Return the identities of the tables that have recorded writes, sorted: one listing."""
+        return sorted(map(unquote, self._store.folders(WRITES)))
+
     def open_writes(self, table_id: str, closed: ClosedWrites) -> list[RecordedWrite]:
         """Return the recorded writes of a table that are not closed, oldest first.
 
