@@ -9,7 +9,9 @@ import pytest
 from tests.backdating import DAY, age
 from tests.plugin.depot import LINES, ORDERS, STEPS, Depot, Launcher, Strategy, add_runs
 
-FEW, MANY = 5, 205
+FEW = 5
+# More than any page or limit that a search may have.
+MANY, MANY_RUNS = (pytest.param(number, marks=pytest.mark.slow) for number in (205, 600))
 LAUNCHERS = pytest.mark.parametrize("launcher", ["python", "daemon"])
 STRATEGIES: tuple[Strategy, ...] = ("from failure", "all steps")
 
@@ -39,7 +41,7 @@ def test_a_published_append_is_not_repeated(depot: Depot, commits: int, strategy
     assert ([1, *foreign], [10, *foreign]) == depot.rows("main")
 
 
-@pytest.mark.parametrize("runs", [0, FEW, MANY])
+@pytest.mark.parametrize("runs", [FEW, MANY])
 def test_a_published_append_is_not_repeated_after_other_runs(depot: Depot, runs: int) -> None:
     """The repetition is refused as well when the commits since are publications of other runs of the job."""
     depot.plan(fails=["mart"])
@@ -85,7 +87,7 @@ def test_an_append_that_was_withdrawn_is_repeated(depot: Depot, commits: int) ->
     depot.is_published_once(([1, 2, *foreign], [10, 20, *foreign]))
 
 
-@pytest.mark.parametrize("runs", [0, 600])
+@pytest.mark.parametrize("runs", [0, MANY_RUNS])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_another_reexecution_published_is_not_repeated(depot: Depot, strategy: Strategy, runs: int) -> None:
     """Of two re-executions of a run, the second is refused, however many runs of the job were recorded between."""
@@ -118,7 +120,7 @@ def test_of_two_reexecutions_that_overlap_one_is_published(
 
 
 @LAUNCHERS
-@pytest.mark.parametrize("runs", [0, FEW, 600])
+@pytest.mark.parametrize("runs", [FEW, MANY_RUNS])
 def test_of_a_waiting_run_and_its_repetition_one_is_published(depot: Depot, runs: int, launcher: Launcher) -> None:
     """Where both wait, *Materialize* publishes one of them, however many runs of the job were recorded between."""
     waiting = depot.execute(job="candidates")
@@ -128,7 +130,7 @@ def test_of_a_waiting_run_and_its_repetition_one_is_published(depot: Depot, runs
     depot.is_published_once(([1], [10]))
 
 
-@pytest.mark.parametrize("runs", [0, FEW, 600])
+@pytest.mark.parametrize("runs", [FEW, MANY_RUNS])
 @pytest.mark.parametrize("first", [True, False])
 def test_of_a_waiting_run_and_its_repetition_one_is_published_by_name(depot: Depot, runs: int, *, first: bool) -> None:
     """Where a person publishes both by their names, one after the other, the second publication adds no rows."""
@@ -141,7 +143,7 @@ def test_of_a_waiting_run_and_its_repetition_one_is_published_by_name(depot: Dep
     depot.is_published_once(([1], [10]))
 
 
-@pytest.mark.parametrize("runs", [0, FEW, 600])
+@pytest.mark.parametrize("runs", [FEW, MANY_RUNS])
 def test_a_check_that_passes_in_a_later_reexecution_lets_the_run_through(depot: Depot, runs: int) -> None:
     """A run whose check failed is published by the re-execution in which it passes, however many runs came between."""
     depot.plan(fails=["check of orders"])
