@@ -212,7 +212,8 @@ def definitions_at(root: str) -> dg.Definitions:
     def lines() -> pa.Table:
         return pa.table({"id": _step(root, "lines").lines})
 
-    publisher = build_publisher([ORDERS, LINES])
+    # The plain check cannot be evaluated on a merge, and would refuse whatever is published after `main` moved.
+    publisher = build_publisher([ORDERS, LINES], stale_checks="accept")
 
     @dg.asset(deps=PROMOTED)
     def mart() -> None:

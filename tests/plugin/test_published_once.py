@@ -115,7 +115,7 @@ def test_of_two_reexecutions_that_overlap_one_is_published(
     with depot.paused(step, lambda: depot.reexecute(failed.run_id, first, launcher="daemon")) as slow:
         depot.plan()
         fast = depot.reexecute(failed.run_id, second)
-    assert {fast.success, slow.result().success} != {False}
+    assert fast.success or slow.result().success
     depot.is_published_once(([1, *others], [10, *others]))
 
 
@@ -165,13 +165,8 @@ def test_a_worker_that_wakes_up_publishes_nothing_twice(depot: Depot, step: str,
         run_id = fail_run(depot.instance)
         depot.plan()
         again = depot.reexecute(run_id, strategy, launcher="daemon")
-    succeeded = again.success or sleeping.result().success
-    # Both would publish the rows beside those of another program, on which a plain check cannot be evaluated again.
-    assert succeeded == ((step, strategy) != ("publisher", "from failure"))
-    if succeeded:
-        depot.is_published_once(([1, *others], [10, *others]))
-    else:
-        assert ([50], [50]) == depot.rows()
+    assert again.success or sleeping.result().success
+    depot.is_published_once(([1, *others], [10, *others]))
 
 
 @pytest.mark.parametrize("step", STEPS)
