@@ -232,7 +232,7 @@ class AzureStore(PrefixStore):
             if page is None:
                 return
             objects = tuple(
-                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp(), str(blob.etag or ""))
+                ObjectInfo(blob.name, int(blob.size), blob.last_modified.timestamp(), _quoted(blob.etag))
                 for blob in page
                 if hasattr(blob, "size") and blob.size is not None and _FOLDER not in (blob.metadata or {})
             )
@@ -392,6 +392,11 @@ class _StaticToken:
 
         # The real expiry is unknown; the server refuses the token once it has expired.
         return AccessToken(self._token, 2**31 - 1)
+
+
+def _quoted(tag: str | None) -> str:
+    """Return the tag of a listed blob as a read of the blob gives it, which is in quotes; listings leave them out."""
+    return tag or "" if not tag or tag.startswith('"') else f'"{tag}"'
 
 
 def _next(pages: Iterator[Any]) -> list[Any] | None:

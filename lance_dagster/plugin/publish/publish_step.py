@@ -471,8 +471,9 @@ class PublishStep:
         if withdrawn and self.config.rollback is Rollback.hold:
             return self.together.roll_back(self.chosen, found)
         audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
-        done = self.together.commit(found, self._plan_again, audit)
-        return self.together.promote(done, self.chosen if withdrawn else None)
+        restored = self.chosen if withdrawn else None
+        done = self.together.commit(found, self._plan_again, audit, restored)
+        return self.together.promote(done, restored)
 
     def _begin(self, found: Sequence[Publication]) -> None:
         """Create the repository if there is none, and add tables that have the tag already to the channel."""

@@ -232,7 +232,11 @@ class Together:
         )
 
     def commit(
-        self, found: Sequence[Publication], plan_again: Callable[[Publication], Publication], audit: AuditBeside
+        self,
+        found: Sequence[Publication],
+        plan_again: Callable[[Publication], Publication],
+        audit: AuditBeside,
+        restored: RepositoryView | None = None,
     ) -> PublishedTables:
         """Commit the audited versions of all tables; nothing is promoted yet.
 
@@ -240,6 +244,7 @@ class Together:
             found: The tables, each with the version that was audited; an older version of `main` is restored.
             plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
             audit: How the publications are audited again on other tables, at the versions that the commit would name.
+            restored: For a rollback of all tables, the tables at the commit that it restores.
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
@@ -258,12 +263,14 @@ class Together:
             return self._wanted(current[name])
 
         beside = audit.names_read(found)
+        # Whoever promotes the commit after this publisher died has to promote it as a rollback.
+        about = self.about if restored is None else {**self.about, RESTORES: restored.commit.id}
         try:
             done = self.repository.publish_versions(
                 {name: self._wanted(one) for name, one in current.items()},
                 plan_again=again,
                 message=commit_message(found, self.about),
-                properties=self.about,
+                properties=about,
                 channel=self.channel,
                 audit=partial(self._look, current, beside, audit),
                 reads=beside.values(),
@@ -430,12 +437,14 @@ class Together:
             # there first, a person decides which rows stay.
             if self.repository.follow(MAIN, names) or not self._is_on_main(commit, names):
                 continue
+            restores = commit.properties.get(RESTORES)
             moved = self.repository.channels.advance(
                 self.channel,
                 commit.id,
                 names,
                 reason=commit.properties.get(md.REASON, commit.message),
                 properties={**commit.properties, md.REPORTED: _names(names)},
+                restores=None if restores is None else self.repository.at(restores).commit,
             )
             finished.append(Finished(commit, names, moved))
         return finished
