@@ -49,6 +49,7 @@ from lance_dagster.plugin.publish.rollback import (
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
 from lance_dagster.plugin.publish.waiting import (
+    Candidate,
     WaitingSearch,
     find_by_backfill,
     find_waiting,
@@ -274,11 +275,16 @@ class PublishStep:
                 looked.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
-                # must exist in every table, and so must a table that this run has written.
-                lost = [] if self.config.ref else self.whole.lost(node, self.chain.run_ids[::-1])
+                # must exist in every table, and so must a table that the run has written.
+                lost = self.whole.lost(node, self._named_runs()) if by_run else []
                 noted = search.missing if by_run and not lost else search.wrong
                 noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
         return looked
+
+    def _named_runs(self) -> Sequence[str]:
+        """Return the runs of the candidate that `ref` names, or of this step without a ref, oldest first."""
+        named = run_of(self.config.ref) if self.config.ref else None
+        return self.chain.run_ids[::-1] if named is None else Candidate.of(named, self.log, self.nodes).run_ids
 
     def _keep_together(self, search: Search) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""
