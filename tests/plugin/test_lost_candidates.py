@@ -11,25 +11,13 @@ from tests.repository.test_branches_that_went_away import WAYS
 
 pytestmark = pytest.mark.slow
 
-EMPTIED = {"reset", "made_again", "table_made_again_with_the_branch"}
-"""The ways that leave a branch of the same name without the rows."""
-
-
-def expect_failure(request: pytest.FixtureRequest, lose: Callable[[LanceTable, str], None]) -> None:
-    """Mark a test of a branch that lost its rows and kept its name: *Materialize* takes it for one that was empty."""
-    if lose.__name__ in EMPTIED:
-        reason = "the publisher does not compare a branch without rows with the record, so it publishes the rest"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["by name", "materialize"])
 @pytest.mark.parametrize("lose", WAYS)
 def test_a_waiting_run_that_lost_a_branch_is_not_published(
-    depot: Depot, lose: Callable[[LanceTable, str], None], request: pytest.FixtureRequest, *, by_name: bool
+    depot: Depot, lose: Callable[[LanceTable, str], None], *, by_name: bool
 ) -> None:
     """Neither table is published; the refusal names the table, and what is left of the run can be discarded."""
-    if not by_name:
-        expect_failure(request, lose)
     branch = f"run/{depot.execute(job='candidates').run_id}"
     lose(depot.table(LINES), branch)
     for _ in range(2):
@@ -52,11 +40,8 @@ def test_a_run_that_loses_a_branch_publishes_nothing(depot: Depot, lose: Callabl
 
 
 @pytest.mark.parametrize("lose", WAYS)
-def test_a_run_that_lost_a_branch_is_executed_again(
-    depot: Depot, lose: Callable[[LanceTable, str], None], request: pytest.FixtureRequest
-) -> None:
+def test_a_run_that_lost_a_branch_is_executed_again(depot: Depot, lose: Callable[[LanceTable, str], None]) -> None:
     """After the re-execution of all steps, the rows of both tables are in production once."""
-    expect_failure(request, lose)
     lost = depot.execute(job="candidates")
     table = depot.table(LINES)
     lose(table, f"run/{lost.run_id}")

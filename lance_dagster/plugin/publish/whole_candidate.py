@@ -148,24 +148,31 @@ class WholeCandidates:
         # What another IO manager stored, or an op committed elsewhere, is on no branch of a run.
         if (run_id := run_of(branch)) is None:
             return []
-        reason = f"run {run_id} materialized it, but left no branch, and {MAIN} lacks its rows"
+        reason = f"run {run_id} materialized it, but left no branch with its rows, and {MAIN} lacks them"
         with suppress(TableNotFoundError):
             table = self.table(node)
-            # A branch without commits of its own has no rows to publish. The record is read last: a publisher that is
-            # at work deletes the branch after its commit.
-            if table.branches.newest(branch) is not None or self._is_closed(table, run_id):
+            head = table.branches.newest(branch)
+            is_there = head is not None and bool(table.branches.unmerged(head))
+            # The record is read after the branch: a publisher that is at work deletes the branch after its commit.
+            if is_there or self._is_closed(table, run_id, is_kept=head is not None):
                 return []
             reason += f" (in {table.uri})"
         self._advice[reason] = "re-execute all steps of the run, or discard what is left of it"
         return [reason]
 
-    def _is_closed(self, table: LanceTable, run_id: str) -> bool:
-        """Return whether what a run wrote to a table is published, or was dropped on purpose."""
+    def _is_closed(self, table: LanceTable, run_id: str, *, is_kept: bool) -> bool:
+        """Return whether what a run wrote to a table is published, or was dropped on purpose.
+
+        Args:
+            table: The table.
+            run_id: The id of the run.
+            is_kept: Whether the run has a branch still, so that a run without recorded writes wrote nothing.
+        """
         self.record.refresh()
         candidate = RunChain.of(self.log.instance.get_run_by_id(run_id), self.log.instance).candidate_id or run_id
         writes = self.record.writes_of_runs(candidate, [run_id], table)
-        if writes and all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes):
-            return True
+        if writes or is_kept:
+            return all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes)
         return has_source(table, branch_of(run_id))
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
