@@ -210,8 +210,9 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
         chain = chain if chain.run_ids else RunChain.of_run_id(run_id)
         head = table.branches.newest(branch_of(run_id))
         continued = head
-        if (head is None or not is_written(head)) and len(chain.run_ids) > 1:
-            continued = RunBranch(table=table, chain=chain).written()
+        if head is None or not is_written(head):
+            longest = _continuation(chain, run_id, table, instance=instance, record=record)
+            continued = RunBranch(table=table, chain=longest).written() if len(longest.run_ids) > 1 else head
         if continued is not None and continued != head:
             found = find_by_run(publication, chain, head=continued, record=record)
             # What the older runs published is left alone: the tag may have moved on since.
@@ -229,6 +230,18 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
     if version.branch == MAIN:
         return replace(publication, landed=version, chosen=True)
     return replace(publication, sources=(version,))
+
+
+def _continuation(
+    chain: RunChain, run_id: str, table: LanceTable, *, instance: dg.DagsterInstance, record: RecordView
+) -> RunChain:
+    """Return the chain of the newest re-execution of a run that wrote to a table what waits; else the run's chain."""
+    for write in reversed(record.open_writes(table)):
+        if write.request.candidate == chain.candidate_id:
+            later = replace(RunChain.of(instance.get_run_by_id(write.request.run_id), instance), branch_tag=None)
+            if run_id in later.run_ids:
+                return later
+    return chain
 
 
 def named_conflicts(publication: Publication, source: Version, conflicts: Iterable[object]) -> list[Conflict]:
