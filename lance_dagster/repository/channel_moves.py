@@ -5,7 +5,7 @@ by one. When a process dies between the two steps, some tags are not moved. They
 the next move that changes their tables, and by `repair`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.commits.promotions import moved_tables
+from lance_dagster.repository.commits.promotions import by_id, moved_tables
 from lance_dagster.repository.commits.ref_log import next_entry
 from lance_dagster.repository.commits.repository_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import ChannelHold, Moves, RefEntry, RepositoryCommit, TableVersion
@@ -155,6 +155,43 @@ class ChannelMoves:
                 number = logs.commit(commit.parents[0]).channels.get(name, 0)
         return tuple(reversed(commits))
 
+    def divided(
+        self, name: str, entry: RefEntry | None, tables: Collection[str], head: RepositoryCommit
+    ) -> dict[str, RepositoryCommit]:
+        """Return the tables in which readers of a channel would lack a commit whose rows they see in some other table.
+
+        `main` is ahead of a channel where a commit was rolled back before it was promoted, or by a hold that ended.
+        The next commit of one of its tables has its rows; readers see a commit in all of its tables or in none.
+
+        Args:
+            name: The channel.
+            entry: Its newest entry; None where there is none.
+            tables: The names of the tables that are to be promoted.
+            head: The commit of `main` whose versions of these tables are to be promoted, or its parent.
+
+        Returns:
+            The names of these other tables, each with the oldest commit that readers would see in part.
+        """
+        logs, commit = self._repository.logs, head
+        present = {} if entry is None else by_id(logs.commit(entry.commit))
+        moved = {head.tables[table].id for table in tables if table in head.tables}
+        lacking: dict[str, RepositoryCommit] = {}
+        while any(_is_ahead(table, commit, present) for table in moved) and name in commit.channels:
+            try:
+                commit = logs.commit(logs.entry("branch", MAIN, commit.channels[name]).commit)
+                parent = logs.commit(commit.parents[0]) if commit.parents else None
+            except NotFoundError:
+                # What was collected was committed long ago, and nobody can say any more what belongs together.
+                break
+            changed = moved_tables(parent, commit)
+            if any(_is_ahead(table, commit, present) for table in moved & changed):
+                behind = [table for table in changed - moved if _is_ahead(table, commit, present)]
+                lacking |= {by_id(commit)[table][0]: commit for table in behind}
+            if parent is None:
+                break
+            commit = parent
+        return lacking
+
     def _promoted(self, before: RefEntry | None, entry: RefEntry) -> Moves:
         """Return the tables that an entry moves; it withdraws nothing."""
         if before is not None and before.commit == entry.commit:
@@ -225,6 +262,17 @@ class ChannelMoves:
         raise NotFoundError(
             f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
         )
+
+
+def _is_ahead(table: str, commit: RepositoryCommit, present: Mapping[str, tuple[str, TableVersion]]) -> bool:
+    """Return whether a commit has a version of a table, given by its id, that is newer than the present version."""
+    _, made = by_id(commit).get(table, ("", None))
+    _, named = present.get(table, ("", None))
+    return (
+        made is not None
+        and made != named
+        and (named is None or 0 in (made.lands, named.lands) or made.lands > named.lands)
+    )
 
 
 def unknown_channel(repository: RepositoryContext, name: str) -> RefNotFoundError:

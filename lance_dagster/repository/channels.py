@@ -23,6 +23,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     Remedy,
 )
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_flag, check_options, optional_limit, string_list, whole_number
 from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
@@ -72,6 +73,7 @@ class AdvanceOptions(MoveOptions, total=False):
     """Options of a promotion of some tables."""
 
     restores: RepositoryCommit | None
+    divide: bool
 
 
 class PromoteOptions(MoveOptions, total=False):
@@ -207,6 +209,27 @@ class Channels:
         """
         return self._moves.unpromoted(name, known or self._repository.logs.newest("channel", name), head)
 
+    def divided(
+        self, name: str, tables: Collection[str], *, known: RefEntry | None = None, head: RepositoryCommit | None = None
+    ) -> dict[str, RepositoryCommit]:
+        """Return the tables in which readers would lack a commit that the promotion of some other tables shows them.
+
+        Args:
+            name: The channel; it need not exist.
+            tables: The tables that are to be promoted.
+            known: The newest entry of the channel, if the caller has just read it.
+            head: The newest commit of `main`, if the caller has just read it.
+
+        Returns:
+            The names of these tables, each with the oldest commit that readers would see in part.
+        """
+        return self._moves.divided(
+            name,
+            known or self._repository.logs.newest("channel", name),
+            tables,
+            head or self._repository.resolve_stored(MAIN),
+        )
+
     def promote(
         self,
         name: str,
@@ -278,11 +301,12 @@ class Channels:
             tables: The tables to promote; with the version of each, where that is not the one of the commit.
             **options: `reason`, `properties`, `since` and `tags`, as for `promote`. `restores` is an earlier commit,
                 whose content these versions have, as after a revert. Then this is a rollback, and withdraws the
-                promotions since that commit for these tables.
+                promotions since that commit for these tables. With `divide=True`, readers may see an older commit
+                whose rows these versions have in these tables alone.
 
         Raises:
             ProtectedError: The channel is held.
-            ConflictError: It was rolled back after `since`.
+            ConflictError: It was rolled back after `since`; or `divided` names tables that would have to come along.
         """
         check_options(self.advance, options, AdvanceOptions)
         commit, properties = self._repository.resolve_stored(at), dict(options.get("properties") or {})
@@ -301,6 +325,9 @@ class Channels:
                 refuse_held(name, before)
                 moved = {at.id for name, at in wanted.items() if named.get(name) != at}
                 self._refuse_rolled_back(name, before, commit, since=options.get("since"), tables=moved)
+                if restores is None and not options.get("divide", False) and commit.parents:
+                    parent = self._repository.logs.commit(commit.parents[0])
+                    refuse_divided(name, self._moves.divided(name, before, offered, parent))
             # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
             if wanted != commit.tables:
@@ -542,6 +569,24 @@ class Channels:
                 self._change_tags(before, lambda refs: set_metadata(name, {FOLLOWED_COMMIT: None}, refs))
                 return
         raise contended(self._repository, name)
+
+
+def refuse_divided(channel: str, lacking: Mapping[str, RepositoryCommit]) -> None:
+    """Refuse a promotion by which readers would see a commit in part.
+
+    Args:
+        channel: The channel.
+        lacking: The tables in which readers would lack a commit, as `Channels.divided` returns them.
+
+    Raises:
+        ConflictError: There are such tables.
+    """
+    if lacking:
+        commits = ", ".join(dict.fromkeys(map(str, lacking.values())))
+        raise ConflictError(
+            f"readers of {channel} would see {commits} in part: what is promoted has its rows, and {channel} does not "
+            f"name its versions of {', '.join(sorted(lacking))}; promote these tables too, from {MAIN}"
+        )
 
 
 def _advanced(named: Mapping[str, TableVersion], offered: Mapping[str, TableVersion]) -> dict[str, TableVersion]:

@@ -699,17 +699,32 @@ class LanceRepository:
         """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.
 
         A process that moved the channel may have died before it did this. Tables that the channel does not name, and
-        a channel that does not exist, are skipped. With `main` in place of a channel, `main` of the tables is brought
-        up to the newest commit, and no tag moves.
+        a channel that does not exist, are skipped.
         """
-        newest = self._context.logs.newest("branch" if channel == MAIN else "channel", channel)
+        newest = self._context.logs.newest("channel", channel)
         if newest is None or newest.deleted:
             return ()
         commit = self._context.logs.commit(newest.commit)
         names = [name for name in tables if name in commit.tables]
-        tag = None if channel == MAIN else FollowingTag(name=channel, hold=newest.hold)
+        tag = FollowingTag(name=channel, hold=newest.hold)
         lagging = land_tables(Staging(self._context.registry), commit, names)
-        return lagging if tag is None else lagging + project(self._context.registry, commit, names, tag)
+        return lagging + project(self._context.registry, commit, names, tag)
+
+    def land(self, commit: RepositoryCommit, tables: Iterable[str]) -> tuple[Lagging, ...]:
+        """Bring `main` of some tables up to the repository; return the tables that could not be brought up.
+
+        A process that made a commit may have died before it did this. What kept the versions of the commit until they
+        landed is dropped, so that their branches may be deleted.
+
+        Args:
+            commit: The commit of the process that died.
+            tables: The tables, all of them in the commit.
+        """
+        head, staging = self.head(), Staging(self._context.registry)
+        names = [name for name in tables if name in head.tables]
+        lagging = land_tables(staging, head, names)
+        settle_tables(staging, commit, names)
+        return lagging
 
     def repair(self) -> tuple[Lagging, ...]:
         """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""

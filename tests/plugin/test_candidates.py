@@ -112,7 +112,7 @@ def test_a_table_that_lost_its_branch_keeps_the_others(
         done = location.act(*selection)
         assert done.success
         said = "\n".join(entry.user_message for entry in location.instance.all_logs(done.run_id))
-        assert f"run {waiting.run_id} materialized it, but left no branch, and main lacks its rows" in said
+        assert f"run {waiting.run_id} materialized it, but left no branch with its rows, and main lacks them" in said
         assert "re-execute all steps of the run, or discard what is left of it, or publish what it wrote" in said
     lines = location.lance.table(KEYS[1])
     assert ([1] if before else []) == (location.seen("lines") if lines.tags.list() else [])

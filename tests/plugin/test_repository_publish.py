@@ -20,7 +20,6 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.plugin.publish import publish_together
 from tests.plugin.scripted_lake import ScriptedLake
 from tests.store.scripted import Request
 
@@ -383,11 +382,15 @@ def test_the_page_names_the_other_tables_of_the_commit(shop: Shop) -> None:
         assert expected == event.asset_materialization.metadata["lance/commit_tables"].value
 
 
-def test_many_uncollected_publications_are_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_many_uncollected_publications_are_reported(shop: Shop) -> None:
     """A publisher warns when the tags of many old publications were not collected."""
-    # A table of few versions cannot have many tags, and is not looked at: here two versions are enough for a look.
-    monkeypatch.setattr(publish_together, "_MANY_HELD", 3)
     assert shop.run(1).success
+    # A table of few versions cannot have many tags, and is not looked at.
+    for name in ("orders", "lines"):
+        table = shop.repository.table(f"shop/{name}")
+        for number in range(350):
+            table.config.set_table_metadata({"number": str(number)})
     for held in shop.root.glob("shop/*.lance/_refs/tags/repository-main-2.json"):
         for number in range(700):
             held.with_name(held.name.replace(".json", f"{number}.json")).hardlink_to(held)

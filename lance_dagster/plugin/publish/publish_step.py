@@ -38,7 +38,7 @@ from lance_dagster.plugin.publish.publication import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled
-from lance_dagster.plugin.publish.publish_together import AuditBeside, Together
+from lance_dagster.plugin.publish.publish_together import AuditBeside, PromotedCommit, Together
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.rollback import (
@@ -62,7 +62,7 @@ from lance_dagster.plugin.publish.waiting import (
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_computed_from, of_this_step
 from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import READS, RunChain, is_over, run_of, who_launched
+from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
 from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.commits.snapshot import ChannelHold
 from lance_dagster.repository.view import RepositoryView, TableView
@@ -156,15 +156,15 @@ class PublishStep:
                     verb = "roll back to" if is_rollback(one) else "publish"
                     self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, one.audited)))
                 return
-            merged = self._merge(found)
+            merged = self._merge(found, finished)
         finally:
             # After the merge, `main` contains the previews; without it, nobody needs them.
             self.reaudit.drop([*found, *merged])
         self._log_moves(merged)
         published = {one.candidate for one in merged}
-        rest = [one for one in finished.values() if one.candidate not in published]
-        yield from self._report([*rest, *merged], ignored)
-        self._clean_up(merged)
+        moved = [*(one for one in finished.values() if one.candidate not in published), *merged]
+        yield from self._report(moved, ignored)
+        self._clean_up(moved)
 
     def _report(self, moved: Sequence[Publication], ignored: Sequence[str]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Yield the materializations of promoted nodes, and log those of nodes that this run does not select."""
@@ -185,26 +185,39 @@ class PublishStep:
                         self.context.log_event(as_event(result, one.promoted_to or one.version, key))
 
     def _finish(self, nodes: Sequence[PromotedNode]) -> dict[dg.AssetKey, Publication]:
-        """Promote what publishers committed before they died; return the publications of the nodes to report."""
+        """Do what is left of publications whose publishers died; return the publications of the nodes to report."""
         if self.hold is not None:
             return {}
         # A publisher that died after it moved the channel left `main` and the tags behind.
         if self._is_alone:
             self.together.catch_up(self._names_of(nodes))
-        finished: dict[dg.AssetKey, Publication] = {}
-        for each in self.together.finish():
-            by = each.commit.properties.get(md.RUN_ID, "")
-            self.context.log.info("finished the publication of run %s: %s", by, ", ".join(each.names))
-            # A publisher that is alive reports its own nodes.
-            if by == self.chain.run_id or is_over(by, self.instance):
-                view = self.together.repository.at(each.channel.commit)
-                named = zip(self._names_of(self.nodes), self.nodes, strict=True)
-                for name, node in ((name, node) for name, node in named if name in each.names and name in view):
-                    version = view[name].version
-                    one = replace(self._empty(node, self._open(node)), previous=None)
-                    finished[node.candidate] = replace(one, landed=version, promoted_to=version)
-        if finished:
+        finished = self._of_dead(self.together.newest_promotion())
+        if promoted := self.together.finish():
             self.together = replace(self.together, started=self.together.channel_now())
+        return finished | self._of_dead(promoted, is_new=True)
+
+    def _of_dead(self, promoted: Iterable[PromotedCommit], *, is_new: bool = False) -> dict[dg.AssetKey, Publication]:
+        """Return the publications of commits whose publishers died, by candidate.
+
+        Args:
+            promoted: The commits.
+            is_new: Whether this step promoted them, so that nobody has reported them.
+        """
+        names = dict(zip(self._names_of(self.nodes), self.nodes, strict=True))
+        finished: dict[dg.AssetKey, Publication] = {}
+        for each in promoted:
+            by = each.commit.properties.get(md.RUN_ID, "")
+            run = self.instance.get_run_by_id(by)
+            # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches.
+            if by != self.chain.run_id and run is not None and (run.is_success or not run.is_finished):
+                continue
+            view = self.together.repository.at(each.channel.commit)
+            for node in (names[name] for name in each.names if name in names and name in view):
+                version = view[str(self.lance.address_of(node.candidate, node.metadata))].version
+                one = replace(self._empty(node, self._open(node)), landed=version, promoted_to=version)
+                finished[node.candidate] = replace(one, previous=None) if is_new else one
+            if is_new:
+                self.context.log.info("finished the publication of run %s: %s", by, ", ".join(each.names))
         return finished
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
@@ -242,6 +255,7 @@ class PublishStep:
             self._sort(one, search)
         self._keep_together(search)
         self._keep_dependent_back(search)
+        self._keep_undivided(search)
         if search.wrong or not (search.found or (search.nothing_new and not search.refused)):
             raise search.refusal(self.tag, chosen=bool(self.config.ref))
         refuse_branches_named(self.tag, search.found)
@@ -313,6 +327,26 @@ class PublishStep:
             search.missing += [f"{one.name}: {reason}" for one in waiting for reason in one.waiting]
             # A run of *Materialize* succeeds, since it publishes whatever waits; a backfill was to publish these.
             search.refused += [one.name for one in waiting if self.chain.backfill_id is not None]
+
+    def _keep_undivided(self, search: Search) -> None:
+        """Leave out all tables where readers would see an older commit in these alone, since its rows come along."""
+        # With `ref` a person chose the tables.
+        lacking = self.together.divided(search.found) if search.found and not self.config.ref else {}
+        if not lacking:
+            return
+        others = [node for name, node in zip(self._names_of(self.nodes), self.nodes, strict=True) if name in lacking]
+        promoted = [*(one.promoted for one in search.found), *(node.promoted for node in others)]
+        commits = ", ".join(dict.fromkeys(map(str, lacking.values())))
+        advice = f"materialize {', '.join(key.to_user_string() for key in promoted)} together, with ref: {MAIN}"
+        search.missing += [
+            f"{one.name}: it waits with {', '.join(lacking)}: {commits} would come along in part, because {self.tag} "
+            f"was moved back from it or died before it was promoted; {advice}"
+            for one in search.found
+        ]
+        # A run of *Materialize* succeeds, since it publishes whatever can be published.
+        search.nothing_new |= self._is_alone
+        search.refused += [] if self._is_alone else [one.name for one in search.found]
+        search.found.clear()
 
     def _sort(self, one: Publication, search: Search) -> None:
         """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
@@ -460,8 +494,13 @@ class PublishStep:
             self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
         return reasons
 
-    def _merge(self, found: Sequence[Publication]) -> list[Publication]:
-        """Publish run branches and rollbacks by one commit, move the channel, and return what it names then."""
+    def _merge(self, found: Sequence[Publication], finished: dict[dg.AssetKey, Publication]) -> list[Publication]:
+        """Publish run branches and rollbacks by one commit, move the channel, and return what it names then.
+
+        Args:
+            found: The publications.
+            finished: Gets the publications of publishers that committed meanwhile and died.
+        """
         refuse_cancelled(self.context)
         # The withdrawn versions are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {one.name: withdrawn_by(one) for one in found if is_rollback(one)}
@@ -479,7 +518,9 @@ class PublishStep:
         audit = AuditBeside(names_read=self.reaudit.names_read, look=self._look_beside)
         restored = self.chosen if withdrawn else None
         done = self.together.commit(found, self._plan_again, audit, restored)
-        return self.together.promote(done, restored)
+        # What other publishers committed before comes first.
+        finished |= self._of_dead(self.together.finish(before=done.commit), is_new=True)
+        return self.together.promote(done, restored, divide=bool(self.config.ref))
 
     def _begin(self, found: Sequence[Publication]) -> None:
         """Create the repository if there is none, and add tables that have the tag already to the channel."""

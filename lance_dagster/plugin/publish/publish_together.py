@@ -77,8 +77,8 @@ class PublishedTables:
     versions: Mapping[str, TableVersion]
 
 
-class Finished(NamedTuple):
-    """A commit that another publisher made for the channel, and that was promoted after it died.
+class PromotedCommit(NamedTuple):
+    """A commit that a publisher made for the channel, and that the channel names.
 
     Attributes:
         commit: The commit of `main`.
@@ -354,7 +354,9 @@ class Together:
         named = () if channel is None else self.repository.at(channel.commit)
         return [name for name in names if name not in named]
 
-    def promote(self, done: PublishedTables, restored: RepositoryView | None) -> list[Publication]:
+    def promote(
+        self, done: PublishedTables, restored: RepositoryView | None, *, divide: bool = False
+    ) -> list[Publication]:
         """Move the channel to the published versions of all tables at once; the tags of the tables follow.
 
         Other tables keep their versions in the channel: this publisher did not audit newer ones.
@@ -362,6 +364,7 @@ class Together:
         Args:
             done: The commit.
             restored: For a rollback of all tables, the tables at the commit that it restores.
+            divide: Whether a person chose the tables, so that readers may see an older commit in these tables alone.
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(done.versions)}
@@ -381,8 +384,15 @@ class Together:
             # A person who rolls back is expected to know of other rollbacks.
             since=since,
             restores=None if restored is None else restored.commit,
+            divide=divide,
         )
         return self._promoted(moved, done.published, done.versions)
+
+    def divided(self, found: Iterable[Publication]) -> dict[str, RepositoryCommit]:
+        """Return the tables in which readers would lack a commit whose rows the publications would show them."""
+        names = [self.repository.name_of(one.table) for one in found]
+        known = None if self.started is None else self.started.entry
+        return self.repository.channels.divided(self.channel, names, known=known, head=self.record.head)
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
@@ -422,20 +432,40 @@ class Together:
         # What does not follow, such as a tag that is held, is reported by the publication itself.
         self.repository.follow(self.channel, names)
 
-    def finish(self) -> list[Finished]:
+    def newest_promotion(self) -> list[PromotedCommit]:
+        """Return the commit of `main` that the channel got last when the step started; none where it was moved back."""
+        entry = None if self.started is None else self.started.entry
+        if self.started is None or entry is None or entry.action != "promote" or not entry.moves:
+            return []
+        at = self.repository.at(entry.commit).commit
+        names = tuple(name for name, version in at.tables.items() if version.id in entry.moves)
+        return [PromotedCommit(replace(at, properties=entry.properties), names, self.started)]
+
+    def finish(self, *, before: RepositoryCommit | None = None) -> list[PromotedCommit]:
         """Promote what publishers committed for the channel before they died; return it, oldest first.
 
         Such a commit passed its audit, and readers of `main` have it. The publisher that made it may be alive, and
         about to do the same.
+
+        Args:
+            before: A commit of `main`: commits before it are looked at; None for all commits.
         """
-        finished: list[Finished] = []
+        head = self.record.head
+        if before is not None:
+            if not before.parents:
+                return []
+            head = self.repository.head(before.parents[0])
+        finished: list[PromotedCommit] = []
         known = None if self.started is None else self.started.entry
-        for commit in self.repository.channels.unpromoted(self.channel, known=known, head=self.record.head):
-            before = self.repository.head(commit.parents[0]) if commit.parents else None
-            names = tuple(name for name in commit.changed_from(before) if name in commit.tables)
+        for commit in self.repository.channels.unpromoted(self.channel, known=known, head=head):
+            parent = self.repository.head(commit.parents[0]) if commit.parents else None
+            names = tuple(name for name in commit.changed_from(parent) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks. Where another program was
             # there first, a person decides which rows stay.
-            if self.repository.follow(MAIN, names) or not self._is_on_main(commit, names):
+            if self.repository.land(commit, names) or not self._is_on_main(commit, names):
+                continue
+            # Readers of a tag that is held alone see the commit in no table.
+            if any(self._is_tag_held(name) for name in names):
                 continue
             restores = commit.properties.get(RESTORES)
             moved = self.repository.channels.advance(
@@ -445,9 +475,16 @@ class Together:
                 reason=commit.properties.get(md.REASON, commit.message),
                 properties={**commit.properties, md.REPORTED: _names(names)},
                 restores=None if restores is None else self.repository.at(restores).commit,
+                # It is promoted with all of its tables; a commit before it that cannot be promoted is an older one.
+                divide=True,
             )
-            finished.append(Finished(commit, names, moved))
+            finished.append(PromotedCommit(commit, names, moved))
         return finished
+
+    def _is_tag_held(self, name: str) -> bool:
+        with suppress(NotFoundError):
+            return self.repository.table(name).tags.get(self.channel).hold is not None
+        return False
 
     def _is_on_main(self, commit: RepositoryCommit, names: Iterable[str]) -> bool:
         """Return whether `main` of some tables has exactly the versions of a commit."""

@@ -171,9 +171,11 @@ class WholeCandidates:
         self.record.refresh()
         candidate = RunChain.of(self.log.instance.get_run_by_id(run_id), self.log.instance).candidate_id or run_id
         writes = self.record.writes_of_runs(candidate, [run_id], table)
-        if writes or is_kept:
-            return all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes)
-        return has_source(table, branch_of(run_id))
+        is_closed = all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes)
+        if is_closed and (writes or is_kept):
+            return True
+        # A person may have merged the branch and deleted it.
+        return not is_kept and has_source(table, branch_of(run_id))
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
