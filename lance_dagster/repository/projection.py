@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     ProtectedError,
     RefMovedError,
 )
-from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, tag_file
+from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, TAGS, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 from lance_dagster.history.refs.ref_files import Tag
@@ -129,10 +129,13 @@ def settle_tables(staging: Staging, commit: RepositoryCommit, names: Iterable[st
             registry.store.delete_many([f"{name}{SUFFIX}/{tag_file(at.pin)}" for name, at in landed.items()])
 
     def drop(name: str) -> None:
+        context = registry.context(name)
         with suppress(LanceDagsterError):
-            drop_merge_branch(registry.context(name), landed[name])
+            # Otherwise a power cut could bring the tag back after its branch was deleted.
+            context.store.sync_folder(TAGS)
+            drop_merge_branch(context, landed[name])
 
-    for_each_table(drop, [name for name, at in landed.items() if at.branch.startswith(PUBLISHED)])
+    for_each_table(drop, landed)
 
 
 def project(

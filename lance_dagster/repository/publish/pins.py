@@ -29,7 +29,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, tag_file
+from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, TAGS, tag_file
 from lance_dagster.format.transaction import COMMITTER
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.commit import committer
@@ -158,6 +158,8 @@ def drop_pins(context: TableContext, names: Iterable[str]) -> None:
     No condition is needed: a random name is never used again.
     """
     context.store.delete_many([tag_file(name) for name in names])
+    # The branch of the versions is deleted next: a power cut must not bring back a tag without its branch.
+    context.store.sync_folder(TAGS)
 
 
 def age(moment: pendulum.DateTime) -> timedelta:
