@@ -18,7 +18,7 @@ from lance_dagster.errors import (
     ProtectedError,
     RefMovedError,
 )
-from lance_dagster.format.layout import MAIN, PUBLISHED, SUFFIX, TAGS, tag_file
+from lance_dagster.format.layout import MAIN, SUFFIX, TAGS, tag_file
 from lance_dagster.history.context import Properties, TableContext
 from lance_dagster.history.refs.followed_channel import FOLLOWED_COMMIT
 from lance_dagster.history.refs.ref_files import Tag

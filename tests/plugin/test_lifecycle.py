@@ -198,7 +198,9 @@ def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.Dagste
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
     again = shop.execute(stored_instance, options, job)
     assert not again.success
-    assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
+    assert "appended to shop/orders, and that is published; repeating the step would add its rows again" in failure(
+        again, "shop__orders"
+    )
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
 
 
@@ -212,7 +214,7 @@ def test_full_reexecution_of_a_run_that_was_published(
     failed = shop.execute(stored_instance, job=job)
     shop.play(mode="append", orders=[4])
     again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), job)
-    said = f"run {failed.run_id}, which this run repeats, appended to shop/orders and published it as main@3"
+    said = f"run {failed.run_id}, which this run repeats, appended to shop/orders, and that is published"
     assert said in failure(again, "shop__orders")
     assert "re-execute that run from its failure, or start a new run" in failure(again, "shop__orders")
     assert shop.publish(stored_instance, ref="production~1", reason="wrong").success
@@ -263,7 +265,9 @@ def test_repeated_step_that_a_machine_with_another_clock_published(
     shop.play(mode="append")
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
     again = shop.execute(stored_instance, options)
-    assert "published it as main@2; repeating the step would add its rows again" in failure(again, "shop__orders")
+    assert "appended to shop/orders, and that is published; repeating the step would add its rows again" in failure(
+        again, "shop__orders"
+    )
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3, 4]
 
 

@@ -313,7 +313,7 @@ class Together(Machine):
         COUNTED["prepare"] += 1
         branch = self.branch(data)
         work = self.any_work(data, self.lines[branch].head, KINDS)
-        transaction = prepared(self.uri, lambda writer: work.do(writer, branch))
+        transaction = prepared(self.uri, branch, lambda writer: work.do(writer, branch))
         if transaction is not None:
             self.drafts.append((branch, work, transaction))
         self.settle(branch, self.lines[branch].head)

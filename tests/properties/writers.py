@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_dagster import LanceTable, Transaction
-from lance_dagster.format.codec import decode_transaction
 from lance_dagster.format.transaction import Restore
 from lance_dagster.store import open_store
 from tests.properties.replica import KEY
@@ -245,18 +244,24 @@ class PackageWriter:
         self.opened().commit(transaction, branch=branch)
 
 
-def prepared(uri: str, work: Callable[[PackageWriter], object]) -> Transaction | None:
-    """Do something as a process that dies before it commits; return the transaction that it has prepared, if any."""
+def prepared(uri: str, branch: str, work: Callable[[PackageWriter], object]) -> Transaction | None:
+    """Do something to a branch as a process that dies before it commits; return its transaction, if it has one."""
+    manifests: list[Path] = []
 
     def script(request: Request) -> object:
+        answer = request.send()
         if request.commits:
+            manifests.append(Path(uri, request.key))
             raise PlugPulledError
-        return request.send()
+        return answer
 
-    before = set(Path(uri).rglob("*.txn"))
     try:
         work(PackageWriter(lambda: LanceTable(context_on(ScriptedStore(open_store(uri), script)))))
     except PlugPulledError:
-        (left,) = set(Path(uri).rglob("*.txn")) - before
-        return decode_transaction(left.read_bytes(), left.name)
+        # The transaction is a part of the manifest, which is as if it had never been put once it was read.
+        newest = LanceTable.open(uri).head(branch)
+        state = context_on(open_store(uri)).versions.find(branch, newest.number)
+        manifests[0].unlink()
+        assert state is not None
+        return state.transaction
     return None

@@ -54,6 +54,7 @@ from lance_dagster.history.refs.branch_deletion import (
     refuse_users,
 )
 from lance_dagster.history.refs.branch_fence import WITHDRAWN, refuse_dropped, withdraw
+from lance_dagster.history.refs.landing_tags import without_landed_tags
 from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     CLOSING,
@@ -130,7 +131,11 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
         ProtectedError: The branch is protected.
         ConflictError: A tag or another branch refers to it, or it is being renamed.
     """
-    finish_deleting(close_branch(_unused(name, "delete", refs), Closing(), refs, versions), refs, versions)
+
+    def delete() -> None:
+        finish_deleting(close_branch(_unused(name, "delete", refs), Closing(), refs, versions), refs, versions)
+
+    without_landed_tags(name, delete, refs, versions)
 
 
 def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
@@ -157,7 +162,11 @@ def delete_up_to(branch: Branch, number: int, refs: Refs, versions: Versions) ->
     refuse_protected_branch("delete", branch.name, refs.store)
     refuse_renaming(branch, "delete", refs)
     refs.store.refuse_links(layout.versions_folder(branch.name))
-    finish_deleting(close_branch(branch, Closing(upto=number), refs, versions), refs, versions)
+
+    def delete() -> None:
+        finish_deleting(close_branch(branch, Closing(upto=number), refs, versions), refs, versions)
+
+    without_landed_tags(branch.name, delete, refs, versions)
 
 
 def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dict[str, ConflictError]:

@@ -254,7 +254,7 @@ class WriteChanges:
 def published_duplicate(
     write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
 ) -> RecordedWrite | None:
-    """Return a published write whose rows an append would add a second time; None where there is none.
+    """Return the newest published write whose rows an append would add a second time; None where there is none.
 
     Args:
         write: The write that is to be published.
@@ -266,14 +266,12 @@ def published_duplicate(
     every = list(related)
     replaced = replaced_by(write, every)
     published = _of(closed, write).published
-    return next(
-        (
-            duplicate
-            for duplicate in every
-            if duplicate.is_same_work(write) and duplicate.number in published and duplicate.number not in replaced
-        ),
-        None,
+    duplicates = (
+        duplicate
+        for duplicate in every
+        if duplicate.is_same_work(write) and duplicate.number in published and duplicate.number not in replaced
     )
+    return max(duplicates, key=lambda duplicate: duplicate.number, default=None)
 
 
 def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[int]:

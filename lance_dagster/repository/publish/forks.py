@@ -39,7 +39,7 @@ from lance_dagster.merge.merge_commit import find_merged
 from lance_dagster.repository.commits.ref_log import ForkMark, next_entry, with_properties
 from lance_dagster.repository.commits.repository_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
-from lance_dagster.repository.publish.staging import delete_unpinned, for_each_table, load
+from lance_dagster.repository.publish.staging import for_each_table, load
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.store import together
 
@@ -370,7 +370,7 @@ def _delete_published(context: TableContext, branch: str, published: State, head
     if find_merged(context, head, published) is None:
         raise ConflictError("it has commits that were not published")
     # Rows may have been committed to the branch after it was read; then it stays.
-    delete_unpinned(context, branch, lambda: retire_branch(head, context.refs, context.versions))
+    retire_branch(head, context.refs, context.versions)
 
 
 def has_more(repository: RepositoryContext, heads: Mapping[str, State | None], *, merged: str) -> bool:

@@ -15,7 +15,7 @@ publisher died. Its name is random: each attempt has its own tag, and may drop i
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,13 +29,14 @@ from lance_dagster.errors import (
     RefNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, TAGS, tag_file
+from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, tag_file
 from lance_dagster.format.transaction import COMMITTER
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.commit import committer
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_fence import dropped_versions
-from lance_dagster.history.refs.ref_files import IMMUTABLE, READY, RESERVED_PREFIX, Tag
+from lance_dagster.history.refs.landing_tags import LANDING
+from lance_dagster.history.refs.ref_files import IMMUTABLE, READY, Tag
 from lance_dagster.history.refs.tag_operations import TagTarget, create_tag
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
@@ -44,7 +45,6 @@ from lance_dagster.store import together
 
 REUSED_FOR = timedelta(hours=12)
 """How long a branch or tag without a commit is used again: half of the time after which a collection deletes it."""
-_LANDING = f"{RESERVED_PREFIX}landing"
 # 64 bits of a digest: two versions of one table do not get the same name by chance.
 _DIGITS = 16
 _RANDOM_DIGITS = 8
@@ -116,7 +116,7 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
     context, source = landing.context, landing.source
     branch = source.of or context.refs.branch(source.branch)
     name = f"{LANDING_PIN}{source.id[:_DIGITS]}-{uuid.uuid4().hex[:_RANDOM_DIGITS]}"
-    context.refs.add_tag(_tag(name, source, {_LANDING: _recorded(landing)}))
+    context.refs.add_tag(_tag(name, source, {LANDING: _recorded(landing)}))
     # A deletion, rename or reset of the branch marks it first and then looks for tags; here the tag comes first and the
     # branch is read second. So one of the two sees the other.
     present, is_there = together(
@@ -139,27 +139,10 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
 def recorded_options(context: TableContext, at: TableVersion) -> MergeOptions | None:
     """Return the message and properties for `main` that a tag of the third kind has; None where there is no tag."""
     tag = context.refs.tag(at.pin) if at.pin else None
-    if tag is None or _LANDING not in tag.metadata:
+    if tag is None or LANDING not in tag.metadata:
         return None
-    record = parsed_json(tag.metadata[_LANDING])
+    record = parsed_json(tag.metadata[LANDING])
     return MergeOptions(message=record["message"], properties=record["properties"])
-
-
-def landing_pins(context: TableContext, branch: str) -> dict[str, tuple[int, int]]:
-    """Return the tags of the third kind for a branch: by name, the number of the version, and its number on `main`."""
-    tags = (context.refs.tag(name) for name in context.refs.tag_names(LANDING_PIN))
-    own = [tag for tag in tags if tag is not None and tag.branch == branch and _LANDING in tag.metadata]
-    return {tag.name: (tag.version, parsed_json(tag.metadata[_LANDING])["lands"]) for tag in own}
-
-
-def drop_pins(context: TableContext, names: Iterable[str]) -> None:
-    """Delete tags of the third kind, whose versions are on `main` or will not be committed.
-
-    No condition is needed: a random name is never used again.
-    """
-    context.store.delete_many([tag_file(name) for name in names])
-    # The branch of the versions is deleted next: a power cut must not bring back a tag without its branch.
-    context.store.sync_folder(TAGS)
 
 
 def age(moment: pendulum.DateTime) -> timedelta:

@@ -37,10 +37,11 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN, PUBLISHED
-from lance_dagster.format.transaction import COMMITTER, MERGE
+from lance_dagster.format.transaction import COMMITTER
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.merge_base import version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, delete_branch
+from lance_dagster.history.refs.landing_tags import drop_tags, merged_as
 from lance_dagster.history.refs.ref_files import RESERVED_PREFIX, Branch
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lineage_at
@@ -51,9 +52,7 @@ from lance_dagster.repository.publish.pins import (
     REUSED_FOR,
     Landing,
     age,
-    drop_pins,
     hold_until_landed,
-    landing_pins,
     pin,
     recorded_options,
 )
@@ -161,7 +160,7 @@ class Staging:
             landing = self.landings.pop(at)
             # What cannot be dropped is left to a collection.
             with suppress(LanceDagsterError):
-                drop_pins(landing.context, [at.pin])
+                drop_tags([at.pin], landing.context.store)
                 drop_merge_branch(landing.context, at)
 
 
@@ -325,35 +324,7 @@ def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
     if at.branch.startswith(PUBLISHED):
         # Another process may have been faster.
         with suppress(RefNotFoundError):
-            delete_unpinned(context, at.branch, lambda: delete_branch(at.branch, context.refs, context.versions))
-
-
-def delete_unpinned(context: TableContext, branch: str, delete: Callable[[], object]) -> None:
-    """Delete a branch; where tags refer to it that attempts left which died or lost their race, delete these first.
-
-    Raises:
-        ConflictError: Something else refers to it.
-    """
-    try:
-        delete()
-    except ConflictError:
-        if not _drop_landed_pins(context, branch):
-            raise
-        delete()
-
-
-def _drop_landed_pins(context: TableContext, branch: str) -> bool:
-    """Drop the tags that keep versions of a branch until `main` has them, where it has; return whether there were any.
-
-    Attempts that died, or that lost their race, leave such tags.
-    """
-    over = [
-        name
-        for name, (number, lands) in landing_pins(context, branch).items()
-        if _merged_as(context, f"{branch}@{number}", lands) is not None
-    ]
-    drop_pins(context, over)
-    return bool(over)
+            delete_branch(at.branch, context.refs, context.versions)
 
 
 def _landed(context: TableContext, at: TableVersion) -> State | None:
@@ -384,16 +355,7 @@ def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -
     """
     if at.branch == MAIN:
         return context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
-    return None if at.lands == NEVER else _merged_as(context, str(at), at.lands, fresh=fresh)
-
-
-def _merged_as(context: TableContext, version: str, number: int, *, fresh: bool = False) -> State | None:
-    """Return a version of `main` by its number if it is the merge of a version, such as `run/4f2a@2`."""
-    found = context.versions.find(MAIN, number, MAIN, fresh=fresh)
-    # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
-    # merged. The version was staged on `main@{number - 1}`, so its merge that got the next number was a fast-forward.
-    named = None if found is None or found.transaction is None else found.transaction.properties.get(MERGE)
-    return found if named == version else None
+    return None if at.lands == NEVER else merged_as(context.versions, str(at), at.lands, fresh=fresh)
 
 
 def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State:
