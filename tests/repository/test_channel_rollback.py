@@ -132,6 +132,24 @@ def test_a_rollback_of_one_table_meets_other_moves(tmp_path: Path) -> None:
     assert [[1, 2, 9], [1, 3, 9]] == versions_of(repository, "a", "b")
 
 
+def test_a_commit_that_was_rolled_back_comes_back_in_all_of_its_tables(tmp_path: Path) -> None:
+    """A promotion of one table is refused by which readers would see an older commit in that table alone."""
+    repository = new_repository(tmp_path, "a", "b", "c")
+    repository.publish(run(repository, 1, "a", "b", "c"), channel=TAG)
+    withdrawn = repository.publish(run(repository, 2, "a", "b"), channel=TAG).commit
+    repository.channels.rollback(TAG, reason="wrong", hold=False)
+    alone = repository.publish(run(repository, 3, "c")).commit
+    repository.channels.advance(TAG, alone.id, ["c"])
+    newest = repository.publish(run(repository, 4, "a")).commit
+    assert {"b": withdrawn} == repository.channels.divided(TAG, ["a"])
+    assert {} == repository.channels.divided(TAG, ["a", "b"])
+    with pytest.raises(ConflictError, match=r"would see .* in part: .* its versions of b; promote these tables too"):
+        repository.channels.advance(TAG, newest.id, ["a"])
+    assert [[1], [1], [1, 3]] == versions_of(repository, "a", "b", "c")
+    repository.channels.advance(TAG, newest.id, ["a", "b"])
+    assert [[1, 2, 4], [1, 2]] == versions_of(repository, "a", "b")
+
+
 @pytest.mark.parametrize("move", ["promote", "advance"])
 def test_a_promotion_meets_a_rollback_of_one_table(tmp_path: Path, move: str) -> None:
     """A promotion that read the channel before a rollback decides anew: it does not bring back another table."""

@@ -208,8 +208,10 @@ class PublishStep:
         for each in promoted:
             by = each.commit.properties.get(md.RUN_ID, "")
             run = self.instance.get_run_by_id(by)
-            # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches.
-            if by != self.chain.run_id and run is not None and (run.is_success or not run.is_finished):
+            # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches; so does a publisher
+            # of another instance what it promoted itself.
+            is_dead = is_new if run is None else run.is_finished and not run.is_success
+            if by != self.chain.run_id and not is_dead:
                 continue
             view = self.together.repository.at(each.channel.commit)
             for node in (names[name] for name in each.names if name in names and name in view):

@@ -241,6 +241,7 @@ def _request(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=opened.newest,
         staging=staging,
+        channel=wanted.channel or "",
     )
 
 
