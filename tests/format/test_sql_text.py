@@ -115,7 +115,7 @@ def test_a_word_of_sql_can_be_a_column(tmp_path: Path) -> None:
     assert [{"distinct": 1, "k": 1, "more": 1}] == table.read().to_pylist()
 
 
-NAMED = {
+NAMED: dict[str, pa.DataType] = {
     "n": pa.int64(),
     "customer": pa.int64(),
     "customer_id": pa.int64(),
@@ -131,7 +131,7 @@ NAMED = {
     "as": pa.int64(),
     "string": pa.string(),
     "lower": pa.string(),
-    "s": pa.struct({"n": pa.int64(), "k": pa.string()}),
+    "s": pa.struct([("n", pa.int64()), ("k", pa.string())]),
     "l": pa.list_(pa.int64()),
 }
 
@@ -174,7 +174,8 @@ def test_columns_are_named_as_lance_finds_them(tmp_path: Path, sql: str, columns
     """Lance evaluates the condition with these columns alone, and without none of them."""
     assert columns == columns_in(sql, NAMED)
     for left_out in [None, *columns]:
-        schema = pa.schema({name: NAMED[name] for name in columns if name != left_out} | {"other": pa.int64()})
+        kept = [(name, NAMED[name]) for name in columns if name != left_out]
+        schema = pa.schema([*kept, ("other", pa.int64())])
         dataset = lance.write_dataset(schema.empty_table(), tmp_path / f"without-{left_out}")
         if left_out is None:
             assert 0 == dataset.count_rows(filter=enclosed("the filter", sql))
