@@ -212,8 +212,8 @@ def test_a_column_is_claimed_only_where_a_predicate_names_it(
     tmp_path: Path, predicate: str, changed: str, value: str
 ) -> None:
     """Its name in another name, in a word of SQL or in a text names nothing: the cells of a row are combined."""
-    names = ("customer_id", "n", "price", "other")
-    schema = pa.schema([pa.field("customer", pa.string()), *(pa.field(name, pa.int64()) for name in names)])
+    columns: dict[str, pa.DataType] = dict.fromkeys(("customer_id", "n", "price", "other"), pa.int64())
+    schema = pa.schema({"customer": pa.string(), **columns})
     row: dict[str, Any] = {"customer": "a", "customer_id": 1, "n": 1, "price": 1, "other": 1}
     table = LanceTable.create(tmp_path / "named", schema)
     table.append(pa.Table.from_pylist([row], schema=schema))
