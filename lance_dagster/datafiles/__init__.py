@@ -19,6 +19,7 @@ from lance_dagster.datafiles.dictionaries import (
 )
 from lance_dagster.datafiles.digests import digest_of, digested_files, record_digest, recorded_digests
 from lance_dagster.datafiles.exact_casts import can_shorten, cast_exactly, exact_cast
+from lance_dagster.datafiles.extension_types import empty_array
 from lance_dagster.datafiles.file_inspection import DataFileInspector
 from lance_dagster.datafiles.file_shape import ExpectedFile, read_shape, read_shapes
 from lance_dagster.datafiles.isolated_reading import IsolatedScan, scan_isolated
@@ -99,6 +100,7 @@ __all__ = [
     "decoded",
     "digest_of",
     "digested_files",
+    "empty_array",
     "encoded",
     "evaluate_condition",
     "evaluate_predicate",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_dagster.datafiles.extension_types import extended, stored, stored_type
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.arrow_types import BLOB, storage_type
 
@@ -34,7 +35,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """
     check_schema(batch.schema, schema)
     columns = [_conform_column(_whole(batch.column(column.name)), column) for column in schema]
-    for column, values in zip(schema, columns, strict=True):
+    for column, values in zip(schema, map(stored, columns), strict=True):
         _check_text(values, column.name)
         refuse_null_parts(values, column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -139,7 +140,11 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
     if values.type == column.type:
         return values
     try:
-        return _as_blobs(values, column.type) if _is_blob(column.type) else values.cast(column.type)
+        if _is_blob(column.type):
+            return _as_blobs(values, column.type)
+        plain, wanted = stored(values), stored_type(column.type)
+        cast: pa.Array[Any] = extended(plain if plain.type == wanted else plain.cast(wanted), column.type)
+        return cast
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}: {error}"

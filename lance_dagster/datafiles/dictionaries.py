@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_dagster.datafiles.extension_types import with_parts
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.model import parse_file_version
 
@@ -67,15 +68,7 @@ def plain_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type
         return arrow.value_type
     if not any(dictionaries_in(arrow)):
         return arrow
-    inner = [arrow.field(index).with_type(plain_type(arrow.field(index).type)) for index in range(arrow.num_fields)]
-    if pa.types.is_struct(arrow):
-        return pa.struct(inner)
-    if pa.types.is_map(arrow):
-        entries = inner[0].type
-        return pa.map_(entries.field(0), entries.field(1))
-    if pa.types.is_fixed_size_list(arrow):
-        return pa.list_(inner[0], arrow.list_size)
-    return pa.large_list(inner[0]) if pa.types.is_large_list(arrow) else pa.list_(inner[0])
+    return with_parts(arrow, [plain_type(arrow.field(index).type) for index in range(arrow.num_fields)])
 
 
 def decoded(values: Any) -> Any:  # noqa: ANN401  # an array, or one of several chunks

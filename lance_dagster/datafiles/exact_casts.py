@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles.conforming import fits_type
 from lance_dagster.datafiles.dictionaries import decoded, encoded, plain_type
+from lance_dagster.datafiles.extension_types import extended, stored, stored_type
 from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.shown_values import shown_value
 
@@ -40,7 +41,8 @@ def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) ->
     """
     if values.type == wanted:
         return values
-    plain, plain_wanted = _alone(decoded(values)), plain_type(wanted)
+    plain, plain_wanted = _alone(decoded(stored(values))), plain_type(stored_type(wanted))
+    _refuse_other_fields(plain.type, plain_wanted)
     try:
         # Arrow calculates with the bits where it casts between decimals and floating-point numbers; as text they are
         # read and written correctly. No number changes when it is written, so only the second cast is compared.
@@ -52,7 +54,23 @@ def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) ->
     if changed is not None:
         before, after = changed
         raise SchemaMismatchError(f"{before} would become {after}")
-    return encoded(cast, wanted)
+    return extended(encoded(cast, stored_type(wanted)), wanted)
+
+
+def _refuse_other_fields(given: Any, wanted: Any) -> None:  # noqa: ANN401  # any Arrow type
+    """Refuse a struct with other fields: Arrow drops those that the type lacks, and makes nulls of those it has more.
+
+    Raises:
+        SchemaMismatchError: The message has the fields of both.
+    """
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        was, now = ([kind.field(index).name for index in range(kind.num_fields)] for kind in (given, wanted))
+        if sorted(was) != sorted(now):
+            raise SchemaMismatchError(f"a struct has the fields {', '.join(was)}, and the type {', '.join(now)}")
+        for name in now:
+            _refuse_other_fields(given.field(name).type, wanted.field(name).type)
+    elif given.num_fields == wanted.num_fields == 1:
+        _refuse_other_fields(given.field(0).type, wanted.field(0).type)
 
 
 def exact_cast(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":

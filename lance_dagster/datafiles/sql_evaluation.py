@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from lance_dagster.datafiles.alignment import aligned_table
 from lance_dagster.datafiles.dictionaries import decoded
 from lance_dagster.datafiles.pylance_errors import query_errors, reading_errors
 from lance_dagster.datafiles.row_addresses import ROW_ADDRESS, row_offsets
@@ -83,7 +84,7 @@ def _matches(condition: str | None, rows: pa.Table) -> np.ndarray[tuple[int], np
 
     found = np.zeros(rows.num_rows, np.bool_)
     # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.
-    dataset = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
+    dataset = lance.write_dataset(aligned_table(rows), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
     matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
     # One file holds far more rows than are in memory at once; the fragment of an address is cut off to be safe.
     found[row_offsets(matches.column(ROW_ADDRESS).to_numpy())] = True

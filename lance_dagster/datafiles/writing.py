@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from lance_dagster.datafiles.alignment import aligned_batch
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.dictionaries import DictionaryRoom, has_narrow_dictionaries, joined
 from lance_dagster.datafiles.digests import record_written
@@ -317,7 +318,7 @@ def write_blob_files(
         )
     with storage_errors(f"write to {data_uri}"):
         written = write_fragments(
-            pa.RecordBatchReader.from_batches(schema, batches),
+            pa.RecordBatchReader.from_batches(schema, map(aligned_batch, batches)),
             dataset,
             mode="append",
             max_rows_per_file=max_rows,

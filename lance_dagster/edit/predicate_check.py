@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowFilter, RowScope, RowTally, conform, evaluate_predicate
+from lance_dagster.datafiles import RowFilter, RowScope, RowTally, blob_columns, conform, evaluate_predicate
 from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.staged_files import read_staged
 from lance_dagster.errors import InvalidInputError, Remedy, counted
 from lance_dagster.format.shown_values import shown_rows
-from lance_dagster.format.sql_text import words
+from lance_dagster.format.sql_text import columns_in
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
@@ -47,7 +47,7 @@ def predicate_scope(predicate: str, schema: pa.Schema) -> RowScope:
     # Before any row is written, and only for its error.
     evaluate_predicate(predicate, pa.Table.from_batches([], schema))
     # A scope has at least one column, and a constant predicate names none.
-    columns = _named_columns(predicate, schema) or schema.names[:1]
+    columns = columns_in(predicate, schema.names) or schema.names[:1]
     return RowScope(within=RowFilter(predicate=predicate, expression=None, columns=tuple(columns)))
 
 
@@ -102,9 +102,17 @@ class PredicateCheck:
         """Check the rows of staged files, by the columns of the predicate.
 
         Raises:
-            InvalidInputError: A row does not satisfy the predicate.
+            InvalidInputError: A row does not satisfy the predicate, or the predicate is about blobs and another column.
             StoreError: A file cannot be read.
         """
+        blobs = [name for name in blob_columns(self.schema) if name in self._columns]
+        # pylance fails to read a column of blobs of a file together with another column.
+        if blobs and len(self._columns) > 1:
+            raise InvalidInputError(
+                f"staged files cannot be checked by the predicate {self.predicate!r}, since column {blobs[0]!r} holds "
+                "blobs",
+                remedy=Remedy("give the rows themselves, or a predicate without that column"),
+            )
         # Without a column every row gives the same result; one column of the file tells how many rows there are.
         columns = self._columns or self.schema.names[:1]
         for batch in read_staged(context, head, staged, columns):
@@ -129,7 +137,7 @@ class PredicateCheck:
 
     @property
     def _columns(self) -> list[str]:
-        return _named_columns(self.predicate, self.schema)
+        return columns_in(self.predicate, self.schema.names)
 
     def _add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
@@ -150,16 +158,9 @@ def _complaint(wrong: int, checked: int, predicate: str) -> str:
     return f"{rows} {'does' if wrong == 1 else 'do'} not satisfy the predicate {predicate!r} of the replacement"
 
 
-def _named_columns(predicate: str, schema: pa.Schema) -> list[str]:
-    """Return the columns that the predicate may name: those whose name occurs in it, in any case."""
-    # Reading a column too many costs little time; parsing the SQL here would need a second grammar beside Lance's.
-    text = predicate.lower()
-    return [name for name in schema.names if name.lower() in text]
-
-
 def _refuse_virtual(predicate: str, schema: pa.Schema) -> None:
-    named = words(predicate)
-    virtual = next((name for name in _VIRTUAL if name in named and name not in schema.names), None)
+    named = columns_in(predicate, _VIRTUAL)
+    virtual = next((name for name in named if name not in schema.names), None)
     if virtual is not None:
         raise InvalidInputError(
             f"the predicate {predicate!r} names {virtual}, which new rows do not have before the commit",

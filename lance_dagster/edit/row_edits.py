@@ -17,6 +17,7 @@ from lance_dagster.datafiles import (
     can_shorten,
     cast_exactly,
     conform,
+    empty_array,
     expression_types,
     matching_offsets,
     offsets_by_fragment,
@@ -104,7 +105,7 @@ class _Changed:
         _check_values(self._values, self._schema)
         for name, given in expression_types(self._dataset, self._values).items():
             # Casting an empty array raises the error for incompatible types before any row is read.
-            self._converted(pa.array([], given), name)
+            self._converted(empty_array(given), name)
 
     @property
     def addresses(self) -> Addresses:

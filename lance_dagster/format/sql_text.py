@@ -2,6 +2,8 @@
 
 import datetime as dt
 import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_string
@@ -9,6 +11,21 @@ from lance_dagster.format.validation import check_string
 _BEYOND = 2**63
 """Integers from here on do not fit the signed 64-bit literals of Lance SQL, and neither does its negative."""
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\*.*?\*/", re.DOTALL)
+_TOKEN = re.compile(
+    r"""
+    (?P<comment>/\*.*?\*/)
+    | (?P<text>'(?:[^']|'')*' | "[^"]*")
+    | (?P<quoted>`[^`]*`)
+    | (?P<number>[0-9][0-9.]*)
+    | (?P<word>(?:[A-Za-z0-9_$@\#]|[^\x00-\x7f\s])+)
+    | (?P<mark>::|\S)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""A token of Lance SQL. Lance refuses every character beyond ASCII outside of a word, so the pattern of words has all.
+
+A double quote begins a text, as it does for Lance in conditions that were recorded before `check_closed` refused it.
+"""
 Bound = int | float | str | dt.date | dt.datetime
 
 
@@ -84,10 +101,56 @@ def enclosed(what: str, sql: str) -> str:
     return f"({sql})"
 
 
-def words(sql: str) -> frozenset[str]:
-    """Return the words of a text that may be names, in lower case, as Lance finds columns in any case."""
-    named = _QUOTED.sub(lambda found: found[0] if found[0].startswith("`") else " ", sql)
-    return frozenset(re.findall(r"\w+", named.lower()))
+def columns_in(sql: str, columns: Iterable[str]) -> list[str]:
+    """Return those of some columns that a condition or an expression names.
+
+    A column is named by its name in backticks, or by the bare name in any case, as Lance finds it. A word at a place
+    where no column can stand is none: a function in front of its arguments, a type, an operator, a field of a struct.
+    A word of SQL that stands between other words, such as `IS` in `a IS NULL`, counts as a column of that name, since
+    Lance takes it for one in other places.
+
+    Args:
+        sql: A text that `check_closed` accepts.
+        columns: The names of the columns.
+    """
+    tokens = _tokens(sql)
+    places = [place for place, (kind, _) in enumerate(tokens) if kind in ("word", "quoted")]
+    quoted = {_bare(tokens[place][1]) for place in places if tokens[place][0] == "quoted"}
+    words = {tokens[place][1].lower() for place in places if tokens[place][0] == "word" and _may_name(tokens, place)}
+    return [name for name in columns if name in quoted or name.lower() in words]
+
+
+def fields_in(sql: str, fields: Iterable[str]) -> list[str]:
+    """Return those of some fields inside of columns that a condition may name: after a dot, or as a text.
+
+    Besides `a.b`, Lance takes `a['b']` and `get_field(a, 'b')`.
+    """
+    tokens = _tokens(sql)
+    after_dots = {_bare(text).lower() for (_, before), (_, text) in pairwise(tokens) if before == "."}
+    texts = {text[1:-1].replace("''", "'") for kind, text in tokens if kind == "text"}
+    return [name for name in fields if name in texts or name.lower() in after_dots]
+
+
+def _tokens(sql: str) -> list[tuple[str, str]]:
+    """Return the tokens of a text of Lance SQL without spaces and comments, each with its kind."""
+    found = ((str(token.lastgroup), token[0]) for token in _TOKEN.finditer(sql))
+    return [(kind, text) for kind, text in found if kind != "comment"]
+
+
+def _may_name(tokens: Sequence[tuple[str, str]], place: int) -> bool:
+    """Return whether a column can stand where a word stands, by the tokens beside it."""
+    before, word_before = tokens[place - 1] if place else ("", "")
+    after, word_after = tokens[place + 1] if place + 1 < len(tokens) else ("", "")
+    # Between two values stands an operator, so no column stands beside a value.
+    values = ("text", "number", "quoted")
+    is_operator = before in values or after in values or word_before in (")", "]")
+    is_function, is_field = word_after == "(", word_before == "."
+    is_type = word_before == "::" or word_before.lower() == "as"
+    return not (is_operator or is_function or is_field or is_type)
+
+
+def _bare(text: str) -> str:
+    return text.strip("`")
 
 
 def literal(bound: Bound) -> str:

@@ -8,7 +8,7 @@ replaced. The executors read the values, in tasks of about the same size.
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from lance_dagster.datafiles import Addresses, offsets_by_fragment, scan_fragment
 from lance_dagster.diff.row_comparison import RowDifferences
-from lance_dagster.errors import InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_class
-from lance_dagster.history.context import Ref
+from lance_dagster.history.context import Ref, open_context
 from lance_dagster.history.versions import Version
+from lance_dagster.spark.older_columns import ColumnHistory, OlderColumn
 from lance_dagster.spark.reader import SPLIT_BYTES, FragmentRows, Scan, fragment_sizes, read_pieces
 from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema, row_bytes, to_spark_batch
 from lance_dagster.spark.worker import begin_task
@@ -42,7 +43,7 @@ class ChangePart:
 
     Attributes:
         scan: The version that has the rows, and the columns to read, by their names there.
-        columns: The names that these columns have for the caller.
+        columns: How each of these columns is read, and the column that it is for the caller.
         change: What became of the rows.
         version: The number of the version that changed them.
         fragment: The fragment that has the rows.
@@ -50,7 +51,7 @@ class ChangePart:
     """
 
     scan: Scan
-    columns: tuple[str, ...]
+    columns: tuple[OlderColumn, ...]
     change: ChangeType
     version: int
     fragment: int
@@ -84,7 +85,8 @@ def read_changes(
         RefNotFoundError: There is no such ref.
         InvalidInputError: Two rows have the same key, Spark has no type for a column, or a column has the name of one
             of the change feed.
-        SchemaMismatchError: A column has another type in `before`, and rows of `before` are among the changes.
+        SchemaMismatchError: A column has another type in `before`, rows of `before` are among the changes, and a value
+            of them does not fit the type that it has in `after`.
     """
     check_session(spark)
     check_class("table", table, LanceTable, "LanceTable.open(uri)")
@@ -123,10 +125,10 @@ class ChangePlan:
 
     def snapshot(self, version: Version) -> Iterator[ChangePart]:
         """Yield all rows of a version as inserted ones."""
-        scan, names = self._scan(version)
+        scan, columns = self._scan(version)
         # Offsets of deleted rows are among these, and are read over.
         for size in fragment_sizes(scan):
-            yield from _parts(scan, names, ("insert", version.number), {size.fragment: BitMap(range(size.rows))})
+            yield from _parts(scan, columns, ("insert", version.number), {size.fragment: BitMap(range(size.rows))})
 
     def changes(
         self, before: Version, after: Version, rows: RowDifferences, *, images: bool = True
@@ -134,40 +136,36 @@ class ChangePlan:
         """Yield the rows that differ between two versions; without `images`, only those that `after` has."""
         number = after.number
         if images and (rows.removed or len(rows.changed_before)):
-            scan, names = self._scan(before)
-            yield from _parts(scan, names, ("delete", number), rows.removed)
-            yield from _parts(scan, names, ("update_preimage", number), _located(rows.changed_before))
+            scan, columns = self._scan(before)
+            yield from _parts(scan, columns, ("delete", number), rows.removed)
+            yield from _parts(scan, columns, ("update_preimage", number), _located(rows.changed_before))
         if rows.added or len(rows.changed_after):
-            scan, names = self._scan(after)
-            yield from _parts(scan, names, ("update_postimage", number), _located(rows.changed_after))
-            yield from _parts(scan, names, ("insert", number), rows.added)
+            scan, columns = self._scan(after)
+            yield from _parts(scan, columns, ("update_postimage", number), _located(rows.changed_after))
+            yield from _parts(scan, columns, ("insert", number), rows.added)
 
-    def _scan(self, version: Version) -> tuple[Scan, tuple[str, ...]]:
-        """Return the read of a version, and the names that its columns have in `known`.
+    def columns_of(self, version: Version) -> list[OlderColumn]:
+        """Return how the columns are read in a version, as far as it has them.
 
         Raises:
-            SchemaMismatchError: A column has another type in the version.
+            SchemaMismatchError: The values of a column cannot be cast to its type in `known`.
         """
-        own, renamed = self.table.schema(version), dict[str, str]()
-        if own != self.table.schema(self.known):
-            changes = self.table.diff(version, self.known).schema
-            renamed = {one.path: one.before for one in changes if one.kind == "renamed" and one.before is not None}
-        pairs: list[tuple[str, str]] = []
-        for column in self.columns:
-            name = renamed.get(column.name, column.name)
-            # A column that was added later is null in the rows of earlier versions.
-            if name not in own.names:
-                continue
-            if own.field(name).type != column.type:
-                raise SchemaMismatchError(
-                    f"column {column.name!r} is {own.field(name).type} in {version} and {column.type} in {self.known}; "
-                    "name the columns to read without it"
-                )
-            pairs.append((name, column.name))
-        if not pairs:
+        context = open_context(self.table.uri, dict(self.table.storage_options))
+        history = ColumnHistory(context, context.at(str(version)), context.at(str(self.known)))
+        own = self.table.schema(version)
+        # A column that was added later is null in the rows of earlier versions.
+        return [found for column in self.columns if (found := history.column(own, column)) is not None]
+
+    def _scan(self, version: Version) -> tuple[Scan, tuple[OlderColumn, ...]]:
+        """Return the read of a version, and how each of its columns is read.
+
+        Raises:
+            SchemaMismatchError: The values of a column cannot be cast to its type in `known`.
+        """
+        found = self.columns_of(version)
+        if not found:
             raise InvalidInputError(f"{version} has none of the columns {', '.join(self.columns.names)}")
-        scan = Scan.plan(self.table, version, columns=[name for name, _ in pairs])
-        return scan, tuple(name for _, name in pairs)
+        return Scan.plan(self.table, version, columns=[column.name for column in found]), tuple(found)
 
 
 def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
@@ -187,10 +185,19 @@ def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
 def read_part(part: ChangePart, schema: StructType, *, feed: bool) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part with the columns of a Spark schema; with `feed`, two of them are those of a feed."""
     expected = arrow_for_spark(schema)
-    read = part.scan.schema.names
-    own = pa.schema([expected.field(name).with_name(source) for name, source in zip(part.columns, read, strict=True)])
+    # Values of another type are read as they are, and cast to that of the caller before they get Spark's.
+    spark = [expected.field(column.column.name).with_name(column.name) for column in part.columns]
+    own = pa.schema(
+        [
+            field if column.is_same else field.with_type(column.stored)
+            for field, column in zip(spark, part.columns, strict=True)
+        ]
+    )
     for batch in _batches(part, own):
-        have = dict(zip(part.columns, batch.columns, strict=True))
+        have = {
+            column.column.name: _for_spark(column, values, expected)
+            for column, values in zip(part.columns, batch.columns, strict=True)
+        }
         if feed:
             have[CHANGE_TYPE] = pa.repeat(pa.scalar(part.change), batch.num_rows)
             have[COMMIT_VERSION] = pa.repeat(pa.scalar(part.version, pa.int64()), batch.num_rows)
@@ -200,6 +207,15 @@ def read_part(part: ChangePart, schema: StructType, *, feed: bool) -> Iterator[p
             for values, column in zip(columns, expected, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(filled, schema=expected)
+
+
+def _for_spark(column: OlderColumn, values: "pa.Array[Any]", expected: pa.Schema) -> "pa.Array[Any]":
+    """Return values in the type that Spark expects of a column."""
+    field = expected.field(column.column.name)
+    if column.is_same:
+        return values
+    cast = pa.RecordBatch.from_arrays([column.cast(values)], names=[field.name])
+    return to_spark_batch(cast, pa.schema([field])).column(0)
 
 
 def _batches(part: ChangePart, own: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -224,12 +240,12 @@ def _read_groups(
 
 
 def _parts(
-    scan: Scan, names: tuple[str, ...], change: tuple[ChangeType, int], rows: Mapping[int, BitMap]
+    scan: Scan, columns: tuple[OlderColumn, ...], change: tuple[ChangeType, int], rows: Mapping[int, BitMap]
 ) -> Iterator[ChangePart]:
     """Yield parts of at most as many rows as one task reads."""
     most = _task_rows(scan)
     for fragment, offsets in sorted(rows.items()):
-        part = ChangePart(scan=scan, columns=names, change=change[0], version=change[1], fragment=fragment)
+        part = ChangePart(scan=scan, columns=columns, change=change[0], version=change[1], fragment=fragment)
         first, last = offsets.min(), offsets.max()
         if last - first + 1 == len(offsets):
             # Nearly all rows come so: those of whole new fragments.

@@ -379,7 +379,7 @@ def _cast(values: "pa.Array[Any]", wanted: pa.DataType, *, allow_time_truncate: 
         return _cast(pc.dictionary_encode(_cast(values, wanted.value_type)), wanted)
     nullable = _nullable(wanted)
     cast = pc.call_function("cast", [values], pc.CastOptions(nullable, allow_time_truncate=allow_time_truncate))
-    return cast if nullable == wanted else _relabelled(cast, wanted)
+    return cast if nullable == wanted else relabelled(cast, wanted)
 
 
 def _nullable(arrow: pa.DataType) -> pa.DataType:
@@ -397,15 +397,15 @@ def _nullable(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
-def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
-    """Return the same values under a type that differs in the nullability of its parts only.
+def relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
+    """Return the same values under a type that differs in the names and the nullability of its parts only.
 
     Raises:
         pyarrow.ArrowInvalid: A part that takes no null has one, and what it is a part of is not null.
     """
     if values.type == wanted:
-        relabelled: pa.Array[Any] = values
-        return relabelled
+        same: pa.Array[Any] = values
+        return same
     # A slice shares the buffers of its array, and only a copy starts at their beginning.
     whole = pa.concat_arrays([values]) if values.offset else values
     bitmap, *offsets = whole.buffers()[: 1 if isinstance(wanted, pa.StructType) else 2]
@@ -415,14 +415,14 @@ def _relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: A
             part, field = whole.field(index), wanted.field(index)
             if part.null_count and not field.nullable and pc.any(pc.and_(part.is_null(), whole.is_valid())).as_py():
                 raise pa.ArrowInvalid(f"part {field.name!r} is null, and takes no null")
-            parts.append(_relabelled(part, field.type))
+            parts.append(relabelled(part, field.type))
     elif isinstance(wanted, pa.MapType):
         entries = pa.StructArray.from_arrays(
-            [whole.keys, _relabelled(whole.items, wanted.item_type)], fields=[wanted.key_field, wanted.item_field]
+            [whole.keys, relabelled(whole.items, wanted.item_type)], fields=[wanted.key_field, wanted.item_field]
         )
         parts = [entries]
     else:
-        parts = [_relabelled(whole.values, wanted.field(0).type)]
+        parts = [relabelled(whole.values, wanted.field(0).type)]
     return pa.Array.from_buffers(wanted, len(whole), [bitmap, *offsets], children=parts)
 
 

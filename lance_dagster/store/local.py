@@ -294,13 +294,23 @@ class LocalStore:
     def sync_folder(self, folder: str) -> None:
         """Make the directory entries of a folder survive a power cut, and those that lead to it."""
         path = f"{self._root}/{folder}"
-        try:
-            if self._durable and os.path.isdir(path):
+        problem = OSError()
+        for _ in range(_ATTEMPTS):
+            # A folder that is not there has no entry that could be lost. Another process may remove it meanwhile, as
+            # one does that deletes the same branch, or remove it and make it again.
+            if not self._durable or not os.path.isdir(path):
+                return
+            try:
                 self._secure(path)
                 self._sync(path)
-        except OSError as error:
-            # A class of its own: a second sync may succeed without having written what the first one failed to write.
-            raise NotDurableError(str(failed("sync", path, error))) from error
+                return
+            except FileNotFoundError as error:
+                problem = error
+            except OSError as error:
+                problem = error
+                break
+        # A class of its own: a second sync may succeed without having written what the first one failed to write.
+        raise NotDurableError(str(failed("sync", path, problem))) from problem
 
     @contextmanager
     def turn(self, name: str, meanwhile: Callable[[], object] = object) -> Iterator[Turn]:

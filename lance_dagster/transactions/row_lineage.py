@@ -79,9 +79,7 @@ def restamped(operation: Update, version: int) -> Iterator[Fragment]:
         where = f"fragment {fragment.id}"
         if offsets.max() >= fragment.physical_rows:
             raise CorruptFileError(where, f"row {offsets.max()} of {fragment.physical_rows} is said to be updated")
-        versions = decode_version_runs(fragment.updated_at, fragment.physical_rows, where)
-        fresh = VersionRuns.of([(fragment.physical_rows, version)]).restricted(offsets)
-        yield replace(fragment, updated_at=encode_version_runs(versions.overlaid(fresh)))
+        yield with_new_values(fragment, version, offsets)
 
 
 def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
@@ -104,9 +102,17 @@ def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
     return replace(fragment, created_at=encode_version_runs(created))
 
 
-def with_new_values(fragment: Fragment, version: int) -> Fragment:
-    """Record that every row of a fragment was last updated by a version."""
-    return replace(fragment, updated_at=version_run(fragment.physical_rows, version))
+def with_new_values(fragment: Fragment, version: int, offsets: BitMap | None = None) -> Fragment:
+    """Record that rows of a fragment were last updated by a version: those at some offsets, or every row.
+
+    Raises:
+        CorruptFileError: The versions of the other rows cannot be read.
+    """
+    if offsets is None:
+        return replace(fragment, updated_at=version_run(fragment.physical_rows, version))
+    versions = decode_version_runs(fragment.updated_at, fragment.physical_rows, f"fragment {fragment.id}")
+    fresh = VersionRuns.of([(fragment.physical_rows, version)]).restricted(offsets)
+    return replace(fragment, updated_at=encode_version_runs(versions.overlaid(fresh)))
 
 
 def offsets_rewritten_in_place(operation: Update, fragment_id: int) -> BitMap:

@@ -35,6 +35,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
+from lance_dagster.transactions.index_updates import covered_fragments
 from lance_dagster.verify.manifest_rules import WARNING, Problem
 
 # A file ends with the numbers of its format, two bytes each, and the magic.
@@ -285,7 +286,7 @@ class FileChecks:
             return
         folder = layout.join(layout.INDICES, index.uuid)
         listing = self._listed(base, folder)
-        if not index.files and listing.sizes == {}:
+        if not index.files and listing.sizes == {} and not _covers_nothing(index):
             yield Problem(
                 what=f"index {index.name!r} has no files",
                 right="its folder holds its files; queries that use it fail",
@@ -384,3 +385,13 @@ class FileChecks:
 
     def _display_path(self, listing: Listing, name: str) -> str:
         return layout.join(listing.uri, name).removeprefix(f"{self._context.uri}/")
+
+
+def _covers_nothing(index: IndexMetadata) -> bool:
+    """Tell whether an index answers no query: pylance records one that it has not trained, and writes no file of it."""
+    try:
+        covered = covered_fragments(index)
+    except CorruptFileError:
+        # Another check reports the bitmap.
+        return False
+    return covered is not None and not covered

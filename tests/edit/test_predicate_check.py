@@ -8,6 +8,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+from lance.blob import blob_array, blob_field
 
 from lance_dagster import InvalidInputError, LanceTable
 from tests.table_factory import SCHEMA, contents, entries, new_table
@@ -185,3 +186,21 @@ def test_rows_stay_single_over_two_merges(tmp_path: Path) -> None:
         == contents(table)
         == [("mon", row) for row in lance.dataset(table.uri).to_table()["value"].to_pylist()]
     )
+
+
+@pytest.mark.parametrize("given", ["table", "staged"])
+def test_a_predicate_reads_no_column_whose_name_is_part_of_another(tmp_path: Path, given: str) -> None:
+    """`image` holds blobs, which are read only where a predicate is about them."""
+    schema = pa.schema([pa.field("image_id", pa.int64()), blob_field("image")])
+    table = LanceTable.create(tmp_path / "images", schema)
+    table.append(pa.table({"image_id": [1], "image": blob_array([b"x"])}, schema=schema))
+    rows = pa.table({"image_id": [1], "image": blob_array([b"y"])}, schema=schema)
+    result = table.replace_where("image_id = 1 AND 'image' <> ''", GIVEN[given](table, rows))
+    assert (1, 1) == (result.rows_added, result.rows_deleted)
+    table.replace_where("image IS NOT NULL", GIVEN[given](table, rows))
+    both = "image_id = 1 AND image IS NOT NULL"
+    if given == "staged":
+        with pytest.raises(InvalidInputError, match="column 'image' holds blobs; give the rows themselves"):
+            table.replace_where(both, GIVEN[given](table, rows))
+    else:
+        assert 1 == table.replace_where(both, rows).rows_added

@@ -200,6 +200,34 @@ def test_a_claimed_column_is_not_put_together_with_another(stable: LanceTable) -
         stable.merge("run")
 
 
+@pytest.mark.parametrize(
+    "predicate,changed,value",
+    [
+        ("customer_id IN (3)", "customer", "'z'"),
+        ("customer_id IN (3)", "n", "7"),
+        ("customer = 'price-3' /* price */", "price", "7"),
+    ],
+)
+def test_a_column_is_claimed_only_where_a_predicate_names_it(
+    tmp_path: Path, predicate: str, changed: str, value: str
+) -> None:
+    """Its name in another name, in a word of SQL or in a text names nothing: the cells of a row are combined."""
+    columns: dict[str, pa.DataType] = dict.fromkeys(("customer_id", "n", "price", "other"), pa.int64())
+    schema = pa.schema({"customer": pa.string(), **columns})
+    row: dict[str, Any] = {"customer": "a", "customer_id": 1, "n": 1, "price": 1, "other": 1}
+    table = LanceTable.create(tmp_path / "named", schema)
+    table.append(pa.Table.from_pylist([row], schema=schema))
+    table.branches.create("run")
+    replaced = {**row, "customer": "price-3", "customer_id": 3}
+    table.replace_where(predicate, pa.Table.from_pylist([replaced], schema=schema), branch="run")
+    table.update({changed: value}, where="customer_id = 1", branch="run")
+    table.update({"other": "9"}, where="customer_id = 1")
+    table.merge("run")
+    expected = {**row, changed: value.strip("'") if changed == "customer" else 7, "other": 9}
+    assert [expected] == table.read(filter="customer_id = 1").to_pylist()
+    sound(table)
+
+
 @pytest.mark.parametrize("compacting", [["run"], ["main"], ["run", "main"]], ids="+".join)
 def test_a_compaction_changes_no_merge(table: LanceTable, compacting: list[str]) -> None:
     """Moved rows are found on either side."""

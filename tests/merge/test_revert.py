@@ -55,6 +55,59 @@ def test_a_reverted_append_takes_its_rows_out(table: LanceTable) -> None:
     sound(table)
 
 
+REVERTED: dict[str, Callable[[LanceTable], object]] = {
+    "delete": lambda table: table.delete("value = 1"),
+    "delete of a fragment": lambda table: table.delete("key = 'a'"),
+    "update": lambda table: table.update({"key": "'z'"}, where="value = 1"),
+    "update of a fragment": lambda table: table.update({"key": "'z'"}, where="key = 'a'"),
+    "update of all": lambda table: table.update({"key": "'z'"}),
+    "upsert": lambda table: table.upsert(entries("u", 1, 7), on=["value"]),
+    "upsert in place": lambda table: upsert_with_pylance(table, pa.table({"key": ["u"], "value": [1]})),
+    "upsert of a column": lambda table: upsert_with_pylance(table, pa.table({"value": [1], "key": ["v"]}), "value"),
+    "replace": lambda table: table.replace_where("key = 'a'", entries("a", 8)),
+    "overwrite": lambda table: table.overwrite(entries("o", 9)),
+}
+
+
+def upsert_with_pylance(table: LanceTable, rows: pa.Table, on: str = "value") -> None:
+    """Update rows by a key, some columns of them only."""
+    as_pylance(table).merge_insert(on).when_matched_update_all().execute(rows)
+
+
+def since(table: LanceTable, version: int) -> list[tuple[str, int]]:
+    """The rows that pylance finds inserted or updated after a version."""
+    dataset = as_pylance(table)
+    delta = dataset.delta(begin_version=version, end_version=dataset.version)
+    found = [delta.get_inserted_rows(), delta.get_updated_rows()]
+    rows = [row for reader in found for row in reader.read_all().select(["key", "value"]).to_pylist()]
+    return sorted((row["key"], row["value"]) for row in rows)
+
+
+@pytest.mark.parametrize("compacting", [(), (0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("change", REVERTED)
+def test_a_revert_is_the_last_update_of_the_rows_whose_values_it_puts_back(
+    table: LanceTable, change: str, compacting: tuple[int, ...]
+) -> None:
+    """A reader of the changes since the version before gets these rows with the values that they have then."""
+    before = {row["_rowid"]: row for row in as_pylance(table).to_table(with_row_id=True).to_pylist()}
+    REVERTED[change](table)
+    changed = table.head()
+    now = {row["_rowid"]: row for row in as_pylance(table).to_table(with_row_id=True).to_pylist()}
+    if 0 in compacting:
+        as_pylance(table).optimize.compact_files()
+    begin = as_pylance(table).version
+    reverted = table.revert(str(changed))
+    if 1 in compacting:
+        as_pylance(table).optimize.compact_files()
+    assert BEFORE == contents(table)
+    put_back = sorted((row["key"], row["value"]) for number, row in before.items() if now.get(number) != row)
+    assert put_back == since(table, begin)
+    stamps = as_pylance(table).to_table(columns=["key", "value", "_row_last_updated_at_version"]).to_pylist()
+    stamped = [(row["key"], row["value"]) for row in stamps if row["_row_last_updated_at_version"] == reverted.number]
+    assert put_back == sorted(stamped)
+    sound(table)
+
+
 def test_reverted_deletions_bring_rows_back(table: LanceTable) -> None:
     """A whole fragment is restored, and single rows whose fragment exists or was compacted."""
     some = table.delete("value = 1")

@@ -79,7 +79,7 @@ def test_spark_upserts_by_key(lake: LanceResource, spark: SparkSession) -> None:
 
 
 def test_keys_of_other_numbers_are_compared_as_those_of_the_table(spark: SparkSession, tmp_table_uri: str) -> None:
-    """Absent columns are nulls, and a number that the key's type does not hold is refused."""
+    """Rows that change keep what the frame lacks, and a number that the key's type does not hold is refused."""
     schema = schema_of(id=pa.int64(), note=pa.string(), x=pa.float64())
     table = LanceTable.create(tmp_table_uri, schema)
     table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "x": [1.0, 2.0]}, schema=schema))
@@ -99,8 +99,8 @@ def test_keys_of_other_numbers_are_compared_as_those_of_the_table(spark: SparkSe
     with pytest.raises(InvalidInputError, match="two of the rows have the key id = 1"):
         upsert("id", "id FROM VALUES (1.0D), (1.0D) AS given(id)")
     expected = [
-        {"id": 1, "note": None, "x": 6.0},
-        {"id": 3, "note": None, "x": 5.0},
+        {"id": 1, "note": "a", "x": 6.0},
+        {"id": 3, "note": "b", "x": 5.0},
         {"id": 4, "note": None, "x": 7.0},
     ]
     assert expected == table.read().sort_by("id").to_pylist()
@@ -135,6 +135,17 @@ def test_an_upsert_that_changes_columns_is_matched_by_the_executors(lake: LanceR
         table.at(f"dev@{number}").operation for number in table.branches.version_numbers("dev", after=before.number)
     ]
     assert table.maintenance.verify().ok
+
+
+def test_an_upsert_keeps_the_values_of_columns_that_the_frame_lacks(lake: LanceResource, spark: SparkSession) -> None:
+    """They are null in new rows only, also those of a column whose name differs in case."""
+    first = [("a", 1, 1, "x"), ("a", 2, 2, "y")]
+    upsert(lake, spark.createDataFrame(first, "region string, n int, x int, Value string"))
+    upsert(lake, spark.createDataFrame([("a", 2, "v"), ("a", 3, "w")], "region string, n int, value string"))
+    rows = lake.table(EVENTS).read("dev").sort_by("n").to_pylist()
+    assert [(2, 2, "y", "v"), (3, None, None, "w")] == [
+        (row["n"], row["x"], row["Value"], row["value"]) for row in rows
+    ]
 
 
 def test_an_upsert_keeps_columns_whose_names_differ_in_case(lake: LanceResource, spark: SparkSession) -> None:

@@ -239,3 +239,40 @@ def test_core_upsert_limits_what_is_missing(tmp_path: Any) -> None:
     assert {"y", "u"} == set(table.read()["id"].to_pylist())
     with pytest.raises(InvalidInputError, match="give both"):
         table.upsert(rows("a", y=3), on=["id"], missing_where="region = 'a'")
+
+
+@pytest.mark.parametrize("policy", ["add_columns", "widen"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_upsert_keeps_the_values_of_columns_that_the_output_lacks(
+    lake: LanceResource, policy: str, *, is_stream: bool
+) -> None:
+    """As with `table.upsert` and pylance: a column that the output lacks is null in new rows only."""
+    upsert(lake, rows("a", x=1, y=2))
+    partial = pa.table({"id": ["y", "z"], "n": [3, 4]})
+    result = upsert(lake, partial.to_reader() if is_stream else partial, **{"lance/schema_evolution": policy})
+    assert result.success
+    expected = [
+        {"id": "x", "region": "a", "n": 1},
+        {"id": "y", "region": "a", "n": 3},
+        {"id": "z", "region": None, "n": 4},
+    ]
+    assert expected == lake.table(STOCK).read("dev").sort_by("id").to_pylist()
+
+
+def test_an_upsert_that_lacks_one_column_and_adds_another_keeps_the_first(lake: LanceResource) -> None:
+    """The edit of the columns comes before the rows, which keep what the output lacks."""
+    upsert(lake, rows("a", x=1, y=2))
+    more = pa.table({"id": ["y"], "note": ["new"], "n": pa.array([None], pa.int64())})
+    upsert(lake, more, **{"lance/schema_evolution": "add_columns"})
+    expected = [
+        {"id": "x", "region": "a", "n": 1, "note": None},
+        {"id": "y", "region": "a", "n": None, "note": "new"},
+    ]
+    assert expected == lake.table(STOCK).read("dev").sort_by("id").to_pylist()
+
+
+def test_an_upsert_without_rows_and_columns_changes_nothing(lake: LanceResource) -> None:
+    """An empty list has no columns, of which none is missing."""
+    upsert(lake, rows("a", x=1))
+    upsert(lake, [])
+    assert {"x": 1} == found(lake)

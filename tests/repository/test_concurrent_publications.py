@@ -12,8 +12,8 @@ import pytest
 from lance_dagster import LanceRepository
 from tests.forked_program import ready_processes
 from tests.process_race import race
-from tests.repository.publishing_processes import publish_once, publish_runs, read_until
-from tests.repository.scripted_repository import FAST, ids, in_order, new_repository
+from tests.repository.publishing_processes import publish_branch, publish_once, publish_runs, read_until
+from tests.repository.scripted_repository import FAST, ids, in_order, new_repository, rows
 from tests.soak import FACTOR
 
 pytestmark = [pytest.mark.slow, pytest.mark.scaled]
@@ -101,6 +101,18 @@ def test_two_publishers_at_once(tmp_path: Path, tables: list[tuple[str, ...]]) -
     assert (expected, expected) == (ids(again, "main"), ids(again, "production"))
     assert 4 == len(again.log())
     assert () == again.repair()
+
+
+def test_several_publishers_of_one_branch_at_once(tmp_path: Path) -> None:
+    """One of them publishes it, all say so, and none is disturbed by the end of the branch."""
+    repository = new_repository(tmp_path, "a", "b")
+    for number in range(1, 13):
+        branch = f"run/{number}"
+        for name in ("a", "b"):
+            repository.fork(name, branch).append(rows(number), branch=branch)
+        (commit,) = set(race(publish_branch, [(repository.root, branch)] * 3))
+        assert repository.head().id == commit
+    checked(repository, range(1, 13), ("a", "b"))
 
 
 def test_eight_publishers_at_once(tmp_path: Path) -> None:

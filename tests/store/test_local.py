@@ -171,6 +171,7 @@ class Recording(LocalStore):
     """A store that notes what it syncs, and whose disk fails at one folder."""
 
     failing = "nothing"
+    ended = True
     synced: list[str]
 
     def _sync(self, path: str) -> None:
@@ -242,6 +243,31 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path: Path)
     synced = list(map(str, made))
     assert synced == [path for path in store.synced if path in synced][-4:]
     assert b"1" == store.get("tree/run/1/_transactions/1")
+
+
+@pytest.mark.parametrize("seen", ["tree", "run", "_versions"])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_folder_that_is_removed_while_it_is_synced_has_nothing_to_lose(
+    tmp_path: Path, seen: str, *, comes_back: bool
+) -> None:
+    """Two processes that end one branch empty its folder and sync it, and one of them removes it."""
+
+    class Ended(Recording):
+        def _sync(self, path: str) -> None:
+            if path.endswith(seen) and (tmp_path / "tree").exists() and not self.ended:
+                self.ended = True
+                self.prune("tree")
+                if comes_back:
+                    self.put("tree/run/_versions/2", b"2", durable=False)
+            super()._sync(path)
+
+    store = Ended(str(tmp_path))
+    (tmp_path / "tree/run/_versions").mkdir(parents=True)
+    store.ended = False
+    store.sync_folder("tree/run/_versions")
+    assert comes_back == (tmp_path / "tree").exists()
+    if comes_back:
+        assert str(tmp_path / "tree/run/_versions") == store.synced[-1]
 
 
 def test_a_commit_whose_last_sync_fails_is_not_acknowledged(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from tests.damage import (
 from tests.format.codec.framing import changed
 from tests.placement.test_placement_with_pylance import MAKERS as PLACES
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import SCHEMA, as_pylance, context_on, entries, new_table
+from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 ERROR, WARNING = "error", "warning"
 
@@ -227,6 +227,43 @@ def doubled_field(fields: Any) -> Any:  # noqa: ANN401 - any sequence of fields
 def with_field(**different: Any) -> Damage:  # noqa: ANN401 - any field of a field
     """Add a valid field to the schema, except for the given attributes."""
     return in_fields(lambda fields: (*fields, replace(Field(id=7, name="new", logical_type="int64"), **different)))
+
+
+@pytest.mark.parametrize("state", ["empty", "not trained", "all rows deleted", "deleted before"])
+@pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_PQ", "IVF_HNSW_SQ"])
+def test_a_vector_index_that_is_not_trained_is_sound(tmp_path: Path, kind: str, state: str) -> None:
+    """Pylance records it without a file and answers queries without it; it stays sound when rows come."""
+    columns: dict[str, pa.DataType] = {"id": pa.int64(), "vector": pa.list_(pa.float32(), 8)}
+    schema = pa.schema(columns)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(map(float, range(300 * 8)), pa.float32()), 8)
+    rows = pa.table({"id": range(300), "vector": vectors}, schema=schema)
+    table = LanceTable.create(tmp_path / "vectors", schema)
+    if state != "empty":
+        table.append(rows)
+    if state == "deleted before":
+        table.delete("true")
+    options: dict[str, Any] = {"num_sub_vectors": 2} if kind == "IVF_PQ" else {}
+    lance.dataset(table.uri).create_index("vector", kind, num_partitions=1, train=state != "not trained", **options)
+    if state == "all rows deleted":
+        table.delete("true")
+    assert not table.maintenance.verify(deep=True).problems
+    table.append(rows)
+    table.maintenance.compact()
+    assert not table.maintenance.verify(deep=True).problems
+    nearest: Any = {"column": "vector", "q": [0.0] * 8, "k": 1}
+    assert [0] == lance.dataset(table.uri).to_table(nearest=nearest)["id"].to_pylist()
+
+
+def test_a_cast_of_pylance_on_a_branch_is_sound_after_a_collection(tmp_path: Path) -> None:
+    """The branch has a file of its own for the column, and shares the files of the others with `main`."""
+    table = new_table(tmp_path, entries("a", 1), entries("b", 2))
+    table.branches.create("run")
+    for kind in (pa.int32(), pa.int64()):
+        column: Any = {"path": "value", "data_type": kind}
+        as_pylance(table, "run").alter_columns(column)
+        table.maintenance.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
+        assert not table.maintenance.verify(deep=True).problems
+    assert [("a", 1), ("b", 2)] == contents(table, "run")
 
 
 def garbage(fragment: Fragment) -> Fragment:

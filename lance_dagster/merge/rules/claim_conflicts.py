@@ -21,6 +21,7 @@ from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.sql_text import columns_in, fields_in
 from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.change_makers import row_makers, schema_makers
 from lance_dagster.merge.rules.merge_input import SharedKeys
@@ -72,16 +73,15 @@ class ClaimedColumns:
         return cls(ids=ids, inner=inner)
 
     def named_in(self, predicate: str) -> dict[str, int]:
-        """Return the columns whose names occur in a predicate."""
-        # A column too many costs a little time, while parsing the SQL here would need a second grammar beside Lance's.
-        text = predicate.lower()
-        return {name: number for name, number in self.ids.items() if name.lower() in text}
+        """Return the columns that a predicate names."""
+        return {name: self.ids[name] for name in columns_in(predicate, self.ids)}
 
     def inner_named_in(self, predicate: str) -> dict[int, str]:
-        """Return the fields inside of the columns that a predicate may name, if it may name them too."""
+        """Return the fields inside of the columns that a predicate names, if it may name them too."""
         columns = set(self.named_in(predicate).values())
         inner = {number: name for number, (column, name) in self.inner.items() if column in columns}
-        return {number: name for number, name in inner.items() if name.lower() in predicate.lower()}
+        named = fields_in(predicate, inner.values())
+        return {number: name for number, name in inner.items() if name in named}
 
 
 def _inner_fields(manifest: Manifest) -> Iterator[tuple[Field, int]]:

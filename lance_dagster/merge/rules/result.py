@@ -148,6 +148,9 @@ class FragmentBuilder:
             fragment, files = self._with_columns(fragment)
             if not after and before:
                 fragment = replace(fragment, deletion=None)
+            if (revived := before - after) and self.dest.side.stable_row_ids:
+                # Readers of the changes since a version get the rows by it, with the values that are there again.
+                fragment = with_new_values(fragment, self.version, revived)
             if number in self.edits.columns or after != before:
                 # A deletion file is written only where the set of deleted rows changed and is not empty.
                 same = after == before or not after

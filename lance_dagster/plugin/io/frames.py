@@ -55,7 +55,9 @@ class SparkRows:
         when: Mapping[str, Any],
         tally: RowTally,
     ) -> StagedUpsert:
-        """Match the rows by key on the executors, which write them; columns that the frame lacks become nulls.
+        """Match the rows by key on the executors, which write them.
+
+        Rows that are updated keep their values in columns that the frame lacks; in new rows these are null.
 
         Args:
             table: The table.
@@ -65,19 +67,11 @@ class SparkRows:
             when: The rules of the upsert.
             tally: Has the scope of the rows, and gets their numbers.
         """
-        from pyspark.sql.functions import lit
-
         from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 
-        absent = [name for name in schema.names if name not in self.frame.columns]
-        frame = self.frame
-        if absent:
-            # By position: Spark takes `value` for `Value`, and would replace the one by the other.
-            numbered = frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-            frame = numbered.select("*", *(lit(None) for _ in absent)).toDF(*frame.columns, *absent)
         rules: Any = when
         write = KeyedWrite(table=table, branch=branch, on=on, rules=rules, schema=schema)
-        return stage_upsert_counted(frame, write, tally)
+        return stage_upsert_counted(self.frame, write, tally)
 
 
 Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows

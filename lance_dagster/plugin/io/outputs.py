@@ -404,6 +404,10 @@ class _Output:
             self._take_back(change)
             return self._matched(self.rows, change.schema, tally, within)
         rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+        # Without the columns that the output lacks: the rows that are updated keep their values there. A list without
+        # a dictionary has no columns at all.
+        if not isinstance(self.rows, StagedFiles) and (given := self.rows.schema.names):
+            rows = rows.select([name for name in rows.column_names if name in given])
         there = [column for column in self.write.on if column in rows.column_names]
         self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows

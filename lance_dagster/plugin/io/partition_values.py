@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from lance_dagster.datafiles import evaluate_predicate, expression_type
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.sql_text import instant, literal, quote_name
+from lance_dagster.format.sql_text import columns_in, instant, literal, quote_name
 from lance_dagster.plugin import metadata as md
 
 # The time window of a partition key.
@@ -88,8 +88,7 @@ class PartitionValues:
         """
         if given in schema.names:
             return cls._of_column(schema.field(given))
-        # Reading a column too many costs little; parsing the SQL here would need a second grammar beside Lance's.
-        columns = tuple(name for name in schema.names if _names_column(given, name))
+        columns = tuple(columns_in(given, schema.names))
         if _NAME.fullmatch(given) or not columns:
             raise InvalidInputError(
                 f"{md.PARTITION_EXPR} of {asset} names {'column ' if _NAME.fullmatch(given) else 'no column: '}"
@@ -293,10 +292,6 @@ def _local_time(moment: datetime) -> datetime:
 def _offsets(local: datetime, zone: Any) -> "tuple[timedelta | None, timedelta | None]":  # noqa: ANN401
     """Return the offsets of the first and of the second occurrence of a local time."""
     return local.replace(tzinfo=zone).utcoffset(), local.replace(tzinfo=zone, fold=1).utcoffset()
-
-
-def _names_column(expression: str, column: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(column)}(?!\w)", expression, re.IGNORECASE) is not None
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -5,7 +5,8 @@ The policies, each with the outputs that it accepts:
 - `refuse`: the columns of the table, in any order, with types that hold the same values. A column without a value, of
   Arrow's type null, fits every type.
 - `add_columns`: also new columns, which are null in the rows that the table has; nullable columns that the output
-  lacks, which are null in the rows of the output; and numbers of another type, when each value fits the table's.
+  lacks, which are null in new rows and stay as they are in rows that an upsert updates; and numbers of another type,
+  when each value fits the table's.
 - `widen`: also numbers that need a wider type, which the column gets: a wider integer, double for single precision,
   double for integers that it holds exactly, a decimal with at least as many digits before and after the point.
 - `replace`: any columns; an overwrite then gives the table the columns of the output.
@@ -137,7 +138,8 @@ class Evolution:
             return _Column(own)
         if own.name not in given.names:
             if lenient and own.nullable:
-                return _Column(own, note=f"column {own.name!r} is not in the output and becomes null there")
+                kept = ", and stays in the rows that are updated" if self.mode == "upsert" else ""
+                return _Column(own, note=f"column {own.name!r} is not in the output and is null in new rows{kept}")
             null = "" if own.nullable else ", which takes no nulls"
             return _Column(own, problem=f"column {own.name!r} ({own.type}{null}) is missing in the output")
         kind = given.field(own.name).type

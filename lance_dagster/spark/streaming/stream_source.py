@@ -207,7 +207,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # For a compaction, a comparison would read all rows.
         if after.operation in SAME_ROWS:
             return
-        self._check_columns(after)
+        self._check_columns(plan, after)
         options = self._options
         rows = self._table.diff(before, after).differing_rows()
         removed, updated = sum(map(len, rows.removed.values())), len(rows.changed_after)
@@ -220,7 +220,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise _refusal(after, f"deletes {removed:,} rows", "pass over them with ignoreDeletes=true")
         yield from plan.changes(before, after, rows, images=options.changes)
 
-    def _check_columns(self, after: Version) -> None:
+    def _check_columns(self, plan: ChangePlan, after: Version) -> None:
         """Refuse a version whose columns changed since the query was started.
 
         Raises:
@@ -230,7 +230,9 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if after.number <= self._known.number:
             return
         own, known = self._table.schema(after).names, self._table.schema(self._known).names
-        missing = [name for name in self._columns if name not in own]
+        # Another column may have the name by now.
+        followed = {column.column.name for column in plan.columns_of(after)}
+        missing = [name for name in self._columns if name not in own or name not in followed]
         # A stream that reads all columns would silently lack a new one.
         added = [name for name in own if name not in known] if self._columns == known else []
         if missing or added:

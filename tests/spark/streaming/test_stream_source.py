@@ -228,6 +228,87 @@ def test_columns_that_change_end_the_query_and_a_restart_goes_on(table: LanceTab
     assert [{"id": 4, "label": "n4", "size": None}] == found
 
 
+def unread(table: LanceTable) -> Offset:
+    """The offset at which a query was stopped, before a row 4 was appended."""
+    ((end, _),) = batches(reader := started(table), reader.initialOffset())
+    table.append(rows(4))
+    return end
+
+
+@pytest.mark.parametrize("old", ["dropped", "renamed"])
+def test_a_new_column_of_the_name_of_an_old_one_has_none_of_its_values(table: LanceTable, old: str) -> None:
+    """Rows from before are null in the new column, and the running query ends at it."""
+    running = started(table)
+    end = unread(table)
+    if old == "renamed":
+        table.columns.rename("name", "label")
+    else:
+        table.columns.drop(["name"])
+    table.columns.add({"name": "'new'"})
+    with pytest.raises(SchemaMismatchError, match="lacks column 'name'"):
+        list(batches(running, end))
+    ((_, found),) = batches(started(table), end)
+    assert [{"id": 4, "name": None} | ({"label": "n4"} if old == "renamed" else {})] == found
+
+
+@pytest.mark.parametrize(
+    "column,arrow,value",
+    [
+        ("name", pa.large_string(), "n4"),
+        ("id", pa.int32(), 4),
+        ("id", pa.float64(), 4.0),
+        ("id", pa.string(), "4"),
+    ],
+)
+def test_a_restart_after_a_cast_reads_rows_from_before_it(
+    table: LanceTable, column: str, arrow: pa.DataType, value: object
+) -> None:
+    """They have the values that the cast gives them, in the type that Spark has for the column by now."""
+    end = unread(table)
+    table.columns.cast(column, arrow)
+    table.append(
+        rows(5).cast(pa.schema([field.with_type(arrow) if field.name == column else field for field in rows().schema]))
+    )
+    (*_, (_, found)) = batches(started(table), end)
+    assert [value] == [row[column] for row in found if str(row["id"]) in ("4", "4.0")]
+    assert 2 == len(found)
+
+
+def test_a_restart_after_changes_inside_of_a_column_reads_rows_from_before_them(tmp_table_uri: str) -> None:
+    """A field keeps its values under another name and in another type; one that is new, or has an old name, is null."""
+    parts = pa.struct([("a", pa.int32()), ("b", pa.string()), ("c", pa.string())])
+    schema = pa.schema([("id", pa.int64()), ("s", parts), ("l", pa.list_(parts))])
+    part = {"a": 1, "b": "x", "c": "y"}
+    table = LanceTable.create(tmp_table_uri, schema)
+    table.append(pa.table({"id": [1], "s": [part], "l": [[part]]}, schema=schema))
+    reader = started(table)
+    ((end, _),) = batches(reader, reader.initialOffset())
+    table.append(pa.table({"id": [2, 3], "s": [part, None], "l": [[part, part], None]}, schema=schema))
+    for column in ("s", "l.item"):
+        table.columns.rename(f"{column}.b", "d")
+        table.columns.rename(f"{column}.c", "b")
+    wide = pa.struct([("a", pa.int64()), ("d", pa.string()), ("b", pa.string())])
+    table.columns.cast("s", wide)
+    table.columns.drop(["l.item.b"])
+    ((_, found),) = batches(started(table), end)
+    assert [
+        {"id": 2, "s": {"a": 1, "d": "x", "b": "y"}, "l": [{"a": 1, "d": "x"}] * 2},
+        {"id": 3, "s": None, "l": None},
+    ] == found
+
+
+def test_a_value_that_the_type_of_a_column_does_not_hold_is_named(table: LanceTable) -> None:
+    """The row was deleted before the cast, and is in the change feed."""
+    reader = started(table, changes="true")
+    ((end, _),) = batches(reader, reader.initialOffset())
+    table.append(rows(2**40))
+    table.delete(f"id = {2**40}")
+    table.columns.cast("id", pa.int32())
+    said = "column 'id' is int64 in main@3 and int32 in the version whose columns are read, .*: 1099511627776"
+    with pytest.raises(SchemaMismatchError, match=said):
+        list(batches(started(table, changes="true"), end))
+
+
 @pytest.mark.parametrize(
     "options,said",
     [

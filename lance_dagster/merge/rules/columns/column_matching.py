@@ -326,6 +326,23 @@ def _columns_moved(change: Change) -> frozenset[int]:
     return frozenset(int(number) for number in recorded.split(",") if number.isascii() and number.isdigit())
 
 
+def fields_after(change: Change) -> dict[int, int]:
+    """Return the id in a version of each field that it took over from the version before, by the id there.
+
+    A column that was dropped is not in it, also where another column has its name then.
+    """
+    if change.before is None or change.after is None:
+        return {}
+    after = {field.id for field in change.after.fields}
+    if isinstance(change.operation, Overwrite):
+        # An overwrite numbers its fields anew.
+        old, new = (paths_of(manifest.fields) for manifest in (change.before, change.after))
+        numbers = {path: number for number, path in new.items()}
+        return {number: numbers[path] for number, path in old.items() if path in numbers}
+    kept = {field.id: field.id for field in change.before.fields if field.id in after}
+    return kept | {old: new for old, new in _cast_by(change).items() if new in after}
+
+
 def _cast_by(change: Change) -> dict[int, int]:
     """Return the fields that a version replaced by one of another type, by id, with the ids of the new fields."""
     found = _recorded_casts(change)
