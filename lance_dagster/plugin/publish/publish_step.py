@@ -208,8 +208,8 @@ class PublishStep:
         for each in promoted:
             by = each.commit.properties.get(md.RUN_ID, "")
             run = self.instance.get_run_by_id(by)
-            # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches. What a publisher of
-            # another instance promoted is reported there.
+            # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches. What a publisher
+            # of another instance promoted is reported there.
             is_dead = is_new if run is None else run.is_finished and not run.is_success
             if by != self.chain.run_id and not is_dead:
                 continue
