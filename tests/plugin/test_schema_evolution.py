@@ -373,3 +373,63 @@ def test_a_first_run_that_failed_leaves_no_column(
         )
         assert is_right_now == done.success
     assert ["id"] == lake.table(ITEMS).read("production").column_names
+
+
+NOTES = {"d1": None, "d2": "x", "d3": "y", "d4": None}
+
+
+def note_of_a_day(context: dg.AssetExecutionContext) -> pa.Table:
+    """One row, whose column `note` has no type on some days."""
+    return pa.table({"day": [context.partition_key], "note": [NOTES[context.partition_key]]})
+
+
+@pytest.mark.parametrize("policy", ["refuse", "widen"])
+@pytest.mark.parametrize("days", [["d1", "d2"], ["d2", "d1"], ["d1", "d2", "d3", "d4"]], ids=" ".join)
+def test_runs_that_wait_give_a_column_its_type_in_any_order(
+    lake: LanceResource, instance: dg.DagsterInstance, days: list[str], policy: str
+) -> None:
+    """A column without a value in the first run has the type of a later one when both are published."""
+    partitions = dg.StaticPartitionsDefinition(list(NOTES))
+    settings = {"lance/partition_expr": "day", "lance/schema_evolution": policy}
+    items = dg.asset(key=ITEMS, partitions_def=partitions, metadata=settings)(note_of_a_day)
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    for day in days:
+        assert dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options).success
+    assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
+    found = lake.table(ITEMS).read("production").to_pylist()
+    assert {day: NOTES[day] for day in days} == {row["day"]: row["note"] for row in found}
+
+
+@pytest.mark.parametrize("outer,inner", [("d1", "d2"), ("d2", "d1"), ("d2", "d3")])
+def test_runs_at_once_give_a_column_its_type(
+    lake: LanceResource, instance: dg.DagsterInstance, outer: str, inner: str
+) -> None:
+    """The same where one run starts and ends while the other one writes the first rows of the table."""
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(list(NOTES)),
+        metadata={"lance/partition_expr": "day"},
+    )
+    def items(context: dg.AssetExecutionContext) -> Any:
+        rows = note_of_a_day(context)
+        if context.partition_key == inner:
+            return rows
+
+        def batches() -> Any:
+            assert write(inner)
+            yield from rows.to_batches()
+
+        return pa.RecordBatchReader.from_batches(rows.schema, batches())
+
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+
+    def write(day: str) -> bool:
+        return dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options).success
+
+    assert write(outer)
+    assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
+    found = lake.table(ITEMS).read("production").to_pylist()
+    assert {day: NOTES[day] for day in (outer, inner)} == {row["day"]: row["note"] for row in found}
