@@ -260,3 +260,45 @@ def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
 
     with pytest.raises(InvalidInputError, match="output metadata of log/events: there is no setting"):
         run(lake, events_of(value), partition_key="a")
+
+
+def test_settings_of_the_asset_in_a_run_count(lake: LanceResource) -> None:
+    """A setting by `context.add_asset_metadata`, which only the event would show, applies to the write."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({"lance/write_mode": "append"})
+        context.add_asset_metadata({"lance/schema_evolution": "add_columns"}, partition_key=context.partition_key)
+        return rows("a") if "first" in context.run.tags else rows("a").append_column("note", [["new"]])
+
+    run(lake, events_of(value), partition_key="a", tags={"first": "yes"})
+    run(lake, events_of(value), partition_key="a")
+    assert [None, "new"] == lake.table(EVENTS).read("dev")["note"].to_pylist()
+
+
+@pytest.mark.parametrize("setting", ["lance/write_mode", "lance/write_mod"])
+def test_settings_of_the_asset_in_a_run_are_checked(lake: LanceResource, setting: str) -> None:
+    """A wrong value and an unknown setting are refused, as in the metadata of the output."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({setting: "add"})
+        return rows("a")
+
+    with pytest.raises(InvalidInputError, match=f"output metadata of log/events: .*{setting}"):
+        run(lake, events_of(value), partition_key="a")
+
+
+def test_settings_of_one_of_several_partitions_are_refused(lake: LanceResource) -> None:
+    """The rows of all partitions of a run are one write, with one mode."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({"note": "kept"}, partition_key="a")
+        context.add_asset_metadata({"lance/write_mode": "append"}, partition_key="b")
+        return rows("a", "b")
+
+    says = "partition b of log/events: lance/write_mode has no meaning in the metadata of one of several partitions"
+    with pytest.raises(InvalidInputError, match=says):
+        run(
+            lake,
+            events_of(value),
+            tags={"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"},
+        )
