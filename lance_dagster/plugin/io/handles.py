@@ -75,13 +75,13 @@ class LazyFrames:
         if issubclass(kind, pds.Scanner):
             columns = None if view.columns is None else list(view.columns)
             condition = None if view.filter is None else enclosed("the filter", view.filter)
-            return view.to_lance().scanner(columns=columns, filter=condition)
+            return view.table.to_lance(view.version).scanner(columns=columns, filter=condition)
         if not view.is_narrowed:
             return view.to_lance()
         if not issubclass(kind, LanceDataset):
             return pds.dataset(view.read())
         raise InvalidInputError(
-            f"the input is narrowed to some columns or rows ({view.filter or ', '.join(view.columns or ())}), "
+            f"the input is narrowed to {view.narrowed_to}, "
             "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
             "lance_dagster.PinnedTable for a lazy handle that can"
         )
@@ -108,7 +108,7 @@ class DictRows:
 
 
 def _planned(view: PinnedTable) -> pa.Schema:
-    return planned_schema(view.to_lance(), view.columns, view.filter)
+    return planned_schema(view.table.to_lance(view.version), view.columns, view.filter)
 
 
 def _table(value: Sequence[Any]) -> pa.Table:
