@@ -157,6 +157,20 @@ def add_columns(
     return retried(attempt)
 
 
+def add_fields(context: TableContext, inside: str, fields: pa.Schema, info: CommitInfo) -> State:
+    """Add nullable fields to a struct in one commit; no file is written, and existing rows are null in them."""
+    check_string("inside", inside)
+
+    def attempt() -> State:
+        head = context.head(info.branch)
+        made = evolution.add_fields(head.manifest.fields, inside, fields, evolution.next_field_id(head.manifest))
+        check_newly_storable(head.manifest.fields, made, head.manifest.file_version)
+        operation = _merged(head, head.manifest.fragments, made, preserves_nullability=True)
+        return submit(context, head, operation, info.as_properties())
+
+    return retried(attempt)
+
+
 def _never_null(made: Fields, file_version: str) -> dict[str, str]:
     """Return why new columns take no nulls, by their names; those that do are left out."""
     in_files = f"data files of version {file_version} hold no null structs; add it with its values"

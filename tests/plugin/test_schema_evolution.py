@@ -206,6 +206,99 @@ def test_widen_gives_the_column_the_wider_type(
     assert old["id"].to_pylist() + new["id"].to_pylist() == table.read("dev")["id"].to_pylist()
 
 
+def nested(*values: Any, kind: pa.DataType | None = None) -> pa.Table:
+    """A column `v` of nested values."""
+    return pa.table({"v": pa.array(list(values)) if kind is None else pa.array(list(values), kind)})
+
+
+SMALL = pa.struct([("n", pa.int32())])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "policy,old,new",
+    [
+        ("refuse", nested([]), nested(["a"])),
+        ("refuse", nested({"n": None}), nested({"n": 1})),
+        ("refuse", nested({"n": [[]]}), nested({"n": [[1.5]]})),
+        ("add_columns", nested({"n": 1}), nested({"n": 2, "text": "b"})),
+        ("add_columns", nested([{"n": 1}], None, []), nested([{"text": "b"}])),
+        ("add_columns", nested({"n": 1, "text": "a"}), nested({"text": "b"})),
+        ("add_columns", nested({"n": 1}, kind=SMALL), nested({"n": 2})),
+        ("add_columns", nested({"n": [{"a": 1}]}), nested({"n": [{"b": [1]}], "c": {"d": 1}})),
+        ("widen", nested([1]), nested([1.5])),
+        ("widen", nested({"n": 1}, kind=SMALL), nested({"n": 2**40, "text": "b"})),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.schema.field("v").type),
+)
+def test_nested_values_evolve_as_columns_do(
+    lake: LanceResource, policy: str, old: pa.Table, new: pa.Table, *, stream: bool
+) -> None:
+    """Every value stays as it was; what it lacks is null."""
+    table = started(lake, old)
+    run(lake, new.to_reader() if stream else new, schema_evolution=policy)
+    kind = table.schema("dev").field("v").type
+    expected = [*old["v"].to_pylist(), *new["v"].to_pylist()]
+    assert pa.array(expected, kind).to_pylist() == table.read("dev")["v"].to_pylist()
+    # Nothing was lost: each value is there as it was given, apart from nulls.
+    assert [_without_nulls(value) for value in expected] == list(
+        map(_without_nulls, table.read("dev")["v"].to_pylist())
+    )
+    assert table.maintenance.verify(deep=True).problems == ()
+
+
+def _without_nulls(value: object) -> object:
+    """A nested value without the fields that are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "old,new,policy,call",
+    [
+        (nested({"n": 1}), nested({"n": 1, "text": "b"}), "refuse", "with 'add_columns' the output would be accepted"),
+        (nested([1]), nested([1.5]), "add_columns", "with 'widen' the output would be accepted"),
+        (
+            nested([1, 2], kind=pa.list_(pa.int64(), 2)),
+            nested([1, 2, 3], kind=pa.list_(pa.int64(), 3)),
+            "widen",
+            "change the table by table.columns.cast('v', pa.list_(pa.int64()), branch='dev')",
+        ),
+        (
+            nested({"n": 1}),
+            nested({"n": "a"}),
+            "widen",
+            "change the table by table.columns.cast('v', pa.struct([('n', pa.string())]), branch='dev')",
+        ),
+        (
+            nested({"n": 1}),
+            nested({"n": "a", "m": 1}),
+            "widen",
+            "cast 'v' in the asset to the table's struct<n: int64>",
+        ),
+    ],
+    ids=["a field", "a number", "a length", "a type", "a type and a field"],
+)
+def test_advice_for_nested_values_works(
+    lake: LanceResource, old: pa.Table, new: pa.Table, policy: str, call: str
+) -> None:
+    """The error names a policy or a call by which the output is accepted afterwards, where there is one."""
+    table = started(lake, old)
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, new, schema_evolution=policy)
+    assert str(caught.value).endswith(call)
+    if "with '" in call:
+        policy = call.split("'")[1]
+    elif "table.columns" in call:
+        kind = pa.list_(pa.int64()) if "list_" in call else new.schema.field("v").type
+        table.columns.cast("v", kind, branch="dev")
+    else:
+        return
+    run(lake, new, schema_evolution=policy)
+    assert table.count_rows("dev") == 2
+
+
 def test_values_decide_before_a_column_is_widened(lake: LanceResource) -> None:
     """A column is widened only if its values need it: pandas has 64 bits for every integer."""
     table = started(lake, ints(pa.int32(), 1))
