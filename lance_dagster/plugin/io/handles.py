@@ -16,6 +16,7 @@ from lance_dagster.plugin.io.frames import (
     SparkFrames,
     StagedFrames,
     in_python,
+    refuse_rows_without_columns,
     with_vectors,
 )
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
@@ -117,6 +118,8 @@ def _table(value: Sequence[Any]) -> pa.Table:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
     # Arrow looks for columns only in the first row, and would silently drop those of later rows.
     names = dict.fromkeys(name for row in value for name in row)
+    if not names:
+        refuse_rows_without_columns(len(value))
     if unnamed := [name for name in names if not isinstance(name, str)]:
         raise InvalidInputError(f"the keys of a dict are the names of columns, and so text, not {unnamed[0]!r}")
     return pa.table({name: _column(name, [row.get(name) for row in value]) for name in names})

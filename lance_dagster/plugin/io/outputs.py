@@ -24,7 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
+from lance_dagster.plugin.io.frames import Rows, SparkRows, refuse_rows_without_columns, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
@@ -306,16 +306,15 @@ class _Output:
         """Return the change of the columns of the table."""
         table, rows = self.branch.table, self.rows
         given = schema
-        if isinstance(rows, SparkRows):
-            given = rows.schema(current, self.vectors)
-        elif isinstance(rows, pa.Table) and not rows.num_columns:
-            # An empty list of dictionaries has no columns to compare.
+        if not schema.names:
+            # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
             given = current
+        elif isinstance(rows, SparkRows):
+            given = rows.schema(current, self.vectors)
         elif isinstance(rows, pa.Table):
             # Unlike the schema of a new table, this one leaves the type of columns without a value to the table.
             known = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
-            known_vectors = {name: length for name, length in self.vectors.items() if not _is_null(known, name)}
-            given = with_vectors(pa.schema(known), known_vectors)
+            given = with_vectors(pa.schema(known), self.vectors)
         # Nobody has read the columns of a table without a write, so the first write may replace them.
         own = Evolution(
             policy=self.write.evolution,
@@ -404,6 +403,9 @@ class _Output:
             self._take_back(change)
             return self._matched(self.rows, change.schema, tally, within)
         rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+        # A table without columns, which a first output without columns has just made, has none of the key.
+        if not rows.column_names:
+            return rows
         there = [column for column in self.write.on if column in rows.column_names]
         self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
@@ -506,6 +508,9 @@ class _Output:
         self, write: Write, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, message: str
     ) -> Version:
         table, name = self.branch.table, self.branch.name
+        none = table.schema(name).empty_table()
+        if not none.column_names:
+            return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
         with self._errors_of_upsert():
             version = table.upsert(
                 rows,
@@ -519,7 +524,6 @@ class _Output:
         if version.rows_added or version.rows_updated or version.rows_deleted:
             return version
         # A run that changes no row still makes a version, from which the publisher knows that it wrote the table.
-        none = table.schema(name).empty_table()
         return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
 
 
@@ -548,16 +552,14 @@ def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch in the columns and types of the table; columns that it lacks become nulls."""
+    if not batch.num_columns:
+        refuse_rows_without_columns(batch.num_rows)
     found: list[pa.Array[Any]] = []
     for column in schema:
         index = batch.schema.get_field_index(column.name)
         values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
         found.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
     return conform(pa.RecordBatch.from_arrays(found, names=schema.names), schema)
-
-
-def _is_null(columns: "list[pa.Field[Any]]", name: str) -> bool:
-    return any(column.name == name and pa.types.is_null(column.type) for column in columns)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:

@@ -12,11 +12,12 @@ The policies, each with the outputs that it accepts:
 
 What holds for columns and numbers holds for the fields of structs, also in lists and maps, and for the numbers in them.
 
-Under every policy, a column of type null takes the first type that it is given, since it holds no value, and so do the
-items of lists that were all empty. In the same way a table that was created and never written takes the whole schema of
-its first output. While another run that wrote such a table waits to be published, as in a first backfill, it does so
-only where the policy refuses the output: the rows of several runs cannot be merged when each of them replaced the
-columns.
+Under every policy, a table without columns, which a first output without columns creates, takes those of the first
+output that has some; a column of type null takes the first type that it is given, since it holds no value, and so do
+the items of lists that were all empty. In the same way a table that was created and never written takes the whole
+schema of its first output. While another run that wrote such a table waits to be published, as in a first backfill, it
+does so only where the policy refuses the output: the rows of several runs cannot be merged when each of them replaced
+the columns.
 
 Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
 """
@@ -141,7 +142,8 @@ class Evolution:
         problems = [found.problem for own in current if (found := self._column(own, given)).problem]
         doubled = sorted({name for name in given.names if given.names.count(name) > 1})
         problems += [f"column {name!r} is given twice" for name in doubled]
-        if self.policy in ("refuse", "replace"):
+        # A table without columns has no rows either: it takes those of the first output that has some.
+        if self.policy in ("refuse", "replace") and current.names:
             added = _added(given, current)
             problems += [f"column {column.name!r} is {column.type} and not in the table" for column in added]
         return problems
