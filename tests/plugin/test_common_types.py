@@ -9,6 +9,8 @@ from lance_dagster.plugin.io.common_types import can_be_cast, common_type, needs
 
 I32, I64, F64, TEXT, NULL = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.null()
 
+CODED = pa.dictionary(pa.int8(), TEXT)
+
 
 def struct(**fields: pa.DataType) -> pa.DataType:
     """A struct with fields that may be null."""
@@ -41,6 +43,12 @@ def lists(item: pa.DataType, length: int = -1) -> pa.DataType:
         (pa.map_(TEXT, I32), pa.map_(TEXT, I64), None, pa.map_(TEXT, I32), pa.map_(TEXT, I64)),
         (pa.map_(TEXT, I32), pa.map_(I64, I32), None, None, None),
         (lists(I64), struct(a=I64), None, None, None),
+        (CODED, TEXT, None, CODED, TEXT),
+        (TEXT, CODED, None, TEXT, TEXT),
+        (CODED, pa.dictionary(I32, TEXT), None, CODED, pa.dictionary(I32, TEXT)),
+        (pa.dictionary(I32, TEXT), CODED, None, pa.dictionary(I32, TEXT), pa.dictionary(I32, TEXT)),
+        (CODED, I64, None, None, None),
+        (struct(a=CODED), struct(a=TEXT, b=I64), None, struct(a=CODED, b=I64), struct(a=TEXT, b=I64)),
     ],
     ids=str,
 )

@@ -1,5 +1,8 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import logging
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import permutations
 from typing import Any
 
 import dagster as dg
@@ -204,6 +207,37 @@ def test_widen_gives_the_column_the_wider_type(
     run(lake, new, schema_evolution="widen")
     assert wide == table.schema("dev").field("id").type
     assert old["id"].to_pylist() + new["id"].to_pylist() == table.read("dev")["id"].to_pylist()
+
+
+TEXTS: dict[str, Callable[[list[str | None]], Any]] = {
+    "categories": lambda texts: pd.DataFrame({"v": pd.Categorical(texts)}),
+    "text": lambda texts: pa.table({"v": texts}),
+    "stream": lambda texts: pa.table({"v": texts}).to_reader(),
+}
+MANY: list[str | None] = [str(number) for number in range(200)]
+
+
+@pytest.mark.parametrize("policy", ["add_columns", "widen"])
+@pytest.mark.parametrize("kinds", list(permutations(TEXTS)), ids=" ".join)
+def test_categories_and_text_in_turn(lake: LanceResource, kinds: Sequence[str], policy: str) -> None:
+    """Both hold the same values."""
+    first, second, third = (TEXTS[kind]([kind, None]) for kind in kinds)
+    table = started(lake, first)
+    for rows in (second, third, TEXTS[kinds[0]](["last"])):
+        run(lake, rows, schema_evolution=policy)
+    assert [kinds[0], None, kinds[1], None, kinds[2], None, "last"] == table.read("dev")["v"].to_pylist()
+    assert table.maintenance.verify(deep=True).problems == ()
+
+
+@pytest.mark.parametrize("kind", ["categories", "text"])
+def test_more_categories_than_the_table_can_number(lake: LanceResource, kind: str) -> None:
+    """The categories of pandas get wider indices with their number, and so does the column where it may be widened."""
+    table = started(lake, TEXTS["categories"](["a"]))
+    with pytest.raises(SchemaMismatchError, match=r"more different values than a dictionary .* with 'widen'"):
+        run(lake, TEXTS[kind](MANY), schema_evolution="add_columns")
+    run(lake, TEXTS[kind](MANY), schema_evolution="widen")
+    run(lake, TEXTS["categories"](["a"]), schema_evolution="widen")
+    assert ["a", *MANY, "a"] == table.read("dev")["v"].to_pylist()
 
 
 def nested(*values: Any, kind: pa.DataType | None = None) -> pa.Table:
@@ -439,6 +473,36 @@ def test_the_runs_of_a_first_backfill_have_different_columns(lake: LanceResource
     found = lake.table(ITEMS).read("production").sort_by("id")
     assert {"day", "id", "note", "price"} == set(found.column_names)
     assert (["a", None, None], [None, None, 1.5]) == (found["note"].to_pylist(), found["price"].to_pylist())
+
+
+def test_a_run_of_a_first_backfill_is_warned_of_other_columns(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Only one of the runs can be published, which the second one says already when it writes."""
+    rows = {
+        "d1": pa.table({"day": ["d1"], "at": pa.array([1], pa.timestamp("ns"))}),
+        "d2": pa.table({"day": ["d2"], "at": pa.array([2], pa.timestamp("us"))}),
+        "d3": pa.table({"day": ["d3"], "at": ["three"]}),
+    }
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(list(rows)),
+        metadata={"lance/partition_expr": "day", "lance/schema_evolution": "widen"},
+    )
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        return rows[context.partition_key]
+
+    warnings = {}
+    for day in rows:
+        options: Any = {"resources": {"io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+        done = dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options)
+        logged = instance.all_logs(done.run_id)
+        warnings[day] = [entry.user_message for entry in logged if entry.level == logging.WARNING]
+    assert [[], []] == [warnings["d1"], warnings["d2"]]
+    (warning,) = warnings["d3"]
+    assert "wait with other columns (column 'at' is string in the output and timestamp[ns] in the table)" in warning
+    assert "only one of them can be published" in warning
 
 
 @pytest.mark.parametrize("policy", ["add_columns", "widen"])

@@ -12,7 +12,10 @@ import pyarrow as pa
 from lance_dagster.datafiles import fits_type
 
 Numbers = Literal["same", "own", "wider"]
-"""The numbers that differ in their type: none; any, as those of the table; those with a wider type, which they get."""
+"""The numbers of another type that a column takes: none; any, in the type of the table; or those of a wider type, which
+the column gets. A dictionary, such as categories of pandas, and the values that it numbers differ in the same way: the
+plain values are the wider type, and so are indices with more bits.
+"""
 
 _DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
 # A double holds every integer up to 53 bits, single precision up to 24.
@@ -33,6 +36,8 @@ def common_type(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  
         return given  # type: ignore[no-any-return]
     if are_numbers(own, given):
         return _number(own, given, numbers)
+    if pa.types.is_dictionary(own) or pa.types.is_dictionary(given):
+        return _dictionary(own, given, numbers)
     if pa.types.is_struct(own) and pa.types.is_struct(given):
         return _struct(own, given, numbers)
     if pa.types.is_map(own) and pa.types.is_map(given) and fits_type(given.key_type, own.key_type):
@@ -121,6 +126,25 @@ def _number(own: pa.DataType, given: pa.DataType, numbers: Numbers) -> pa.DataTy
         return None
     # Those of the table may hold the values all the same, which only the values tell.
     return given if numbers == "wider" and not is_wider(own, given) and is_wider(given, own) else own
+
+
+def _dictionary(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # any Arrow types
+    values, given_values = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (own, given))
+    plain = None if numbers == "same" else common_type(values, given_values, numbers)
+    if plain is None or not pa.types.is_dictionary(own):
+        return plain
+    make: Any = pa.dictionary
+    if numbers == "own":
+        kept: pa.DataType = make(own.index_type, plain)
+        return kept
+    if not pa.types.is_dictionary(given):
+        return plain
+    widened: pa.DataType = make(max(own.index_type, given.index_type, key=_bits), plain)
+    return widened
+
+
+def _bits(indices: pa.DataType) -> int:
+    return indices.bit_width
 
 
 def _struct(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # structs

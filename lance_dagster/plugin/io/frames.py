@@ -156,7 +156,7 @@ class ArrowFrames:
 
 
 class PandasFrames:
-    """Handle `pandas.DataFrame`. Named index levels become columns; an index without a name is dropped."""
+    """Handle `pandas.DataFrame`. Named index levels become columns; one of integers without a name is dropped."""
 
     def accepts(self, kind: type) -> bool:
         """Return whether the type is a pandas frame."""
@@ -204,6 +204,8 @@ class PandasFrames:
         # A level that is a column as well, as after `set_index(drop=False)`, has its values stored already.
         for level in [name for name in value.index.names if named and name in value.columns]:
             value = value.reset_index(level=level, drop=True)
+        if not named:
+            _refuse_values_in_index(value.index)
         # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
         # table, where it changes with every frame.
         try:
@@ -215,6 +217,21 @@ class PandasFrames:
                 f"the pandas frame cannot be stored: {said}; give each column one type that Arrow knows, and a name of "
                 "its own"
             ) from error
+
+
+def _refuse_values_in_index(index: Any) -> None:  # noqa: ANN401  # an index of pandas
+    """Refuse an index without a name whose values would be lost; integers are the places of rows.
+
+    Raises:
+        InvalidInputError: A level holds other values.
+    """
+    levels = [index.get_level_values(place) for place in range(index.nlevels)]
+    lost = next((level for level in levels if level.name is None and level.dtype.kind not in "iu"), None)
+    if lost is not None and len(lost):
+        raise InvalidInputError(
+            f"the index of the pandas frame has no name, so its values, such as {lost[0]!r}, would not be stored; name "
+            'it by frame.rename_axis("at") to store it as a column, or drop it by frame.reset_index(drop=True)'
+        )
 
 
 def _are_rounded(integers: "pa.ChunkedArray[Any]") -> bool:

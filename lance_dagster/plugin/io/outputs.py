@@ -102,12 +102,14 @@ class OutputWriter:
             is_owned=is_owned,
             record=record,
         )
-        version, tally, notes = output.commit(schema, columns)
+        version, tally, change = output.commit(schema, columns)
         if is_shared:
             # Another output may have been committed since the first look.
             refuse_second_replacement(branch, write, branch.versions_between(head, version))
-        for note in notes:
+        for note in change.notes:
             context.log.info("%s: %s", write.asset, note)
+        if change.warning:
+            context.log.warning("%s: %s", write.asset, change.warning)
         context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
         self._describe(context, write, table, before=head, version=version)
@@ -254,8 +256,8 @@ class _Output:
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
-    ) -> tuple[Version, RowTally, tuple[str, ...]]:
-        """Commit the rows; return the version, the counts of the rows and lines for the log.
+    ) -> tuple[Version, RowTally, SchemaChange]:
+        """Commit the rows; return the version, the counts of the rows and the change of the columns.
 
         Args:
             schema: The columns that a table created for the output has.
@@ -288,7 +290,7 @@ class _Output:
         if edits and isinstance(rows, StagedUpsert):
             rows, tally = self._after(edits, rows, tally, within)
         version = self._committed(recorded, rows, within.predicate if within else "true", is_alone=is_alone)
-        return version, tally, change.notes
+        return version, tally, change
 
     @property
     def _begin(self) -> Version:
@@ -325,10 +327,17 @@ class _Output:
         )
         if not self._never_written():
             return own.change(given, current)
+        warning = ""
         if self._is_one_of_several():
-            with suppress(SchemaMismatchError):
+            try:
                 return own.change(given, current)
-        return replace(own, policy="replace").change(given, current)
+            except SchemaMismatchError:
+                warning = (
+                    f"other runs of this backfill wait with other columns ({'; '.join(own.problems(given, current))}), "
+                    "and each run replaces the columns of the table, so that only one of them can be published; return "
+                    "the same columns and types from all partitions, and run this one again"
+                )
+        return replace(replace(own, policy="replace").change(given, current), warning=warning)
 
     def _is_one_of_several(self) -> bool:
         """Return whether other runs of a first backfill wait: only one of them could replace the columns of the table.

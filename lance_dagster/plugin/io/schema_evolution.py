@@ -62,6 +62,7 @@ class SchemaChange:
         retyped: The columns that get another type.
         replaced: Whether the columns of the output replace all columns.
         notes: Lines for the log of the run.
+        warning: Why the rows may be refused when the run is published; empty if nothing speaks against them.
     """
 
     schema: pa.Schema
@@ -70,6 +71,7 @@ class SchemaChange:
     retyped: Mapping[str, pa.DataType] = field(default_factory=dict)
     replaced: bool = False
     notes: tuple[str, ...] = ()
+    warning: str = ""
 
     def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> list[Version]:
         """Edit the columns on a branch and return the versions; an edit of an earlier attempt is not repeated."""
