@@ -35,6 +35,7 @@ from lance_dagster.format import casts, evolution
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.evolution import Fields
 from lance_dagster.format.file_versions import check_description, check_newly_storable, takes_nulls
+from lance_dagster.format.logical_types import NULL
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.schema import arrow_from_fields, is_layout_key, with_field_metadata, without_views
 from lance_dagster.format.transaction import MapUpdate, Merge, Operation, Project, UpdateConfig
@@ -156,6 +157,20 @@ def add_columns(
     return retried(attempt)
 
 
+def add_fields(context: TableContext, inside: str, fields: pa.Schema, info: CommitInfo) -> State:
+    """Add nullable fields to a struct in one commit; no file is written, and existing rows are null in them."""
+    check_string("inside", inside)
+
+    def attempt() -> State:
+        head = context.head(info.branch)
+        made = evolution.add_fields(head.manifest.fields, inside, fields, evolution.next_field_id(head.manifest))
+        check_newly_storable(head.manifest.fields, made, head.manifest.file_version)
+        operation = _merged(head, head.manifest.fragments, made, preserves_nullability=True)
+        return submit(context, head, operation, info.as_properties())
+
+    return retried(attempt)
+
+
 def _never_null(made: Fields, file_version: str) -> dict[str, str]:
     """Return why new columns take no nulls, by their names; those that do are left out."""
     in_files = f"data files of version {file_version} hold no null structs; add it with its values"
@@ -186,6 +201,9 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
         _refuse_indexed(manifest, name)
         refuse_blobs(head, "cast")
         schema = arrow_from_fields(made)
+        if _needs_no_file(manifest, fields, made, name):
+            operation = _merged(head, manifest.fragments, fields, preserves_nullability=True)
+            return submit(context, head, operation, info.as_properties())
         # The filler outlives the attempt, so a retry does not convert the same files a second time.
         filler = filler or _Filler(context, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
         # The cast column has a new field id, so rows written concurrently under the old id would read as nulls.
@@ -194,6 +212,16 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
         return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
+
+
+def _needs_no_file(manifest: Manifest, fields: Fields, made: Fields, name: str) -> bool:
+    """Return whether rows may stay without a file for a cast column: they are null in it, as they were before."""
+    holds_values = evolution.find_field(manifest.fields, name).logical_type != NULL
+    if holds_values or _never_null(made, manifest.file_version):
+        return False
+    live = {field.id for field in fields}
+    # The files of a fragment record how many rows it has.
+    return all(any(not live.isdisjoint(file.fields) for file in one.files) for one in manifest.fragments)
 
 
 def project(context: TableContext, info: CommitInfo, change: Callable[[Fields], Fields]) -> State:

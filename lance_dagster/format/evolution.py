@@ -10,8 +10,15 @@ from dataclasses import replace
 import pyarrow as pa
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.logical_types import EXTENSION_NAME
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.schema import check_field_name, check_primary_key, fields_from_arrow, renumber_fields
+from lance_dagster.format.schema import (
+    check_field_name,
+    check_primary_key,
+    fields_from_arrow,
+    is_packed,
+    renumber_fields,
+)
 
 Fields = tuple[Field, ...]
 
@@ -71,6 +78,35 @@ def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
             problem = "a column needs a name" if not name else f"there is a column {name!r} already"
             raise InvalidInputError(f"{problem}; another one needs a name of its own")
     return (*fields, *renumber_fields(fields_from_arrow(columns), first_id))
+
+
+def add_fields(fields: Fields, inside: str, columns: pa.Schema, first_id: int) -> Fields:
+    """Return the fields with new nullable ones at the end of a struct, whose ids start at `first_id`.
+
+    Args:
+        fields: The fields of a table.
+        inside: The path of the struct; that of the structs in a list goes over the name of its items: `lines.item`.
+        columns: The new fields.
+        first_id: The id of the first of them.
+
+    Raises:
+        InvalidInputError: The path is not that of a struct of plain fields, a name is empty, taken or duplicated, a
+            field is not nullable, or an Arrow type cannot be stored.
+    """
+    struct = find_field(fields, inside)
+    if struct.logical_type != "struct" or is_packed(struct) or EXTENSION_NAME in struct.metadata:
+        kind = "packed" if is_packed(struct) else f"of type {struct.logical_type.partition(':')[0]}"
+        kind = "of an extension type" if EXTENSION_NAME in struct.metadata else kind
+        raise InvalidInputError(f"only a struct whose fields are stored apart gets new ones, and {inside!r} is {kind}")
+    siblings = tuple(replace(field, parent_id=-1) for field in fields if field.parent_id == struct.id)
+    for column in columns:
+        check_field_name(column.name, inside=True)
+        if not column.nullable:
+            raise InvalidInputError(f"field {column.name!r} would be null in every row, and it is not nullable")
+    new = add_columns(siblings, columns, first_id)[len(siblings) :]
+    placed = tuple(replace(field, parent_id=struct.id) if field.parent_id < 0 else field for field in new)
+    end = fields.index(subtree(fields, struct)[-1]) + 1
+    return (*fields[:end], *placed, *fields[end:])
 
 
 def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:

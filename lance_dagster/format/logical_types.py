@@ -10,8 +10,10 @@ EXTENSION_NAME = "ARROW:extension:name"
 EXTENSION_METADATA = "ARROW:extension:metadata"
 FIXED_SIZE_LIST_OF_STRUCTS = "fixed_size_list:struct:"
 BFLOAT16 = "lance.bfloat16"
+NULL = "null"
+"""The type of a column that holds no value yet, and so takes any other type."""
 SIMPLE: dict[str, pa.DataType] = {
-    "null": pa.null(),
+    NULL: pa.null(),
     "bool": pa.bool_(),
     "int8": pa.int8(),
     "int16": pa.int16(),

@@ -117,9 +117,23 @@ class PinnedTable:
     def to_lance(self) -> "LanceDataset":
         """Return the table at this version as pylance's dataset, for vector search and SQL.
 
-        A dataset cannot carry `columns` and `filter`, so it shows the whole version.
+        Raises:
+            InvalidInputError: `columns` or `filter` is set, which a dataset cannot carry.
         """
+        if self.is_narrowed:
+            raise InvalidInputError(
+                f"{self.ref} of {shown_uri(self.table.uri)} is narrowed to {self.narrowed_to}, which a "
+                "lance.LanceDataset cannot carry: use read(), scan() or spark(), or annotate the input as "
+                "pyarrow.dataset.Scanner; `table.to_lance(version)`, of the attributes of the pinned table, is the "
+                "whole version, and its scanner(), search and SQL take `filter` of the pinned table"
+            )
         return self.table.to_lance(self.version)
+
+    @property
+    def narrowed_to(self) -> str:
+        """The filter and the columns that narrow every read, as text; empty for the whole version."""
+        columns = "" if self.columns is None else f"the columns {', '.join(self.columns)}"
+        return " and ".join(part for part in (columns, self.filter and f"the rows {self.filter}") if part)
 
     def _columns(self, columns: Sequence[str] | None) -> list[str] | None:
         chosen = columns if columns is not None else self.columns

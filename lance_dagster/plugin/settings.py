@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
-SettingPlace = Literal["asset", "output", "input", "spec"]
+SettingPlace = Literal["asset", "output", "partition", "input", "spec"]
 """The place of metadata.
 
-`asset`: the definition of an asset that is written. `output`: `add_output_metadata` in a run. `input`: an `AssetIn`.
-`spec`: the `AssetSpec` of a table that others write, or a promoted node.
+`asset`: the definition of an asset that is written. `output`: `add_output_metadata` or `add_asset_metadata` in a run.
+`partition`: the latter, for one of several partitions. `input`: an `AssetIn`. `spec`: the `AssetSpec` of a table that
+others write, or a promoted node.
 """
 
 WriteMode = Literal["append", "overwrite", "replace", "upsert"]
@@ -32,7 +33,8 @@ _NEAR = 0.8
 _LONG_NAME = 6
 _NAMED = {
     "asset": "the metadata of an asset that is written",
-    "output": "context.add_output_metadata",
+    "output": "context.add_output_metadata or add_asset_metadata",
+    "partition": "the metadata of one of several partitions",
     "input": "the metadata of an input (AssetIn)",
     "spec": "the AssetSpec of a table that others write or of a promoted node",
 }
@@ -113,7 +115,6 @@ def _are_texts(value: object) -> bool:
 
 _WRITTEN: tuple[SettingPlace, ...] = ("asset", "output")
 _DEFINED: tuple[SettingPlace, ...] = ("asset", "spec")
-_EVERY: tuple[SettingPlace, ...] = get_args(SettingPlace)
 
 SETTINGS = (
     Setting(key=md.WRITE_MODE, places=_WRITTEN, values=_WRITE_MODES),
@@ -167,7 +168,7 @@ def _unknown(key: str, place: SettingPlace) -> str | None:
     """Return why a key that is not a setting is refused, or None when it is the user's own."""
     meant = _meant(key)
     if key.startswith(_PREFIX):
-        known = ", ".join(setting.key for setting in SETTINGS if place in setting.places)
+        known = ", ".join(setting.key for setting in SETTINGS if place in setting.places) or "none"
         return f"there is no setting {key!r}; " + (f"did you mean {meant!r}?" if meant else f"here there are {known}")
     if meant is None:
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -64,6 +65,31 @@ class Columns:
         read = None if reads is None else string_list("reads", reads, "id")
         keys = None if on is None else string_list("on", on, "id")
         return self._described(column_edits.add_columns(self._context, columns, info, reads=read, on=keys))
+
+    def add_fields(
+        self,
+        struct: str,
+        fields: Sequence["pa.Field[Any]"] | pa.Schema,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+    ) -> Version:
+        """Add nullable fields at the end of a struct; they are null in the rows that the table has.
+
+        Args:
+            struct: The path of the struct: a column, a field inside of one, or `lines.item` for the structs in a list.
+            fields: The fields.
+            branch: The branch to commit to.
+            message: The commit message.
+            properties: Stored with the transaction.
+
+        Raises:
+            InvalidInputError: The path is not that of a struct, or a field exists already or is not nullable.
+            CommitConflictError: Concurrent commits conflicted with each attempt.
+        """
+        info = CommitInfo.of(branch, message, properties)
+        return self._described(column_edits.add_fields(self._context, struct, pa.schema(fields), info))
 
     def drop(
         self,

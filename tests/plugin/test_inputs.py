@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -12,6 +13,7 @@ import pytest
 from lance import LanceDataset
 
 from lance_dagster import (
+    InvalidInputError,
     LanceIOManager,
     LanceResource,
     LanceTable,
@@ -299,6 +301,22 @@ def test_self_dependency_from_the_first_partition_on(lake: LanceResource, kind: 
         assert result.success, error_of(result)
     nothing: list[Any] = [None, None] if kind == pa.Table | None else [[]]
     assert [*nothing, [1], [2]] == seen
+
+
+@pytest.mark.parametrize("metadata", [{}, {"lance/columns": ["id"]}, {"lance/filter": "id > 0"}], ids=str)
+def test_a_dataset_of_a_narrowed_input_is_refused(lake: LanceResource, metadata: dict[str, Any]) -> None:
+    """A dataset of pylance cannot carry a partition, columns or a filter, and must not be the whole table instead."""
+    node = partitioned(lake, 1, 2, 3)
+    options: dict[str, Any] = {"metadata": metadata} if metadata else {"partitions_def": DAYS}
+    key = None if metadata else "2024-01-02"
+    seen: list[Any] = []
+    assert run(lake, node, reader(seen, PinnedTable, **options), partition_key=key).success
+    (view,) = seen
+    with pytest.raises(InvalidInputError, match=r"is narrowed to the (rows|columns) .*: use read\(\), scan\(\)"):
+        view.to_lance()
+    assert 3 == view.table.to_lance(view.version).count_rows()
+    with pytest.raises(InvalidInputError, match="is narrowed to the columns id and the rows id > 1,"):
+        replace(view, columns=("id",), filter="id > 1").to_lance()
 
 
 def test_partitioned_reader_of_a_node_without_partitions(lake: LanceResource) -> None:

@@ -247,6 +247,30 @@ def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
     assert written(lake, run(lake, numbers)).to_pylist() == [{"key": "x", "other": 1.5}]
 
 
+@pytest.mark.parametrize(
+    "index,example",
+    [(pd.date_range("2026-01-01", periods=1), "Timestamp"), (["x"], "'x'"), ([(1, "x")], "'x'")],
+    ids=["moments", "texts", "levels"],
+)
+def test_an_index_with_values_needs_a_name(lake: LanceResource, index: Any, example: str) -> None:
+    """Its values would be lost without a sign of it; integers are only the places of rows."""
+
+    def materialize(frame: pd.DataFrame) -> dg.ExecuteInProcessResult:
+        @dg.asset
+        def numbers() -> pd.DataFrame:
+            return frame
+
+        return dg.materialize([numbers], resources={"io_manager": LanceIOManager(lance=lake)})
+
+    levels = pd.MultiIndex.from_tuples(index) if isinstance(index[0], tuple) else pd.Index(index)
+    frame = pd.DataFrame({"n": [1]}, index=levels)
+    with pytest.raises(InvalidInputError, match=f"no name, so its values, such as {example}.*, would not be stored"):
+        materialize(frame)
+    assert materialize(frame.rename_axis(["at", "in"][: levels.nlevels])).success
+    (branch,) = lake.table("numbers").branches.list("run/*")
+    assert {"n", *["at", "in"][: levels.nlevels]} == set(lake.table("numbers").schema(branch).names)
+
+
 def test_an_index_that_is_a_column_too_is_stored_once(lake: LanceResource) -> None:
     """The levels of an index that no column has become columns, and the others are left out."""
 

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable
+from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, build_publisher
 
 EVENTS = dg.AssetKey(["log", "events"])
 REGIONS = dg.StaticPartitionsDefinition(["a", "b", "c", "d"])
@@ -259,4 +259,114 @@ def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
         return rows("a")
 
     with pytest.raises(InvalidInputError, match="output metadata of log/events: there is no setting"):
+        run(lake, events_of(value), partition_key="a")
+
+
+def test_settings_of_the_asset_in_a_run_count(lake: LanceResource) -> None:
+    """A setting by `context.add_asset_metadata`, which only the event would show, applies to the write."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({"lance/write_mode": "append"})
+        context.add_asset_metadata({"lance/schema_evolution": "add_columns"}, partition_key=context.partition_key)
+        return rows("a") if "first" in context.run.tags else rows("a").append_column("note", [["new"]])
+
+    run(lake, events_of(value), partition_key="a", tags={"first": "yes"})
+    run(lake, events_of(value), partition_key="a")
+    assert [None, "new"] == lake.table(EVENTS).read("dev")["note"].to_pylist()
+
+
+@pytest.mark.parametrize("setting", ["lance/write_mode", "lance/write_mod"])
+def test_settings_of_the_asset_in_a_run_are_checked(lake: LanceResource, setting: str) -> None:
+    """A wrong value and an unknown setting are refused, as in the metadata of the output."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({setting: "add"})
+        return rows("a")
+
+    with pytest.raises(InvalidInputError, match=f"output metadata of log/events: .*{setting}"):
+        run(lake, events_of(value), partition_key="a")
+
+
+def test_settings_of_one_of_several_partitions_are_refused(lake: LanceResource) -> None:
+    """The rows of all partitions of a run are one write, with one mode."""
+
+    def value(context: dg.AssetExecutionContext) -> pa.Table:
+        context.add_asset_metadata({"note": "kept"}, partition_key="a")
+        context.add_asset_metadata({"lance/write_mode": "append"}, partition_key="b")
+        return rows("a", "b")
+
+    says = "partition b of log/events: lance/write_mode has no meaning in the metadata of one of several partitions"
+    with pytest.raises(InvalidInputError, match=says):
+        run(
+            lake,
+            events_of(value),
+            tags={"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"},
+        )
+
+
+EMPTY: dict[str, Any] = {
+    "list": list,
+    "pandas": pd.DataFrame,
+    "pandas with columns": lambda: pd.DataFrame({"region": [], "n": []}),
+    "polars": pl.DataFrame,
+    "polars with columns": lambda: pl.DataFrame({"region": [], "n": []}),
+    "lazy": pl.LazyFrame,
+    "table": lambda: pa.table({}),
+    "stream": lambda: pa.table({}).to_reader(),
+}
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.parametrize("frame", EMPTY)
+def test_an_empty_first_output_is_an_empty_table(lake: LanceResource, frame: str, mode: str) -> None:
+    """It has no columns, or columns without a type, and takes those of the first rows; later it changes nothing."""
+    settings: dict[str, Any] = {"write_mode": mode, **({"keys": ["n"]} if mode == "upsert" else {})}
+    run(lake, events_of(EMPTY[frame](), **settings), partition_key="a")
+    assert lake.table(EVENTS).count_rows("dev") == 0
+    run(lake, events_of(rows("b"), **settings), partition_key="b")
+    run(lake, events_of(EMPTY[frame](), **settings), partition_key="c")
+    assert rows("b") == lake.table(EVENTS).read("dev")
+    assert lake.table(EVENTS).maintenance.verify(deep=True).problems == ()
+
+
+@pytest.mark.parametrize("value", [[], pd.DataFrame(), pd.DataFrame({"v": []}), pl.LazyFrame()], ids=str)
+def test_an_empty_first_output_of_vectors(lake: LanceResource, value: object) -> None:
+    """The vectors have their length from the first rows, also where the asset has no partitions."""
+    outputs = [value, pa.table({"v": [[0.5, 1.5]]})]
+
+    @dg.asset(key=EVENTS, metadata={"lance/vectors": {"v": 2}})
+    def events() -> Any:
+        return outputs.pop(0)
+
+    run(lake, events)
+    run(lake, events)
+    assert pa.table({"v": pa.array([[0.5, 1.5]], pa.list_(pa.float64(), 2))}) == lake.table(EVENTS).read("dev")
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_an_empty_partition_of_a_first_backfill_is_published(
+    lake: LanceResource, instance: dg.DagsterInstance, first: str
+) -> None:
+    """The runs of the first backfill are published together, whichever of them has no rows."""
+    events = events_of(lambda context: [] if context.partition_key == first else rows(context.partition_key))
+    publisher = build_publisher([events], unchecked=True)
+    seen: list[Any] = []
+
+    @dg.asset(deps=list(publisher.keys), ins={"events": dg.AssetIn(EVENTS)})
+    def reader(events: pd.DataFrame) -> None:
+        seen.append(events)
+
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    for key in ("a", "b"):
+        assert dg.materialize([events], partition_key=key, tags={"dagster/backfill": "first"}, **options).success
+    assert dg.materialize([events, publisher], selection=list(publisher.keys), **options).success
+    assert rows("b" if first == "a" else "a") == lake.table(EVENTS).read("production")
+    assert dg.materialize([events, reader], selection=[reader], **options).success
+    assert [1] == list(map(len, seen))
+
+
+@pytest.mark.parametrize("value", [[{}], pd.DataFrame(index=[1])], ids=["list", "pandas"])
+def test_rows_without_columns_are_refused(lake: LanceResource, value: object) -> None:
+    """They would be lost: no file could hold them."""
+    with pytest.raises(InvalidInputError, match="the output has 1 row and no columns to store"):
         run(lake, events_of(value), partition_key="a")

@@ -1,5 +1,8 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import logging
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import permutations
 from typing import Any
 
 import dagster as dg
@@ -206,6 +209,130 @@ def test_widen_gives_the_column_the_wider_type(
     assert old["id"].to_pylist() + new["id"].to_pylist() == table.read("dev")["id"].to_pylist()
 
 
+TEXTS: dict[str, Callable[[list[str | None]], Any]] = {
+    "categories": lambda texts: pd.DataFrame({"v": pd.Categorical(texts)}),
+    "text": lambda texts: pa.table({"v": texts}),
+    "stream": lambda texts: pa.table({"v": texts}).to_reader(),
+}
+MANY: list[str | None] = [str(number) for number in range(200)]
+
+
+@pytest.mark.parametrize("policy", ["add_columns", "widen"])
+@pytest.mark.parametrize("kinds", list(permutations(TEXTS)), ids=" ".join)
+def test_categories_and_text_in_turn(lake: LanceResource, kinds: Sequence[str], policy: str) -> None:
+    """Both hold the same values."""
+    first, second, third = (TEXTS[kind]([kind, None]) for kind in kinds)
+    table = started(lake, first)
+    for rows in (second, third, TEXTS[kinds[0]](["last"])):
+        run(lake, rows, schema_evolution=policy)
+    assert [kinds[0], None, kinds[1], None, kinds[2], None, "last"] == table.read("dev")["v"].to_pylist()
+    assert table.maintenance.verify(deep=True).problems == ()
+
+
+@pytest.mark.parametrize("kind", ["categories", "text"])
+def test_more_categories_than_the_table_can_number(lake: LanceResource, kind: str) -> None:
+    """The categories of pandas get wider indices with their number, and so does the column where it may be widened."""
+    table = started(lake, TEXTS["categories"](["a"]))
+    with pytest.raises(SchemaMismatchError, match=r"more different values than a dictionary .* with 'widen'"):
+        run(lake, TEXTS[kind](MANY), schema_evolution="add_columns")
+    run(lake, TEXTS[kind](MANY), schema_evolution="widen")
+    run(lake, TEXTS["categories"](["a"]), schema_evolution="widen")
+    assert ["a", *MANY, "a"] == table.read("dev")["v"].to_pylist()
+
+
+def nested(*values: Any, kind: pa.DataType | None = None) -> pa.Table:
+    """A column `v` of nested values."""
+    return pa.table({"v": pa.array(list(values)) if kind is None else pa.array(list(values), kind)})
+
+
+SMALL = pa.struct([("n", pa.int32())])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "policy,old,new",
+    [
+        ("refuse", nested([]), nested(["a"])),
+        ("refuse", nested({"n": None}), nested({"n": 1})),
+        ("refuse", nested({"n": [[]]}), nested({"n": [[1.5]]})),
+        ("add_columns", nested({"n": 1}), nested({"n": 2, "text": "b"})),
+        ("add_columns", nested([{"n": 1}], None, []), nested([{"text": "b"}])),
+        ("add_columns", nested({"n": 1, "text": "a"}), nested({"text": "b"})),
+        ("add_columns", nested({"n": 1}, kind=SMALL), nested({"n": 2})),
+        ("add_columns", nested({"n": [{"a": 1}]}), nested({"n": [{"b": [1]}], "c": {"d": 1}})),
+        ("widen", nested([1]), nested([1.5])),
+        ("widen", nested({"n": 1}, kind=SMALL), nested({"n": 2**40, "text": "b"})),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.schema.field("v").type),
+)
+def test_nested_values_evolve_as_columns_do(
+    lake: LanceResource, policy: str, old: pa.Table, new: pa.Table, *, stream: bool
+) -> None:
+    """Every value stays as it was; what it lacks is null."""
+    table = started(lake, old)
+    run(lake, new.to_reader() if stream else new, schema_evolution=policy)
+    kind = table.schema("dev").field("v").type
+    expected = [*old["v"].to_pylist(), *new["v"].to_pylist()]
+    assert pa.array(expected, kind).to_pylist() == table.read("dev")["v"].to_pylist()
+    # Nothing was lost: each value is there as it was given, apart from nulls.
+    assert [_without_nulls(value) for value in expected] == list(
+        map(_without_nulls, table.read("dev")["v"].to_pylist())
+    )
+    assert table.maintenance.verify(deep=True).problems == ()
+
+
+def _without_nulls(value: object) -> object:
+    """A nested value without the fields that are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "old,new,policy,call",
+    [
+        (nested({"n": 1}), nested({"n": 1, "text": "b"}), "refuse", "with 'add_columns' the output would be accepted"),
+        (nested([1]), nested([1.5]), "add_columns", "with 'widen' the output would be accepted"),
+        (
+            nested([1, 2], kind=pa.list_(pa.int64(), 2)),
+            nested([1, 2, 3], kind=pa.list_(pa.int64(), 3)),
+            "widen",
+            "change the table by table.columns.cast('v', pa.list_(pa.int64()), branch='dev')",
+        ),
+        (
+            nested({"n": 1}),
+            nested({"n": "a"}),
+            "widen",
+            "change the table by table.columns.cast('v', pa.struct([('n', pa.string())]), branch='dev')",
+        ),
+        (
+            nested({"n": 1}),
+            nested({"n": "a", "m": 1}),
+            "widen",
+            "cast 'v' in the asset to the table's struct<n: int64>",
+        ),
+    ],
+    ids=["a field", "a number", "a length", "a type", "a type and a field"],
+)
+def test_advice_for_nested_values_works(
+    lake: LanceResource, old: pa.Table, new: pa.Table, policy: str, call: str
+) -> None:
+    """The error names a policy or a call by which the output is accepted afterwards, where there is one."""
+    table = started(lake, old)
+    with pytest.raises(SchemaMismatchError) as caught:
+        run(lake, new, schema_evolution=policy)
+    assert str(caught.value).endswith(call)
+    if "with '" in call:
+        policy = call.split("'")[1]
+    elif "table.columns" in call:
+        kind = pa.list_(pa.int64()) if "list_" in call else new.schema.field("v").type
+        table.columns.cast("v", kind, branch="dev")
+    else:
+        return
+    run(lake, new, schema_evolution=policy)
+    assert table.count_rows("dev") == 2
+
+
 def test_values_decide_before_a_column_is_widened(lake: LanceResource) -> None:
     """A column is widened only if its values need it: pandas has 64 bits for every integer."""
     table = started(lake, ints(pa.int32(), 1))
@@ -348,6 +475,36 @@ def test_the_runs_of_a_first_backfill_have_different_columns(lake: LanceResource
     assert (["a", None, None], [None, None, 1.5]) == (found["note"].to_pylist(), found["price"].to_pylist())
 
 
+def test_a_run_of_a_first_backfill_is_warned_of_other_columns(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Only one of the runs can be published, which the second one says already when it writes."""
+    rows = {
+        "d1": pa.table({"day": ["d1"], "at": pa.array([1], pa.timestamp("ns"))}),
+        "d2": pa.table({"day": ["d2"], "at": pa.array([2], pa.timestamp("us"))}),
+        "d3": pa.table({"day": ["d3"], "at": ["three"]}),
+    }
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(list(rows)),
+        metadata={"lance/partition_expr": "day", "lance/schema_evolution": "widen"},
+    )
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        return rows[context.partition_key]
+
+    warnings = {}
+    for day in rows:
+        options: Any = {"resources": {"io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+        done = dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options)
+        logged = instance.all_logs(done.run_id)
+        warnings[day] = [entry.user_message for entry in logged if entry.level == logging.WARNING]
+    assert [[], []] == [warnings["d1"], warnings["d2"]]
+    (warning,) = warnings["d3"]
+    assert "wait with other columns (column 'at' is string in the output and timestamp[ns] in the table)" in warning
+    assert "only one of them can be published" in warning
+
+
 @pytest.mark.parametrize("policy", ["add_columns", "widen"])
 def test_a_first_run_that_failed_leaves_no_column(
     lake: LanceResource, instance: dg.DagsterInstance, policy: str
@@ -373,3 +530,63 @@ def test_a_first_run_that_failed_leaves_no_column(
         )
         assert is_right_now == done.success
     assert ["id"] == lake.table(ITEMS).read("production").column_names
+
+
+NOTES = {"d1": None, "d2": "x", "d3": "y", "d4": None}
+
+
+def note_of_a_day(context: dg.AssetExecutionContext) -> pa.Table:
+    """One row, whose column `note` has no type on some days."""
+    return pa.table({"day": [context.partition_key], "note": [NOTES[context.partition_key]]})
+
+
+@pytest.mark.parametrize("policy", ["refuse", "widen"])
+@pytest.mark.parametrize("days", [["d1", "d2"], ["d2", "d1"], ["d1", "d2", "d3", "d4"]], ids=" ".join)
+def test_runs_that_wait_give_a_column_its_type_in_any_order(
+    lake: LanceResource, instance: dg.DagsterInstance, days: list[str], policy: str
+) -> None:
+    """A column without a value in the first run has the type of a later one when both are published."""
+    partitions = dg.StaticPartitionsDefinition(list(NOTES))
+    settings = {"lance/partition_expr": "day", "lance/schema_evolution": policy}
+    items = dg.asset(key=ITEMS, partitions_def=partitions, metadata=settings)(note_of_a_day)
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    for day in days:
+        assert dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options).success
+    assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
+    found = lake.table(ITEMS).read("production").to_pylist()
+    assert {day: NOTES[day] for day in days} == {row["day"]: row["note"] for row in found}
+
+
+@pytest.mark.parametrize("outer,inner", [("d1", "d2"), ("d2", "d1"), ("d2", "d3")])
+def test_runs_at_once_give_a_column_its_type(
+    lake: LanceResource, instance: dg.DagsterInstance, outer: str, inner: str
+) -> None:
+    """The same where one run starts and ends while the other one writes the first rows of the table."""
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(list(NOTES)),
+        metadata={"lance/partition_expr": "day"},
+    )
+    def items(context: dg.AssetExecutionContext) -> Any:
+        rows = note_of_a_day(context)
+        if context.partition_key == inner:
+            return rows
+
+        def batches() -> Any:
+            assert write(inner)
+            yield from rows.to_batches()
+
+        return pa.RecordBatchReader.from_batches(rows.schema, batches())
+
+    publisher = build_publisher([items], unchecked=True)
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+
+    def write(day: str) -> bool:
+        return dg.materialize([items], partition_key=day, tags={"dagster/backfill": "first"}, **options).success
+
+    assert write(outer)
+    assert dg.materialize([items, publisher], selection=list(publisher.keys), **options).success
+    found = lake.table(ITEMS).read("production").to_pylist()
+    assert {day: NOTES[day] for day in (outer, inner)} == {row["day"]: row["note"] for row in found}

@@ -15,6 +15,7 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.logical_types import NULL
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.format.transaction import Rewrite
@@ -113,6 +114,11 @@ class MergeSide:
     def cast_fields(self) -> dict[int, int]:
         """Each column whose type it changed, by its id in the merge base, with the id of the field added for it."""
         return cast_fields(self.columns, self.base, self.history)
+
+    @cached_property
+    def untyped(self) -> frozenset[int]:
+        """The columns of the merge base, by their ids there, of type null: they hold no value, and fit any type."""
+        return frozenset(field.id for field in self.base.fields if field.logical_type == NULL)
 
     @cached_property
     def replaced_fields(self) -> frozenset[int]:

@@ -150,7 +150,7 @@ class ArrowFrames:
 
 
 class PandasFrames:
-    """Handle `pandas.DataFrame`. Named index levels become columns; an index without a name is dropped."""
+    """Handle `pandas.DataFrame`. Named index levels become columns; one of integers without a name is dropped."""
 
     def accepts(self, kind: type) -> bool:
         """Return whether the type is a pandas frame."""
@@ -158,8 +158,14 @@ class PandasFrames:
         return pandas is not None and issubclass(kind, pandas.DataFrame)
 
     def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
-        """Return the schema that Arrow infers from the frame."""
-        return with_vectors(self._arrow(value).schema, vectors)
+        """Return the schema that Arrow infers from the frame; without rows, its doubles and objects have type null.
+
+        pandas gives one of these types to each column that is made without a value.
+        """
+        schema = self._arrow(value).schema
+        if len(value) == 0:
+            schema = pa.schema([one.with_type(pa.null()) if one.type == pa.float64() else one for one in schema])
+        return with_vectors(schema, vectors)
 
     def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
         """Return the frame as an Arrow table, in which a column without a value has the type null.
@@ -186,10 +192,14 @@ class PandasFrames:
         return frame
 
     def _arrow(self, value: Any) -> pa.Table:  # noqa: ANN401
+        if not len(value.columns) and all(name is None for name in value.index.names):
+            refuse_rows_without_columns(len(value))
         named = any(name is not None and name not in value.columns for name in value.index.names)
         # A level that is a column as well, as after `set_index(drop=False)`, has its values stored already.
         for level in [name for name in value.index.names if named and name in value.columns]:
             value = value.reset_index(level=level, drop=True)
+        if not named:
+            _refuse_values_in_index(value.index)
         # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
         # table, where it changes with every frame.
         try:
@@ -201,6 +211,21 @@ class PandasFrames:
                 f"the pandas frame cannot be stored: {said}; give each column one type that Arrow knows, and a name of "
                 "its own"
             ) from error
+
+
+def _refuse_values_in_index(index: Any) -> None:  # noqa: ANN401  # an index of pandas
+    """Refuse an index without a name whose values would be lost; integers are the places of rows.
+
+    Raises:
+        InvalidInputError: A level holds other values.
+    """
+    levels = [index.get_level_values(place) for place in range(index.nlevels)]
+    lost = next((level for level in levels if level.name is None and level.dtype.kind not in "iu"), None)
+    if lost is not None and len(lost):
+        raise InvalidInputError(
+            f"the index of the pandas frame has no name, so its values, such as {lost[0]!r}, would not be stored; name "
+            'it by frame.rename_axis("at") to store it as a column, or drop it by frame.reset_index(drop=True)'
+        )
 
 
 def _are_rounded(integers: "pa.ChunkedArray[Any]") -> bool:
@@ -274,9 +299,12 @@ class SparkFrames:
 
         return target_schema(value.schema, vectors)
 
-    def rows(self, value: "DataFrame") -> SparkRows:
-        """Return the frame without computing it."""
-        return SparkRows(value)
+    def rows(self, value: "DataFrame") -> SparkRows | pa.Table:
+        """Return the frame without computing it, unless it has no columns."""
+        if value.columns:
+            return SparkRows(value)
+        refuse_rows_without_columns(0 if value.isEmpty() else value.count())
+        return pa.table({})
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a lazy Spark frame, in the active session if there is one."""
@@ -310,6 +338,16 @@ class StagedFrames:
         raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
 
 
+def refuse_rows_without_columns(rows: int) -> None:
+    """Refuse rows that hold nothing: a data file could not even record their number.
+
+    Raises:
+        InvalidInputError: There are such rows.
+    """
+    if rows:
+        raise InvalidInputError(f"the output has {rows} {'row' if rows == 1 else 'rows'} and no columns to store")
+
+
 def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
     """Return a schema in which the named columns are lists of a fixed size.
 
@@ -320,6 +358,9 @@ def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
     """
     for name, length in vectors.items():
         index = schema.get_field_index(name)
+        # An output without columns or values says nothing about the vectors.
+        if not schema.names or (index >= 0 and pa.types.is_null(schema.field(index).type)):
+            continue
         if index < 0:
             raise InvalidInputError(f"lance/vectors names {name!r}; the columns are {', '.join(schema.names)}")
         field = schema.field(index)

@@ -16,6 +16,7 @@ from lance_dagster.plugin.io.frames import (
     SparkFrames,
     StagedFrames,
     in_python,
+    refuse_rows_without_columns,
     with_vectors,
 )
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
@@ -75,13 +76,13 @@ class LazyFrames:
         if issubclass(kind, pds.Scanner):
             columns = None if view.columns is None else list(view.columns)
             condition = None if view.filter is None else enclosed("the filter", view.filter)
-            return view.to_lance().scanner(columns=columns, filter=condition)
+            return view.table.to_lance(view.version).scanner(columns=columns, filter=condition)
         if not view.is_narrowed:
             return view.to_lance()
         if not issubclass(kind, LanceDataset):
             return pds.dataset(view.read())
         raise InvalidInputError(
-            f"the input is narrowed to some columns or rows ({view.filter or ', '.join(view.columns or ())}), "
+            f"the input is narrowed to {view.narrowed_to}, "
             "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
             "lance_dagster.PinnedTable for a lazy handle that can"
         )
@@ -108,7 +109,7 @@ class DictRows:
 
 
 def _planned(view: PinnedTable) -> pa.Schema:
-    return planned_schema(view.to_lance(), view.columns, view.filter)
+    return planned_schema(view.table.to_lance(view.version), view.columns, view.filter)
 
 
 def _table(value: Sequence[Any]) -> pa.Table:
@@ -117,6 +118,8 @@ def _table(value: Sequence[Any]) -> pa.Table:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
     # Arrow looks for columns only in the first row, and would silently drop those of later rows.
     names = dict.fromkeys(name for row in value for name in row)
+    if not names:
+        refuse_rows_without_columns(len(value))
     if unnamed := [name for name in names if not isinstance(name, str)]:
         raise InvalidInputError(f"the keys of a dict are the names of columns, and so text, not {unnamed[0]!r}")
     return pa.table({name: _column(name, [row.get(name) for row in value]) for name in names})

@@ -188,7 +188,7 @@ def _narrowed(context: dg.InputContext, source: InputSource, pinned: PinnedTable
         return pinned
     try:
         # pylance finds some errors only while it reads, when a lazy value has already left the IO manager.
-        planned_schema(pinned.to_lance(), chosen, condition)
+        planned_schema(pinned.table.to_lance(pinned.version), chosen, condition)
     except InvalidInputError as error:
         known = "" if condition is None else f"; the columns are {', '.join(pinned.schema.names)}"
         raise InvalidInputError(f"input {context.name!r} of {source.name}: {error}{known}") from None

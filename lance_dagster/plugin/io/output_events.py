@@ -21,11 +21,31 @@ _DESCRIPTION = "description"
 _TAGS = "dagster/tags"
 
 
+def run_metadata(context: dg.OutputContext) -> dict[str, object]:
+    """Return the metadata that the step gave to an output: to the output itself, and to its asset.
+
+    `context.add_asset_metadata` is only in the event of the asset, where it precedes that of the output, and so it does
+    here. What it says of one partition counts where the step writes no other.
+    """
+    keys = context.asset_partition_keys if context.has_asset_partitions else ()
+    of_partition = partition_metadata(context, keys[0]) if len(keys) == 1 else {}
+    return {**context.output_metadata, **partition_metadata(context, None), **of_partition}
+
+
+def partition_metadata(context: dg.OutputContext, key: str | None) -> Mapping[str, object]:
+    """Return the metadata that `context.add_asset_metadata` gave to one partition of an asset, or with None to all."""
+    step = step_of(context)
+    found: Mapping[str, object] | None = None
+    if step is not None and context.has_asset_key:
+        found = step.get_asset_metadata(context.asset_key, key)
+    return found or {}
+
+
 def described_columns(context: dg.OutputContext) -> dict[str, dg.TableColumn]:
     """Return the columns that the user describes, by name; those of the run before those of the definition."""
     found: dict[str, dg.TableColumn] = {}
     # The run comes last, because a later description of a column replaces an earlier one.
-    for metadata in (context.definition_metadata, context.output_metadata):
+    for metadata in (context.definition_metadata, run_metadata(context)):
         given = md.plain(metadata.get(md.COLUMN_SCHEMA))
         if isinstance(given, dg.TableSchema):
             found |= {column.name: column for column in given.columns}

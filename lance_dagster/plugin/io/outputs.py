@@ -24,7 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.frames import Rows, SparkRows, with_vectors
+from lance_dagster.plugin.io.frames import Rows, SparkRows, refuse_rows_without_columns, with_vectors
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
@@ -102,12 +102,14 @@ class OutputWriter:
             is_owned=is_owned,
             record=record,
         )
-        version, tally, notes = output.commit(schema, columns)
+        version, tally, change = output.commit(schema, columns)
         if is_shared:
             # Another output may have been committed since the first look.
             refuse_second_replacement(branch, write, branch.versions_between(head, version))
-        for note in notes:
+        for note in change.notes:
             context.log.info("%s: %s", write.asset, note)
+        if change.warning:
+            context.log.warning("%s: %s", write.asset, change.warning)
         context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
         self._describe(context, write, table, before=head, version=version)
@@ -254,8 +256,8 @@ class _Output:
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
-    ) -> tuple[Version, RowTally, tuple[str, ...]]:
-        """Commit the rows; return the version, the counts of the rows and lines for the log.
+    ) -> tuple[Version, RowTally, SchemaChange]:
+        """Commit the rows; return the version, the counts of the rows and the change of the columns.
 
         Args:
             schema: The columns that a table created for the output has.
@@ -288,7 +290,7 @@ class _Output:
         if edits and isinstance(rows, StagedUpsert):
             rows, tally = self._after(edits, rows, tally, within)
         version = self._committed(recorded, rows, within.predicate if within else "true", is_alone=is_alone)
-        return version, tally, change.notes
+        return version, tally, change
 
     @property
     def _begin(self) -> Version:
@@ -306,16 +308,15 @@ class _Output:
         """Return the change of the columns of the table."""
         table, rows = self.branch.table, self.rows
         given = schema
-        if isinstance(rows, SparkRows):
-            given = rows.schema(current, self.vectors)
-        elif isinstance(rows, pa.Table) and not rows.num_columns:
-            # An empty list of dictionaries has no columns to compare.
+        if not schema.names:
+            # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
             given = current
+        elif isinstance(rows, SparkRows):
+            given = rows.schema(current, self.vectors)
         elif isinstance(rows, pa.Table):
             # Unlike the schema of a new table, this one leaves the type of columns without a value to the table.
             known = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
-            known_vectors = {name: length for name, length in self.vectors.items() if not _is_null(known, name)}
-            given = with_vectors(pa.schema(known), known_vectors)
+            given = with_vectors(pa.schema(known), self.vectors)
         # Nobody has read the columns of a table without a write, so the first write may replace them.
         own = Evolution(
             policy=self.write.evolution,
@@ -326,10 +327,17 @@ class _Output:
         )
         if not self._never_written():
             return own.change(given, current)
+        warning = ""
         if self._is_one_of_several():
-            with suppress(SchemaMismatchError):
+            try:
                 return own.change(given, current)
-        return replace(own, policy="replace").change(given, current)
+            except SchemaMismatchError:
+                warning = (
+                    f"other runs of this backfill wait with other columns ({'; '.join(own.problems(given, current))}), "
+                    "and each run replaces the columns of the table, so that only one of them can be published; return "
+                    "the same columns and types from all partitions, and run this one again"
+                )
+        return replace(replace(own, policy="replace").change(given, current), warning=warning)
 
     def _is_one_of_several(self) -> bool:
         """Return whether other runs of a first backfill wait: only one of them could replace the columns of the table.
@@ -404,6 +412,9 @@ class _Output:
             self._take_back(change)
             return self._matched(self.rows, change.schema, tally, within)
         rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+        # A table without columns, which a first output without columns has just made, has none of the key.
+        if not rows.column_names:
+            return rows
         # Without the columns that the output lacks: the rows that are updated keep their values there. A list without
         # a dictionary has no columns at all.
         if not isinstance(self.rows, StagedFiles) and (given := self.rows.schema.names):
@@ -510,6 +521,9 @@ class _Output:
         self, write: Write, rows: StagedFiles | StagedUpsert | pa.Table, predicate: str, message: str
     ) -> Version:
         table, name = self.branch.table, self.branch.name
+        none = table.schema(name).empty_table()
+        if not none.column_names:
+            return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
         with self._errors_of_upsert():
             version = table.upsert(
                 rows,
@@ -523,7 +537,6 @@ class _Output:
         if version.rows_added or version.rows_updated or version.rows_deleted:
             return version
         # A run that changes no row still makes a version, from which the publisher knows that it wrote the table.
-        none = table.schema(name).empty_table()
         return table.append(none, branch=name, message=message, properties=write.properties, partitions=write.keys)
 
 
@@ -552,16 +565,14 @@ def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch in the columns and types of the table; columns that it lacks become nulls."""
+    if not batch.num_columns:
+        refuse_rows_without_columns(batch.num_rows)
     found: list[pa.Array[Any]] = []
     for column in schema:
         index = batch.schema.get_field_index(column.name)
         values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
         found.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
     return conform(pa.RecordBatch.from_arrays(found, names=schema.names), schema)
-
-
-def _is_null(columns: "list[pa.Field[Any]]", name: str) -> bool:
-    return any(column.name == name and pa.types.is_null(column.type) for column in columns)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:

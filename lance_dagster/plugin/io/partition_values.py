@@ -88,6 +88,9 @@ class PartitionValues:
         """
         if given in schema.names:
             return cls._of_column(schema.field(given))
+        if not schema.names:
+            # The table of an output without columns has no rows either, so no partition selects any.
+            return cls(name=given, sql="NULL", kind=pa.null(), columns=(), arrow=None)
         columns = tuple(columns_in(given, schema.names))
         if _NAME.fullmatch(given) or not columns:
             raise InvalidInputError(
@@ -123,6 +126,9 @@ class PartitionValues:
         Raises:
             InvalidInputError: A key cannot be compared with these values.
         """
+        if pa.types.is_null(self.kind):
+            # The column holds no value yet.
+            return PartitionFilter(predicate="false", expression=pc.scalar(False), columns=self.columns)  # noqa: FBT003
         timed = pa.types.is_date(self.kind) or pa.types.is_timestamp(self.kind)
         # A time partition over text, such as `2026-05-01`, is compared as text below.
         if windows is not None and timed:

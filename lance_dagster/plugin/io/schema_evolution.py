@@ -11,15 +11,19 @@ The policies, each with the outputs that it accepts:
   double for integers that it holds exactly, a decimal with at least as many digits before and after the point.
 - `replace`: any columns; an overwrite then gives the table the columns of the output.
 
-Under every policy, a column of type null takes the first type that it is given, since it holds no value. In the same
-way a table that was created and never written takes the whole schema of its first output. While another run that wrote
-such a table waits to be published, as in a first backfill, it does so only where the policy refuses the output: the
-rows of several runs cannot be merged when each of them replaced the columns.
+What holds for columns and numbers holds for the fields of structs, also in lists and maps, and for the numbers in them.
+
+Under every policy, a table without columns, which a first output without columns creates, takes those of the first
+output that has some; a column of type null takes the first type that it is given, since it holds no value, and so do
+the items of lists that were all empty. In the same way a table that was created and never written takes the whole
+schema of its first output. While another run that wrote such a table waits to be published, as in a first backfill, it
+does so only where the policy refuses the output: the rows of several runs cannot be merged when each of them replaced
+the columns.
 
 Edits and rows are commits of their own on the branch of the run, so they become visible together when it is published.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +34,15 @@ from lance_dagster.errors import SchemaMismatchError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.common_types import (
+    are_numbers,
+    can_be_cast,
+    common_type,
+    is_wider,
+    needs_cast,
+    new_fields,
+    without_length,
+)
 from lance_dagster.plugin.settings import SchemaEvolution
 from lance_dagster.table import LanceTable
 
@@ -37,9 +50,6 @@ from lance_dagster.table import LanceTable
 _FUNCTIONS = {"double": "float64", "float": "float32", "halffloat": "float16", "bool": "bool_"}
 # The first part of the names of branches that only one run writes; the next run starts from `main`.
 _OF_RUN = "run/"
-_DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
-# A double holds every integer up to 53 bits, single precision up to 24.
-_EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +59,32 @@ class SchemaChange:
     Attributes:
         schema: The columns of the table afterwards, which the rows are written with.
         added: The columns that the table gets.
+        grown: The fields that structs get, each with the path of its struct.
         retyped: The columns that get another type.
         replaced: Whether the columns of the output replace all columns.
         notes: Lines for the log of the run.
+        warning: Why the rows may be refused when the run is published; empty if nothing speaks against them.
     """
 
     schema: pa.Schema
     added: tuple["pa.Field[Any]", ...] = ()
+    grown: tuple[tuple[str, "pa.Field[Any]"], ...] = ()
     retyped: Mapping[str, pa.DataType] = field(default_factory=dict)
     replaced: bool = False
     notes: tuple[str, ...] = ()
+    warning: str = ""
 
     def apply(self, table: LanceTable, branch: str, properties: Mapping[str, str]) -> list[Version]:
         """Edit the columns on a branch and return the versions; an edit of an earlier attempt is not repeated."""
+        by_struct: dict[str, list[pa.Field[Any]]] = {}
+        for path, new in self.grown:
+            by_struct.setdefault(path, []).append(new)
         edits = [
+            table.columns.add_fields(path, fields, branch=branch, message=f"extend {path}", properties=properties)
+            for path, fields in by_struct.items()
+        ]
+        # A cast changes no field of a struct, so the new ones have to be there.
+        edits += [
             table.columns.cast(name, kind, branch=branch, message=f"widen {name} to {kind}", properties=properties)
             for name, kind in self.retyped.items()
         ]
@@ -107,16 +129,14 @@ class Evolution:
             )
         if problems:
             raise SchemaMismatchError(f"{self.where}: {'; '.join(problems)}; {self._remedy(given, current)}")
+        pairs = [(own, found.column) for own, found in zip(current, columns, strict=True)]
         notes = [found.note for found in columns if found.note]
         notes += [f"column {column.name!r} ({column.type}) is added" for column in added]
         return SchemaChange(
             schema=pa.schema([*(found.column for found in columns), *added]),
             added=tuple(added),
-            retyped={
-                found.column.name: found.column.type
-                for found, own in zip(columns, current, strict=True)
-                if found.column.type != own.type
-            },
+            grown=tuple(new for own, after in pairs for new in new_fields(own.type, after.type, own.name)),
+            retyped={own.name: after.type for own, after in pairs if needs_cast(own.type, after.type)},
             notes=tuple(notes),
         )
 
@@ -125,7 +145,8 @@ class Evolution:
         problems = [found.problem for own in current if (found := self._column(own, given)).problem]
         doubled = sorted({name for name in given.names if given.names.count(name) > 1})
         problems += [f"column {name!r} is given twice" for name in doubled]
-        if self.policy in ("refuse", "replace"):
+        # A table without columns has no rows either: it takes those of the first output that has some.
+        if self.policy in ("refuse", "replace") and current.names:
             added = _added(given, current)
             problems += [f"column {column.name!r} is {column.type} and not in the table" for column in added]
         return problems
@@ -147,32 +168,23 @@ class Evolution:
             return _Column(own)
         if pa.types.is_null(own.type):
             return _Column(own.with_type(kind), note=f"column {own.name!r}, which held no value, becomes {kind}")
-        if lenient and (_are(_is_number, kind, own.type) or _are(_is_decimal, kind, own.type)):
-            found = self._number(own, kind)
-            if found is not None:
-                return found
-        return _Column(own, problem=f"column {own.name!r} is {kind} in the output and {own.type} in the table")
+        return self._joined(own, kind, lenient=lenient)
 
-    def _number(self, own: "pa.Field[Any]", kind: pa.DataType) -> "_Column | None":
-        """Return the change of a numeric column for numbers of another type; None when no change can fit them."""
-        cast = f"column {own.name!r} is {kind} in the output and is stored as the table's {own.type}"
-        if _is_wider(own.type, kind):
-            return _Column(own, note=cast)
-        wider = self.policy == "widen" and _is_wider(kind, own.type)
+    def _joined(self, own: "pa.Field[Any]", kind: pa.DataType, *, lenient: bool) -> "_Column":
+        """Return the change of a column for values of another type."""
+        kept = common_type(own.type, kind, "own" if lenient else "same")
+        wider = common_type(own.type, kind, "wider") if self.policy == "widen" else None
         # The values of an output in memory decide whether the column has to be widened. Those of a stream are unknown
         # when the column is edited, so its type decides.
         if self.values is None:
-            return (
-                _Column(own.with_type(kind), note=f"column {own.name!r} is widened to {kind}")
-                if wider
-                else _Column(own, note=cast)
-            )
-        problem = _misfit(self.values, own)
-        if problem is None:
-            return _Column(own, note=cast)
-        if wider:
-            return _Column(own.with_type(kind), note=f"column {own.name!r} is widened from {own.type} to {kind}")
-        return _Column(own, problem=problem)
+            kept, wider = wider or kept, None
+        if kept is None:
+            return _Column(own, problem=f"column {own.name!r} is {kind} in the output and {own.type} in the table")
+        problem = None if self.values is None else _misfit(self.values, own.with_type(kept))
+        if problem is not None and (wider is None or wider == kept):
+            return _Column(own, problem=problem)
+        result = wider if problem is not None and wider is not None else kept
+        return _Column(own.with_type(result), note=_note(own, kind, result))
 
     def _remedy(self, given: pa.Schema, current: pa.Schema) -> str:
         """Return the setting that would accept the output, and what else would make it fit the table."""
@@ -191,8 +203,8 @@ class Evolution:
             for own in current
             if self._column(own, given).problem
             and given.names.count(own.name) == 1
-            and _are(_is_number, given.field(own.name).type, own.type)
-            and _is_wider(own.type, given.field(own.name).type)
+            and are_numbers(given.field(own.name).type, own.type)
+            and is_wider(own.type, given.field(own.name).type)
         ]
 
     def _policies(self, given: pa.Schema, current: pa.Schema) -> list[str]:
@@ -220,11 +232,10 @@ class Evolution:
         refused = replace(self, policy="widen")
         for own in current:
             if given.names.count(own.name) == 1 and refused._column(own, given).problem:  # noqa: SLF001  # same class
-                kind = _spelled(given.field(own.name).type)
-                found.append(
-                    f"cast {own.name!r} in the asset to the table's {own.type}, or change the table by "
-                    f"table.columns.cast({own.name!r}, {kind}{place}){on}"
-                )
+                kind = without_length(own.type, given.field(own.name).type)
+                change = f", or change the table by table.columns.cast({own.name!r}, {_spelled(kind)}{place}){on}"
+                change = change if can_be_cast(own.type, kind) else ""
+                found.append(f"cast {own.name!r} in the asset to the table's {own.type}{change}")
         return found
 
 
@@ -252,37 +263,25 @@ def _misfit(values: pa.Table, column: "pa.Field[Any]") -> str | None:
     return None
 
 
-def _spelled(kind: pa.DataType) -> str:
+def _note(own: "pa.Field[Any]", kind: pa.DataType, result: pa.DataType) -> str:
+    """Return the line for the log about a column whose values come with another type."""
+    new = [f"{path}.{field.name} ({field.type})" for path, field in new_fields(own.type, result, own.name)]
+    if needs_cast(own.type, result):
+        return f"column {own.name!r} is widened from {own.type} to {result}"
+    if new:
+        return f"column {own.name!r} gets {', '.join(new)}"
+    return f"column {own.name!r} is {kind} in the output and is stored as the table's {own.type}"
+
+
+def _spelled(kind: Any) -> str:  # noqa: ANN401  # any Arrow type
     """Return a type as Python code, or between angle brackets where pyarrow has no short form."""
-    if _is_decimal(kind):
+    if pa.types.is_decimal(kind):
         return f"pa.{kind}"
+    if pa.types.is_timestamp(kind):
+        return f"pa.timestamp({kind.unit!r}{f', {kind.tz!r}' if kind.tz else ''})"
+    if pa.types.is_struct(kind):
+        return f"pa.struct([{', '.join(f'({field.name!r}, {_spelled(field.type)})' for field in kind)}])"
+    if pa.types.is_list(kind):
+        return f"pa.list_({_spelled(kind.value_type)})"
     name = _FUNCTIONS.get(str(kind), str(kind))
     return f"pa.{name}()" if name.isidentifier() and hasattr(pa, name) else f"<{kind}>"
-
-
-def _are(test: Callable[[pa.DataType], bool], *kinds: pa.DataType) -> bool:
-    return all(map(test, kinds))
-
-
-def _is_decimal(kind: pa.DataType) -> bool:
-    return isinstance(kind, _DECIMALS)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
-
-
-def _is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Return whether a type holds every number of another type, or is a double; then the values decide."""
-    if isinstance(narrow, _DECIMALS) and isinstance(wide, _DECIMALS):
-        before = wide.precision - wide.scale >= narrow.precision - narrow.scale
-        return before and wide.scale >= narrow.scale and wide.bit_width >= narrow.bit_width
-    if pa.types.is_floating(narrow):
-        return pa.types.is_floating(wide) and wide.bit_width >= narrow.bit_width
-    if pa.types.is_floating(wide):
-        return wide == pa.float64() or narrow.bit_width <= _EXACT_BITS[wide]
-    signed, was_signed = pa.types.is_signed_integer(wide), pa.types.is_signed_integer(narrow)
-    if was_signed and not signed:
-        return False
-    # An unsigned integer needs one bit more in a signed type.
-    return wide.bit_width >= narrow.bit_width + (1 if signed and not was_signed else 0)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.output_events import partition_metadata, run_metadata
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import outside_error, partition_filter, rows_of
@@ -64,7 +65,8 @@ class Write:
     def of(cls, context: dg.OutputContext, defaults: WriteDefaults) -> "Write":
         """Determine the write of an output.
 
-        A setting is the first of these: the output's metadata, the asset's metadata, the IO manager's default.
+        A setting is the first of these: the metadata that the step gave to the output or to its asset, that of the
+        asset's definition, the IO manager's default.
 
         Raises:
             InvalidInputError: The output belongs to no asset, or its settings cannot be used.
@@ -72,12 +74,16 @@ class Write:
         target = OutputTable.of(context)
         asset, keys = target.owner, target.partition_keys
         refuse_unknown_settings(context.definition_metadata, "asset", f"asset {asset}")
-        refuse_unknown_settings(context.output_metadata, "output", f"output metadata of {asset}")
-        settings = {**context.definition_metadata, **context.output_metadata}
+        of_run = run_metadata(context)
+        refuse_unknown_settings(of_run, "output", f"output metadata of {asset}")
+        for key in keys if len(keys) > 1 and context.has_asset_key else ():
+            where = f"metadata of partition {key} of {asset}"
+            refuse_unknown_settings(partition_metadata(context, key), "partition", where)
+        settings = {**context.definition_metadata, **of_run}
         # Neither default adds rows twice when a person launches the asset again, as an append would.
         default = defaults.write_mode or ("replace" if keys else "overwrite")
         mode = write_mode(md.text(settings, md.WRITE_MODE) or default)
-        _refuse_wiping(asset, keys, mode, md.text(context.output_metadata, md.WRITE_MODE))
+        _refuse_wiping(asset, keys, mode, md.text(of_run, md.WRITE_MODE))
         evolution = schema_evolution(md.text(settings, md.SCHEMA_EVOLUTION) or defaults.schema_evolution or "refuse")
         if mode == "replace" and not keys:
             raise InvalidInputError(f"write_mode 'replace' of {asset} needs partitions; use overwrite or append")

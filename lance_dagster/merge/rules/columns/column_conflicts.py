@@ -129,6 +129,9 @@ def _added_required(side: MergeSide, number: int, field: Field) -> _ColumnChange
 def _cast_alone(changer: MergeSide, writer: MergeSide, schema: MergedSchema) -> Iterator[int]:
     """Return the columns, by their ids in the merge base, whose type one side alone changed in this way."""
     for number, own in changer.cast_fields.items():
+        # Rows written with the type null have no value that would have to be converted.
+        if number in changer.untyped:
+            continue
         there = writer.cast_fields.get(number, NO_FIELD)
         source, dest = (own, there) if changer.is_source else (there, own)
         # Where the result has both under one field, each side converted the rows that it wrote.

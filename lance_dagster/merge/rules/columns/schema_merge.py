@@ -121,7 +121,8 @@ class _SchemaMerge:
         self._fields: dict[int, Field] = {}
         self._kept: set[int] = set()
         self._equal: set[int] = set()
-        self._cast_by_source, self._cast_by_dest = set(source.casts), set(dest.casts)
+        # Each side converted the values of these columns by itself; a column of type null had none to convert.
+        self._converted = {*source.casts} & {*dest.casts} - {self._paths[number] for number in source.untyped}
         new_paths = [
             {number: paths[own] for number, own in side.cast_fields.items()}
             for side in (source, dest)
@@ -332,8 +333,8 @@ class _SchemaMerge:
 
         Rows that were inserted since bring their own values.
         """
-        # Each side converted the values by itself, so equal values are not certain.
-        if field.name in self._cast_by_source & self._cast_by_dest:
+        # Equal values are not certain.
+        if field.name in self._converted:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
