@@ -31,7 +31,7 @@ from lance_dagster.merge.rules.relocated_rows import (
     Identities,
     located_by_ids,
     located_by_replay,
-    merges_inserted_rows,
+    rows_came_again,
     updates_show_in_stamps_only,
 )
 from lance_dagster.merge.rules.row_changes import (
@@ -257,7 +257,7 @@ class MergeSide:
     @cached_property
     def may_only_have_moved(self) -> bool:
         """Whether a row that counts as updated may have the values that it has in the merge base."""
-        seemingly = updates_show_in_stamps_only(self.history) or merges_inserted_rows(self.history)
+        seemingly = updates_show_in_stamps_only(self.history) or rows_came_again(self.history)
         return self.manifest.stable_row_ids and seemingly
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:

@@ -38,7 +38,13 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.merge.rules.columns.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, rows_out_of_place
+from lance_dagster.merge.rules.row_changes import (
+    MatchedFragments,
+    RelocatedRows,
+    differing_fragments,
+    live_rows,
+    rows_out_of_place,
+)
 from lance_dagster.merge.rules.row_origins import (
     NO_ORIGINS,
     NOWHERE,
@@ -283,10 +289,13 @@ class _BaseRows:
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
-def merges_inserted_rows(side: SideHistory) -> bool:
-    """Tell whether merges inserted rows that a side did not have, so that rows of the merge base may be among them."""
+def rows_came_again(side: SideHistory) -> bool:
+    """Tell whether merges inserted rows or reverts put rows back that the merge base may have with the same values."""
+    properties = {key for change in side.changes if change.transaction for key in change.transaction.properties}
     merges = ((change.before, change.after) for change in side.changes if change.is_merge)
-    return any(one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges)
+    return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) or any(
+        one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges
+    )
 
 
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
@@ -296,7 +305,8 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
     Whether such a row has other values than in the merge base is known only when its values are read.
     """
     known = {side.anchor.version} if side.anchor is not None and side.same_ids else set[int]()
-    if side.anchor is None:
+    # What a merge settled by a strategy differs from the version that it merged, which the merge base may contain.
+    if side.anchor is None or side.settled:
         return True
     for change in side.changes:
         if change.transaction is None or change.before is None or change.after is None:
@@ -333,7 +343,8 @@ def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
             found = known.get(change.operation.version, found)
         elif isinstance(change.operation, Update | Merge) or change.is_merge:
             updated = RowRuns.set_of([found.updated, *_rewritten(change.before, change.after, deleted)])
-            updated = RowRuns.set_of([updated, *_ids_in_place(change)])
+            back = _put_back(change.before, change.after, deleted)
+            updated = RowRuns.set_of([updated, *_ids_in_place(change), *back])
             found = replace(found, updated=updated)
             if change.is_merge:
                 inserted = RowRuns.set_of([found.inserted, *_new_ids(change.before, change.after)])
@@ -358,6 +369,19 @@ def _ids_in_place(change: Change) -> Iterator[RowRuns]:
     for number, offsets in rows_in_place(change).items():
         if after is not None:
             yield _ids(after.fragment(number), change.version).restricted(offsets)
+
+
+def _put_back(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
+    """Return the ids of rows that a version has again where the version before had them deleted.
+
+    A revert puts the values of an older version back in this way. After a compaction, nothing else shows it.
+    """
+    for number in sorted(differing_fragments(before, after)):
+        then, now = before.fragment(number), after.fragments.find(number)
+        if now is not None and then.deletion is not None:
+            back = deleted(before, then) - deleted(after, now)
+            if back:
+                yield _ids(now, f"version {after.version}").restricted(back)
 
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
