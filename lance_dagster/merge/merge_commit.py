@@ -28,7 +28,7 @@ from lance_dagster.history.lineage import (
     records_for_aliases,
     records_for_merge,
 )
-from lance_dagster.history.merge_base import merge_base, version_that_merged
+from lance_dagster.history.merge_base import merge_base, merge_bases, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
 from lance_dagster.merge.merge_records import kept_records
@@ -126,11 +126,12 @@ def _prepare_merge(
         if merged is not None:
             check_unused_strategy(options.strategy, merged, source, head)
             return merged
-        base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+        bases = merge_bases(source_lineage, dest_lineage, context.refs, context.versions)
+        base = bases[0]
         # A merge that is refused before it is planned checks its strategy here. Both sides may have renamed a column,
         # and a strategy names it as the merge base does.
         parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
-        given = gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy)
+        given = gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=options.strategy)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
             # Without this, each merged and deleted run branch would leave a record in every later manifest.

@@ -15,7 +15,6 @@ condition is not evaluated, and all rows that were written or removed may be in 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 
 from pyroaring import BitMap
 
@@ -40,7 +39,7 @@ from lance_dagster.merge.rules.strategy import (
     made_after_reset,
     made_again,
 )
-from lance_dagster.transactions.claims import APPEND, NO_KEYS, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
+from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,25 +262,6 @@ def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) 
     comparison = ClaimComparison(source, dest)
     findings = [_settle(each, settled, comparison, strategy) for each in comparison.conflicts()]
     return replace(settled, findings=tuple(findings))
-
-
-def settled_apart(source: MergeSide, dest: MergeSide) -> Iterator[Finding]:
-    """Find scopes in which each side settled a conflict by the strategy of an earlier merge.
-
-    Each of the two merges kept one copy of the rows and deleted the other. Where they kept different ones, a merge of
-    both would delete both copies, although each side has the rows.
-    """
-    for merge, own in product(source.history.settled, dest.history.settled):
-        for claim, other in product(merge.claims, own.claims):
-            if not (claim.exclusive or other.exclusive) or claim.shared_partitions(other) == ():
-                continue
-            if NO_KEYS in (claim.predicate, other.predicate):
-                continue
-            stronger = claim if claim.exclusive else other
-            done, before = (f"{each.author} settled a conflict about it in {each.version}" for each in (merge, own))
-            conflict = Conflict(kind=_kind(stronger), unit=_unit(stronger), source=done, dest=before)
-            yield Finding(conflict=conflict, options=(), advice=made_after_reset(merge.version, source.branch))
-            return
 
 
 def _settle(

@@ -124,7 +124,7 @@ class MergeInput:
     although the other side knows them, as a map from ids of the side to ids of the other one; `deleted_picks` are those
     of the source that the dest deleted after it had them another way. `incompatible` are the paths of columns that
     source and dest have in different types, because one of them changed the type since the last version that both lines
-    share.
+    share. `other_bases` are the same merge from each of the other merge bases, which crossing merges leave.
     """
 
     base: Manifest
@@ -138,6 +138,7 @@ class MergeInput:
     incompatible: tuple[str, ...] = ()
     inserted: tuple[RowRuns, RowRuns] = (_NO_ROWS, _NO_ROWS)
     deleted_picks: DeletedPicks = DeletedPicks()
+    other_bases: "tuple[MergeInput, ...]" = ()
 
 
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:
