@@ -1,6 +1,6 @@
 """Find out why one side of a merge does not have rows that it knows: it took them back, deleted them or never had them.
 
-A revert or a restore is about versions, a deletion about the rows themselves. What a merge removed is looked up in the
+A revert, a restore or a reset is about versions, a deletion about the rows themselves. What a merge removed is looked up in the
 line of versions that it merged.
 """
 
@@ -13,7 +13,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.codec import decode_row_runs, smallest_row_id
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import RowRuns
-from lance_dagster.format.transaction import MERGED_BRANCH, RESTORED, REVERTED, Restore
+from lance_dagster.format.transaction import MERGED_BRANCH, RESTORED, REVERTED, Restore, reset_target
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import lineage_of, side_history
@@ -72,6 +72,11 @@ def why_missing(
             known = False
             break
         gone = _gone(change.before, change.after, left, deleted)
+        if reset_target(change.transaction) is not None:
+            # The versions that the reset dropped are not among the changes, but the ids of their rows stay taken.
+            minted = change.after.next_row_id - change.before.next_row_id
+            had = left.where_in(RowRuns.of([(change.before.next_row_id, max(0, minted), 0)]))
+            gone = RowRuns.set_of([gone, had.without(live(change.after, had, deleted))])
         if not len(gone):
             continue
         left = left.without(gone)
