@@ -1,7 +1,7 @@
 """Find out why one side of a merge does not have rows that it knows: it took them back, deleted them or never had them.
 
-A revert, a restore or a reset is about versions, a deletion about the rows themselves. What a merge removed is looked up in the
-line of versions that it merged.
+A revert, a restore or a reset is about versions, a deletion about the rows themselves. What a merge removed is looked
+up in the line of versions that it merged.
 """
 
 from collections.abc import Iterator
