@@ -6,7 +6,7 @@ of transactions and is what the next merge of the branch starts from. A squash r
 be deleted or reset after it: merging it again would insert its rows a second time.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -17,6 +17,7 @@ from lance_dagster.format.transaction import (
     COMMIT_MESSAGE,
     MERGE,
     MERGED_BRANCH,
+    PICKS_MERGED,
     SQUASHED_PREFIX,
     Project,
     Rewrite,
@@ -31,7 +32,7 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.merge_base import merge_base, merge_bases, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
-from lance_dagster.merge.merge_records import kept_records
+from lance_dagster.merge.merge_records import kept_records, picks_among
 from lance_dagster.merge.propose_merge import (
     ProposedMerge,
     call_with,
@@ -213,7 +214,7 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
     return None
 
 
-def _properties(options: MergeOptions, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+def _properties(options: MergeOptions, source: Lineage, head: State, changes: Sequence[Change]) -> dict[str, str]:
     # Later entries win: given properties may replace the message, but nothing that a later merge relies on.
     properties = {
         COMMIT_MESSAGE: options.message
@@ -221,6 +222,8 @@ def _properties(options: MergeOptions, source: Lineage, head: State, changes: It
         **options.properties,
         CLAIMS: encode_claims(all_claims(changes)),
     }
+    if not head.manifest.stable_row_ids and (picks := picks_among(changes)):
+        properties[PICKS_MERGED] = picks
     if options.mode != SQUASH:
         # The branch id is recorded beside the name: the branch may be renamed, or its name given to another branch.
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}

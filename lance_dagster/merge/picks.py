@@ -52,7 +52,7 @@ from lance_dagster.history.lineage import (
     row_space_since,
     side_history,
 )
-from lance_dagster.history.merge_base import merge_base
+from lance_dagster.history.merge_base import is_criss_cross, merge_base
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
@@ -265,7 +265,7 @@ def _gather_merge_input(
         # not come back.
         crosswise=change_range.puts_in
         and (
-            dest.contains(source)
+            is_criss_cross(source, dest, base)
             or picked_across(dest_history.changes, source, base)
             or picked_across(change_range.changes, dest, base)
         ),

@@ -273,7 +273,7 @@ def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Pa
     added = table.append(entries("n", 5), branch="run")
     table.maintenance.compact(branch="run")
     table.cherry_pick(str(added))
-    with pytest.raises(MergeConflictError, match="merged the same versions by different merges"):
+    with pytest.raises(MergeConflictError, match="have the same versions by different merges"):
         table.merge("run")
     assert [*BEFORE, ("n", 5)] == contents(table)
 

@@ -153,7 +153,7 @@ def blocking_findings(given: MergeInput) -> Iterator[Finding]:
 
 def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool) -> Iterator[Conflict]:
     if crosswise and not base.stable_row_ids:
-        merged = f"{source.name} and {dest.name} merged the same versions by different merges"
+        merged = f"{source.name} and {dest.name} have the same versions by different merges or picks"
         unknown = "without stable row ids it is unknown which rows both have"
         yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
     if not base.stable_row_ids and all(_may_have_copies(side) for side in (source, dest)):

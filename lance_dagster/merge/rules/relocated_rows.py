@@ -446,6 +446,9 @@ def located_by_replay(
     # A base fragment that is not in its place was compacted, rewritten or dropped. Without stable row ids, only the
     # transactions tell where its rows are now.
     missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
+    if missing and side.anchor is None and not side.since:
+        line = f"{side.name} is not made from the version that the change starts at"
+        raise UntraceableError(f"{line}, so its rows are not known there without stable row ids")
     if missing and not side.complete:
         raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
     if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
@@ -462,7 +465,7 @@ def located_by_replay(
     # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
     # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
-    return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
+    return found, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
 
 
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
@@ -501,9 +504,11 @@ def _updates(change: Change) -> bool:
     # A version that claims only to append or to replace took its old rows out for good, whatever its operation. They
     # count as deleted then, and the rows it put in as inserted.
     replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
-    # A merge may write columns in place and move rows at once. Then the mode says so, which pylance never does.
+    # A merge may write columns in place and move rows at once. Then the mode says so, which pylance never does. The
+    # revert of an update takes rows out and brings their older states back where they were: no fragment is new.
+    again = transaction is not None and not CHANGE_ORIGIN_PROPERTIES.isdisjoint(transaction.properties)
     moves = isinstance(operation, Update) and (
-        not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
+        again or not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
     )
     return moves and not replaces
 
@@ -521,8 +526,8 @@ def _brings_back(change: Change) -> bool:
     return took and not change.adds_no_copy
 
 
-def _all_rows(base: Manifest) -> dict[int, BitMap]:
-    return {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in base.fragments}
+def _all_rows(base: Manifest, deleted: Deleted) -> dict[int, BitMap]:
+    return {fragment.id: live_rows(base, fragment, deleted) for fragment in base.fragments}
 
 
 def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
@@ -602,7 +607,8 @@ class _Replay:
             for fragment in state.fragments
         ]
         there = _joined(alive)
-        return {number: every - there.get(number, BitMap()) for number, every in _all_rows(self.base).items()}
+        had = _all_rows(self.base, self.deleted)
+        return {number: every - there.get(number, BitMap()) for number, every in had.items()}
 
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""

@@ -221,7 +221,8 @@ class FragmentRowChanges:
     """What became of the rows of one fragment of the merge base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
-    where they were, written anew by an update among rows that cannot be distinguished. `in_place` are those of the
+    where they were, written anew by an update among rows that cannot be distinguished, also rows that the merge base
+    has deleted and that were back for a while. `in_place` are those of the
     updated rows that are where they were.
     """
 
@@ -261,8 +262,6 @@ class RowChanges:
         stays -= in_place
         # A row that was located did not go to an unknown place.
         rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
-        if rewritten:
-            rewritten -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         return FragmentRowChanges(
             place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
         )
