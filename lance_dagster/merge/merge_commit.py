@@ -7,7 +7,7 @@ be deleted or reset after it: merging it again would insert its rows a second ti
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from lance_dagster.edit.write_result import Written
@@ -220,9 +220,9 @@ def _properties(options: MergeOptions, source: Lineage, head: State, changes: Se
         COMMIT_MESSAGE: options.message
         or f"{'squash' if options.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
         **options.properties,
-        CLAIMS: encode_claims(all_claims(changes)),
+        CLAIMS: encode_claims(all_claims(changes, source)),
     }
-    if not head.manifest.stable_row_ids and (picks := picks_among(changes)):
+    if picks := picks_among(changes):
         properties[PICKS_MERGED] = picks
     if options.mode != SQUASH:
         # The branch id is recorded beside the name: the branch may be renamed, or its name given to another branch.
@@ -242,18 +242,24 @@ def _records(
     return records_for_merge(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 
-def all_claims(changes: Iterable[Change]) -> list[Claim]:
-    """Return the claims of some changes, each claim once.
+def all_claims(changes: Iterable[Change], of: Lineage) -> list[Claim]:
+    """Return the claims of some changes of a version, each claim once for the newest version of each branch with it.
 
     Beside claims of partitions, rows that another change wrote or deleted without a claim would seem to be in these
     partitions. A claim that names none stands for such changes.
     """
-    found = dict[Claim, None]()
+    found = dict[tuple[Claim, str], Claim]()
     silent = False
+    ids = {segment.branch: segment.id for segment in of.segments}
     for change in changes:
         # `change.claims` knows the overwrite of a program that records no claims.
         properties = {} if change.transaction is None or change.taken_back else change.transaction.properties
         claims = decode_claims(properties) or change.claims
-        found |= dict.fromkeys(claims)
+        branch, _, number = change.version.rpartition("@")
+        for claim in claims:
+            origin = claim.origin or (ids.get(branch, ""), int(number))
+            known = found.get((claim, origin[0]))
+            if known is None or (known.origin or origin) < origin:
+                found[claim, origin[0]] = replace(claim, origin=origin)
         silent |= not claims and not change.moves_no_row and not isinstance(change.operation, Rewrite | Project)
-    return list(found | {Claim(mode=APPEND): None}) if found and silent else list(found)
+    return [*found.values(), Claim(mode=APPEND)] if found and silent else list(found.values())

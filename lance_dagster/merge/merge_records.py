@@ -83,12 +83,12 @@ def claiming(
     """
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
-    picked = (place for change in other_changes for place in _named(change, PICKED_FROM))
+    picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
     taken = {f"{names[own]}@{number}" for own, number in picked if own in names}
     return [
-        replace(change, in_both=True)
-        if (change.version in taken or _is_of(change, other)) and not inserted_anew(change)
-        else change
+        change
+        if inserted_anew(change)
+        else replace(change, in_both=change.version in taken or _is_of(change, other), known=other.contained)
         for change in changes
     ]
 

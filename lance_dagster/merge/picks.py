@@ -163,7 +163,7 @@ class ChangeRange:
             marks[PICKED_BY] = committer() or writer_name(WRITER)
             marks[PICKED_FROM] = origins(lineage_of(self.of, context.refs), lineage_of(self.base, context.refs))
             # Without its claims, a picked replacement of a partition would not conflict with rows added there since.
-            marks[CLAIMS] = encode_claims(all_claims(self.changes))
+            marks[CLAIMS] = encode_claims(all_claims(self.changes, lineage_of(self.of, context.refs)))
         return marks
 
     def info(self, context: TableContext) -> dict[str, str]:

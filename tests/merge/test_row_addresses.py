@@ -87,7 +87,7 @@ def test_a_revert_of_an_update_from_before_the_fork(table: LanceTable, change: s
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_rows_that_a_third_branch_picked_and_their_own_compacted(table: LanceTable, *, deleted: bool) -> None:
-    """Main has a row by a merge of a pick, and the branch has it in a compacted file: nothing tells that it is one row."""
+    """Main has a row by a merge of a pick, and the branch has it in a compacted file: nothing tells that it is one."""
     picked = str(table.append(entries("p", 4), branch="run"))
     table.append(entries("p", 5), branch="run")
     table.maintenance.compact(branch="run")

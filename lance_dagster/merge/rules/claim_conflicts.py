@@ -193,9 +193,11 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
             if claim.mode == APPEND:
                 continue
             columns = ClaimedColumns.of(side, change)
-            if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
+            # The predicate of an upsert is about its keys alone, and there may be too many of them for one.
+            by_keys = claim.mode == UPSERT and bool(claim.on)
+            if (claim.predicate is None and not by_keys) or not columns.ids.keys() >= set(claim.on):
                 return None
-            named = columns.named_in(claim.predicate).values() if claim.exclusive else ()
+            named = () if by_keys or claim.predicate is None else columns.named_in(claim.predicate).values()
             ids = {*named, *(columns.ids[name] for name in claim.on)}
             found.update(names[number] for number in ids)
     return frozenset(found)

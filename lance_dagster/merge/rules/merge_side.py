@@ -5,6 +5,7 @@ other strategies; and everything is computed at most once, when it is asked for 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -15,7 +16,7 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.model import Manifest
+from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.row_runs import U64Array, elements
 from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.columns.column_matching import (
@@ -151,6 +152,15 @@ class MergeSide:
             for own, was in zip(kept, self.base.fields, strict=True)
         )
         return bool(self.columns.filled) or not same
+
+    @property
+    def has_columns_of_base(self) -> bool:
+        """Whether the side has the columns of the merge base and no others, in any order and whatever their ids are."""
+        if self.manifest.fields == self.base.fields:
+            return True
+        before, after = paths_of(self.base.fields), paths_of(self.manifest.fields)
+        same = {after.get(self.columns.ids.get(number, -1)) == path for number, path in before.items()}
+        return same == {True} and _by_column(self.manifest) == _by_column(self.base)
 
     @cached_property
     def claims(self) -> tuple[tuple[Change, Claim], ...]:
@@ -370,6 +380,18 @@ class MergeSide:
             # Rows that moved may have got the values before they moved, so they count as well.
             found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows.relocated.items()}
         return found
+
+
+def _by_column(manifest: Manifest) -> dict[str, list[Field]]:
+    """Return the fields of each column without their ids, in the order in which they are inside of it."""
+    found: dict[str, list[Field]] = {}
+    inside: list[Field] = []
+    # Fields are listed depth-first, so those inside of a column follow it.
+    for field in manifest.fields:
+        if field.parent_id < 0:
+            inside = found.setdefault(field.name, [])
+        inside.append(replace(field, id=0, parent_id=min(field.parent_id, 0)))
+    return found
 
 
 def picked_rows(rows: BaseRows, flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> BaseRows:

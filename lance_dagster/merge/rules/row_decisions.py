@@ -353,8 +353,9 @@ def combine_updates(
     """
     source, dest, base = rules.source, rules.dest, rules.source.base
     compare = source.lookups.compare_cells
-    # One file gets the whole rows, so all three versions have to have the same columns.
-    same = source.manifest.fields == base.fields == dest.manifest.fields and rules.schema.fields == base.fields
+    # One file gets the whole rows, so all three versions have to have the same columns, though perhaps in another order
+    # and under other ids, as after merges both ways.
+    same = source.has_columns_of_base and dest.has_columns_of_base and rules.schema.fields == dest.manifest.fields
     if compare is None or not base.stable_row_ids or not same:
         return NO_COMBINED_UPDATES
     candidates: dict[BaseKey, BitMap] = {}
