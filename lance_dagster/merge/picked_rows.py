@@ -19,8 +19,9 @@ from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import MERGE_STRATEGY
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import Lineage
-from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, live, why_missing
+from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, why_missing
 from lance_dagster.merge.rules.merge_input import Deleted
+from lance_dagster.merge.rules.row_changes import live
 from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import Piece, RowSpace, Translation
 

@@ -359,7 +359,9 @@ class ClaimComparison:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
         for source_change, claim in _active_claims(self.source):
             for dest_change, other in _active_claims(self.dest):
-                if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
+                if not self._is_about_both(claim, other):
+                    continue
+                if _is_undone(self.source, source_change, claim) or _is_undone(self.dest, dest_change, other):
                     continue
                 described = _describe(source_change, claim), _describe(dest_change, other)
                 # An upsert claims its keys, and not the partition that they are in.
@@ -378,6 +380,12 @@ class ClaimComparison:
                     scope = scopes[0].narrowed(scopes[1])
                 for partition in claim.shared_partitions(other) or ():
                     yield _claim_conflict(f"partition {partition}", described, stronger, scope, by_source=by_source)
+
+    def _is_about_both(self, claim: Claim, other: Claim) -> bool:
+        """Tell whether two claims contradict each other by what they name."""
+        if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
+            return False
+        return OVERWRITE in (claim.mode, other.mode) or bool(claim.shared_partitions(other))
 
     def _about_keys(self, claim: Claim, other: Claim) -> bool:
         """Tell whether the keys of an upsert decide, and not the names of the partitions that both claims name."""
@@ -416,8 +424,10 @@ class ClaimComparison:
                     yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
             # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
             # not decide.
-            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and (
-                there := self._did_there(other, claim, scope)
+            elif (
+                (claim.mode == UPSERT or _has_to_look(claim, other))
+                and (there := self._did_there(other, claim, scope))
+                and not _is_undone(side, change, claim)
             ):
                 did = _in_order(side, _describe(change, claim), there)
                 yield _claim_conflict(_unit(claim), did, claim, scope, by_source=side.is_source)
@@ -458,6 +468,12 @@ def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
     if not side.ended_where_it_began:
         return side.claims
     return [(change, claim) for change, claim in side.claims if claim.exclusive]
+
+
+def _is_undone(side: MergeSide, change: Change, claim: Claim) -> bool:
+    """Tell whether nothing is left of a claimed change, however it was taken back: by a deletion, or by a merge."""
+    # An overwrite claims the columns, too.
+    return claim.mode != OVERWRITE and side.has_nothing_of(change)
 
 
 def _has_to_look(claim: Claim, other: MergeSide) -> bool:

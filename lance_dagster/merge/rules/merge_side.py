@@ -17,7 +17,7 @@ from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.row_runs import U64Array, elements
+from lance_dagster.format.row_runs import RowRuns, U64Array, elements
 from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.columns.column_matching import (
     SideColumns,
@@ -39,6 +39,8 @@ from lance_dagster.merge.rules.row_changes import (
     FragmentRowChanges,
     MatchedFragments,
     RowChanges,
+    differing_fragments,
+    live,
     live_rows,
     match_fragments,
 )
@@ -74,6 +76,7 @@ class MergeSide:
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
         self._identities = identities
+        self._undone: dict[str, bool] = {}
 
     @property
     def branch(self) -> str:
@@ -166,6 +169,27 @@ class MergeSide:
     def claims(self) -> tuple[tuple[Change, Claim], ...]:
         """The claims of its changes, each with the change that made it."""
         return tuple((change, claim) for change in self.history.changes for claim in change.claims)
+
+    def has_nothing_of(self, change: Change) -> bool:
+        """Tell whether the rows that a version of the side put in are gone, and those that it took out are back.
+
+        A version that put in and took out none is not meant: it may say that there are no rows.
+        """
+        # Every claim of the other side asks for the same versions.
+        if change.version not in self._undone:
+            self._undone[change.version] = self._has_nothing_of(change)
+        return self._undone[change.version]
+
+    def _has_nothing_of(self, change: Change) -> bool:
+        before, after, deleted = change.before, change.after, self.lookups.deleted
+        if not self.manifest.stable_row_ids or before is None or after is None or not after.next_row_id:
+            return False
+        ids = RowRuns.one(0, after.next_row_id, 0)
+        had = live(before, ids, deleted, differing_fragments(before, after))
+        has = live(after, ids, deleted, differing_fragments(after, before))
+        put, taken = has.without(had), had.without(has)
+        now = live(self.manifest, RowRuns.set_of([put, taken]), deleted)
+        return bool(len(put) or len(taken)) and not len(now.where_in(put)) and not len(taken.without(now))
 
     @cached_property
     def added_by(self) -> Mapping[int, Change]:
