@@ -16,6 +16,7 @@ from dataclasses import replace
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN, PUBLISHED
 from lance_dagster.format.transaction import (
+    CHANGE_ORIGIN_PROPERTIES,
     MERGE_RECORD_PREFIXES,
     MERGED_PREFIX,
     PICKED_FROM,
@@ -55,6 +56,12 @@ def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> b
         or _among(_named(change, PICKS_MERGED), other, base.contained)
         for change in changes
     )
+
+
+def brings_copies(change: Change) -> bool:
+    """Tell whether a version may put in rows that exist, or existed, in another place."""
+    properties = change.transaction.properties if change.transaction is not None else {}
+    return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) and not change.adds_no_copy
 
 
 def picks_among(changes: Iterable[Change]) -> str:

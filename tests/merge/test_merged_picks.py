@@ -236,3 +236,21 @@ def test_a_reset_of_a_branch_that_had_merged_leaves_the_pick(table: LanceTable) 
     assert sorted([*PICKED, ("n", 5)]) == contents(table)
     table.merge("run")
     assert sorted([*PICKED, ("n", 5)]) == contents(table)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_rows_that_come_again_after_a_reset_are_known_to_their_first_branch(table: LanceTable, *, later: bool) -> None:
+    """The reset dropped the record of a merge, and the rows came back by way of main, which had picked the merge."""
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    before = str(table.merge("run", "redo"))
+    _append(table)
+    table.cherry_pick(str(table.merge("run", "redo")), parent=1)
+    table.branches.reset("redo", before)
+    if later:
+        # The reset version is the merge base of the next merge then.
+        table.merge("redo")
+    table.branches.sync("redo")
+    table.append(entries("n", 5), branch="run")
+    table.merge("run", "redo")
+    assert [("a", 2), ("a", 10), ("n", 5), ("wed", 20), ("wed", 21)] == contents(table, "redo")
+    as_pylance(table, "redo").validate()

@@ -330,3 +330,17 @@ def test_a_strategy_takes_no_values_from_rows_that_only_moved(table: LanceTable,
     with pytest.raises(MergeConflictError, match="wrote its values beside rows that moved"):
         table.cherry_pick(str(picked), strategy=strategy)
     assert before == table.read().to_pylist()
+
+
+def test_a_picked_merge_leaves_rows_that_it_is_not_about(tmp_path: Path) -> None:
+    """The merge brought a branch that had reverted a row; the branch onto which it is picked had picked the row."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    for branch in ("run", "other"):
+        table.branches.create(branch)
+    added = table.append(entries("p", 7), branch="run")
+    table.update({"value": "20"}, where="value = 2", branch="run")
+    table.cherry_pick(str(added), "other")
+    table.revert(str(added), "run")
+    merged = table.merge("run")
+    table.cherry_pick(str(merged), "other", parent=1)
+    assert [("a", 1), ("a", 20), ("p", 7)] == contents(table, "other")

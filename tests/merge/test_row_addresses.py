@@ -111,3 +111,17 @@ def test_a_pick_that_cannot_be_traced_says_why(table: LanceTable) -> None:
         with pytest.raises(MergeConflictError, match="is not made from the version that the change starts at"):
             table.cherry_pick(str(picked))
     assert [*BEFORE, ("m", 9)] == contents(table)
+
+
+def test_a_pick_of_a_revert_of_a_row_that_the_dest_has(table: LanceTable) -> None:
+    """The revert brings the row back in a new file, and main has the row of the file before it."""
+    table.append(entries("p", 4), branch="run")
+    table.maintenance.compact(branch="run")
+    table.merge("run")
+    deleted = table.delete("value = 4", branch="run")
+    table.append(entries("p", 5), branch="run")
+    table.maintenance.compact(branch="run")
+    reverted = table.revert(str(deleted), "run")
+    with pytest.raises(MergeConflictError, match="unknown which rows both have"):
+        table.cherry_pick(str(reverted))
+    assert [*BEFORE, ("p", 4)] == contents(table)

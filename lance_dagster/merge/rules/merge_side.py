@@ -63,6 +63,7 @@ class MergeSide:
         base: Manifest,
         lookups: Lookups,
         identities: Callable[[], Identities],
+        settled_apart: bool,
     ) -> None:
         """Keep the arguments; every property is computed at its first use.
 
@@ -72,10 +73,11 @@ class MergeSide:
             base: The merge base.
             lookups: The functions that read what manifests do not hold.
             identities: Returns what the side's row ids mean, which is computed from both sides.
+            settled_apart: Whether both sides merged the other one by a strategy.
         """
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
-        self._identities = identities
+        self._identities, self._settled_apart = identities, settled_apart
         self._undone: dict[str, bool] = {}
 
     @property
@@ -97,9 +99,11 @@ class MergeSide:
         """
         deleted = self.lookups.deleted
         if self.manifest.stable_row_ids:
-            return RowChanges(
-                self.fragments, deleted, located_by_ids(self._identities(), self.history, self.fragments, deleted)
+            settled_apart = self._settled_apart
+            rows = located_by_ids(
+                self._identities(), self.history, self.fragments, deleted, settled_apart=settled_apart
             )
+            return RowChanges(self.fragments, deleted, rows)
         return RowChanges(self.fragments, deleted, *located_by_replay(self.history, self.fragments, deleted))
 
     @cached_property
@@ -291,7 +295,8 @@ class MergeSide:
     @cached_property
     def may_only_have_moved(self) -> bool:
         """Whether a row that counts as updated may have the values that it has in the merge base."""
-        seemingly = updates_show_in_stamps_only(self.history) or rows_came_again(self.history)
+        by_stamps = bool(self.history.settled) or updates_show_in_stamps_only(self.history)
+        seemingly = by_stamps or rows_came_again(self.history)
         return self.manifest.stable_row_ids and seemingly
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
@@ -435,13 +440,17 @@ def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
         # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
         return Identities.of_both(given.space, given.source.space, given.dest.space, given.inserted)
 
-    source = MergeSide(
-        given.source, is_source=True, base=given.base, lookups=given.lookups, identities=lambda: identities()[0]
-    )
-    dest = MergeSide(
-        given.dest, is_source=False, base=given.base, lookups=given.lookups, identities=lambda: identities()[1]
-    )
-    return source, dest
+    def side(place: int) -> MergeSide:
+        return MergeSide(
+            (given.source, given.dest)[place],
+            is_source=place == 0,
+            base=given.base,
+            lookups=given.lookups,
+            identities=lambda: identities()[place],
+            settled_apart=bool(given.source.settled and given.dest.settled),
+        )
+
+    return side(0), side(1)
 
 
 def absent_from_base(source: MergeSide, dest: MergeSide) -> Iterable[AbsentRows]:

@@ -28,8 +28,10 @@ from itertools import count
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.merge.rules.claim_conflicts import (
     SettledClaims,
     claimed_columns,
@@ -74,7 +76,7 @@ from lance_dagster.transactions.index_updates import (
     uncover_fields,
     uncover_fragments,
 )
-from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias
+from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias, RowSpace, Translation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,11 +323,7 @@ class _Build:
         """Put the fragments, the schema and the settings of the result together."""
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
-        merged_space, aliases = space.assigned_ids_of(dest.history.space)
-        if merged_space.end > MAX_ROW_ID:
-            raise InvalidInputError(
-                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
-            )
+        merged_space, aliases = self._assigned_ids()
         fragments = FragmentBuilder(
             edits=self.rows.builder.edits,
             source=source.fragments,
@@ -369,6 +367,25 @@ class _Build:
             updated_in_place=self._updated_in_place(first),
             edits=self.rows.builder.edits,
         )
+
+    def _assigned_ids(self) -> tuple[RowSpace, dict[str, list[Alias]]]:
+        """Assign ids to the rows that the dest gets; return all ids, and those to record."""
+        (source, dest), taken = self.sides, self.rows.builder.edits.taken
+        space, before = source.history.space, dest.manifest
+        # Rows that come back under the ids that the dest has for them: deleted in the merge base, or taken back since.
+        back = [
+            decode_row_runs(rows.fragment.row_ids, rows.fragment.physical_rows, source.name).restricted(offsets)
+            for number, rows in source.rows.relocated.items()
+            if before.stable_row_ids and (offsets := rows.back & taken.get(number, BitMap()))
+        ]
+        again = RowRuns.set_of([*back, self.given.inserted[0].inverse()])
+        again = again.through(space.translation(dest.history.space).runs) if len(again) else again
+        merged_space, aliases = space.assigned_ids_of(dest.history.space, Translation.of_runs(again))
+        if merged_space.end > MAX_ROW_ID:
+            raise InvalidInputError(
+                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
+            )
+        return merged_space, aliases
 
     def _updated_in_place(self, first: int) -> frozenset[int] | None:
         source, edits = self.sides[0], self.rows.builder.edits

@@ -103,7 +103,7 @@ def _itself(translation: Translation) -> Translation:
 
 
 def located_by_ids(
-    identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted
+    identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted, *, settled_apart: bool
 ) -> dict[int, RelocatedRows]:
     """Return the rows of a side that are not where the merge base has them, or that were updated in place.
 
@@ -112,8 +112,11 @@ def located_by_ids(
         side: The side.
         matched: Its fragments, matched with those of the merge base.
         deleted: Reads deletion vectors.
+        settled_apart: Whether both sides merged the other one by a strategy. Rows that the merge base lacks count as
+            updated then: where each side kept a copy of its own, none may be deleted for the other's sake.
     """
-    locate = _Locator(identities, side, matched, _BaseRows(matched.base, matched.changed, deleted), deleted)
+    base_rows = _BaseRows(matched.base, matched.changed, deleted)
+    locate = _Locator(identities, side, matched, base_rows, deleted, settled_apart)
     known_below = max(identities.base.end, identities.shared.end)
     found: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
@@ -145,6 +148,7 @@ class _Locator:
     matched: MatchedFragments
     base_rows: "_BaseRows"
     deleted: Deleted
+    settled_apart: bool
 
     @cached_property
     def written(self) -> "_WrittenIds":
@@ -171,9 +175,13 @@ class _Locator:
         updated = ids.where_in(self.written.updated).positions
         updated |= ids.where_in(self.written.inserted).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
-        if self.by_stamps:
+        # What a merge settled by a strategy may differ from the version that it merged, which the merge base contains.
+        if self.by_stamps or self.side.settled:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
+        if self.by_stamps or self.settled_apart:
+            # Rows that the merge base lacks may have changed, so they count as updated: at worst the merge is refused.
+            updated |= origins.deleted.positions | origins.shared.positions
         if updated:
             updated -= self.base_rows.in_old_place(alive, fragment)
         own = self.matched.base_of(fragment.id)
@@ -258,8 +266,6 @@ class _BaseRows:
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        # Rows that the merge base lacks may have changed, so they count as updated: this refuses more than necessary.
-        differing = origins.deleted.positions | origins.shared.positions
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
@@ -268,7 +274,7 @@ class _BaseRows:
         # After the last common version the two lines number their versions independently, so that equal numbers prove
         # nothing. Such a row counts as updated: at worst the merge is refused.
         other = (then != now) | (then > np.uint64(common))
-        return differing | bitmap_of(both.at[other], both.count[other])
+        return bitmap_of(both.at[other], both.count[other])
 
     def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
         """Return the versions at which rows of fragments of the merge base were last updated, by address."""
@@ -305,8 +311,7 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
     Whether such a row has other values than in the merge base is known only when its values are read.
     """
     known = {side.anchor.version} if side.anchor is not None and side.same_ids else set[int]()
-    # What a merge settled by a strategy differs from the version that it merged, which the merge base may contain.
-    if side.anchor is None or side.settled:
+    if side.anchor is None:
         return True
     for change in side.changes:
         if change.transaction is None or change.before is None or change.after is None:
