@@ -344,3 +344,19 @@ def test_a_picked_merge_leaves_rows_that_it_is_not_about(tmp_path: Path) -> None
     merged = table.merge("run")
     table.cherry_pick(str(merged), "other", parent=1)
     assert [("a", 1), ("a", 20), ("p", 7)] == contents(table, "other")
+
+
+def test_a_pick_that_brings_a_row_back_with_new_values_is_an_update(tmp_path: Path) -> None:
+    """The branch had deleted the row and been compacted, so the pick only adds rows; main was compacted, too."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
+    for branch in ("run", "other"):
+        table.branches.create(branch)
+    updated = table.update({"value": "20"}, where="value = 2", branch="other")
+    table.delete("value = 2", branch="run")
+    table.append(entries("r", 4), branch="run")
+    table.maintenance.compact(branch="run")
+    table.cherry_pick(str(updated), "run", strategy="source-wins")
+    table.append(entries("m", 5))
+    table.maintenance.compact()
+    table.merge("run")
+    assert [("a", 1), ("a", 20), ("b", 3), ("m", 5), ("r", 4)] == contents(table)

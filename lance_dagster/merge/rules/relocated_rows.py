@@ -152,7 +152,7 @@ class _Locator:
 
     @cached_property
     def written(self) -> "_WrittenIds":
-        """The ids of rows that the versions of the side gave new values, and of those that its merges inserted."""
+        """The ids of rows that the versions of the side gave new values, and of those that came or came back."""
         return _written_ids(self.side, self.deleted)
 
     @cached_property
@@ -173,7 +173,7 @@ class _Locator:
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.written.updated).positions
-        updated |= ids.where_in(self.written.inserted).positions & alive.positions
+        updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
         # What a merge settled by a strategy may differ from the version that it merged, which the merge base contains.
         if self.by_stamps or self.side.settled:
@@ -328,13 +328,15 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIds:
-    """The ids of rows that versions of a side gave new values, and of those that its merges inserted.
+    """The ids of rows that versions of a side gave new values, and of those that came by its merges or came back.
 
-    The merge base may have the latter, where it was merged into the side, with other values than the side got.
+    The merge base may have the latter with other values than the side got: where it was merged into the side, where a
+    revert put an older state back, or where a row came back by a pick. A row that the merge base has deleted only came
+    back.
     """
 
     updated: RowRuns = NOWHERE
-    inserted: RowRuns = NOWHERE
+    came: RowRuns = NOWHERE
 
 
 def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
@@ -346,14 +348,17 @@ def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
         # A restore also takes updates back: only rows updated up to the restored version have new values after it.
         if isinstance(change.operation, Restore):
             found = known.get(change.operation.version, found)
-        elif isinstance(change.operation, Update | Merge) or change.is_merge:
-            updated = RowRuns.set_of([found.updated, *_rewritten(change.before, change.after, deleted)])
-            back = _put_back(change.before, change.after, deleted)
-            updated = RowRuns.set_of([updated, *_ids_in_place(change), *back])
-            found = replace(found, updated=updated)
+        elif not isinstance(change.operation, Rewrite):
+            rewritten = [*_rewritten(change.before, change.after, deleted), *_ids_in_place(change)]
+            came = [found.came, *_put_back(change.before, change.after, deleted)]
             if change.is_merge:
-                inserted = RowRuns.set_of([found.inserted, *_new_ids(change.before, change.after)])
-                found = replace(found, inserted=inserted)
+                came += _new_ids(change.before, change.after)
+            # A pick or a revert that only brings rows back is an append, since it takes none out.
+            updates = change.is_merge or isinstance(change.operation, Update | Merge)
+            found = _WrittenIds(
+                updated=RowRuns.set_of([found.updated, *(rewritten if updates else ())]),
+                came=RowRuns.set_of([*came, *(() if updates else rewritten)]),
+            )
         known[change.after.version] = found
     return found
 
