@@ -175,7 +175,6 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/merge/conflict_locations.py",
         "lance_dagster/merge/materialize.py",
         "lance_dagster/merge/missing_rows.py",
-        "lance_dagster/merge/picked_rows.py",
         "lance_dagster/merge/reverted_changes.py",
         "lance_dagster/merge/row_values.py",
         "lance_dagster/plugin/checks/function_check.py",

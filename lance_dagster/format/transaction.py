@@ -41,6 +41,8 @@ UPDATED_IN_PLACE = "lance_dagster.merge.updated_in_place"
 
 Only a merge into a table without stable row ids records it; an empty value says that there are none.
 """
+PICKS_MERGED = "lance_dagster.merge.picked"
+"""The property with the versions that picks are from which a merge brought, as branch ids with numbers."""
 CASTS, CASTS_OF_SOURCE = "lance_dagster.merge.casts", "lance_dagster.merge.casts.source"
 """The properties with columns whose type a merge changed for the dest, and for the source: as "old id:new id".
 

@@ -320,7 +320,7 @@ def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions)
         name=str(of.state),
         manifest=of.state.manifest,
         changes=mark_taken_back(changes, base.state.id),
-        settled=[merge for merge in merges if merge.transaction and MERGE_STRATEGY in merge.transaction.properties],
+        settled=_settled(merges),
         anchor=anchor,
         since=since,
         same_ids=same_ids,
@@ -337,6 +337,19 @@ def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Chang
     already does not count as a change.
     """
     return _apart(of, other, versions)[0]
+
+
+def has_changes(of: Lineage, other: Lineage, versions: Versions) -> bool:
+    """Tell whether a version may have another content than one that does not contain it.
+
+    A merge of what the other version contains brings nothing new, unless it settled a conflict by a strategy.
+    """
+    changes, merges = _apart(of, other, versions)
+    return bool(changes or _settled(merges))
+
+
+def _settled(merges: Sequence[Change]) -> list[Change]:
+    return [merge for merge in merges if merge.transaction and MERGE_STRATEGY in merge.transaction.properties]
 
 
 def _apart(of: Lineage, other: Lineage, versions: Versions) -> tuple[list[Change], list[Change]]:

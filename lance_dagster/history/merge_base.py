@@ -1,17 +1,18 @@
 """The merge base: the newest version that two versions both contain; and whether there is anything to merge.
 
 What a version contains is one number for each branch (`Lineage.contained`), so the newest common version of each branch
-is the lower of two numbers. The merge base is the one of these versions that contains the others.
+is the lower of two numbers. The merge base is the one of these versions that contains the others; after criss-cross
+merges none may contain all others, and there are several merge bases.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from lance_dagster.errors import InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.lineage import (
     Lineage,
     VersionPlace,
-    changes_since,
+    has_changes,
     lineage_of,
     load_or_copy,
     merge_records_of,
@@ -29,7 +30,7 @@ def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> S
     # The source may have changed nothing since the fork, or only merged what the dest has: then nothing is left to
     # do, though no merge is recorded.
     if not dest.contains(source):
-        return None if changes_since(source, dest, versions) else dest.state
+        return None if has_changes(source, dest, versions) else dest.state
     record = merge_records_of(dest.state.manifest).get(source.id)
     number = dest.state.number if record is None else record.dest
     segment = next((segment for segment in reversed(dest.segments) if number <= segment.number), dest.segments[0])
@@ -40,13 +41,23 @@ def version_that_merged(source: Lineage, dest: Lineage, versions: Versions) -> S
 
 
 def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Lineage:
-    """Return the merge base: the newest version that both contain.
-
-    After criss-cross merges there may be several, none of which contains another. Then the one on the branch that
-    sorts first is chosen; rows of the others are recognised by their ids.
+    """Return the merge base: the newest version that both contain, or the first of several (`merge_bases`).
 
     Raises:
         VersionNotFoundError: The merge base was cleaned up.
+        InvalidInputError: The versions have no version in common, or the branch of one of them was deleted.
+    """
+    return merge_bases(source, dest, refs, versions)[0]
+
+
+def merge_bases(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -> Sequence[Lineage]:
+    """Return the versions that both contain, of which no other version that both contain has all.
+
+    After criss-cross merges there are several. The one on the branch that sorts first comes first. Of a branch that was
+    deleted no version is returned; its rows are recognised by their ids.
+
+    Raises:
+        VersionNotFoundError: A version that both contain was cleaned up.
         InvalidInputError: The versions have no version in common, or the branch of one of them was deleted.
     """
     segments = {segment.id: segment for segment in (*source.segments, *dest.segments)}
@@ -59,14 +70,14 @@ def merge_base(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) -
         or own == MAIN
     }
     names = {own: segment.branch for own, segment in segments.items()}
-    best = _newest(None, _places(both, names), (source, dest), (refs, versions))
-    if best is None or any(number > best.contained.get(own, -1) for own, number in both.items()):
+    best = _newest([], _places(both, names), (source, dest), (refs, versions))
+    if any(all(number > base.contained.get(own, -1) for base in best) for own, number in both.items()):
         # A third branch was merged into both. Third branches are looked up only now, since that takes listing every
         # branch. If the branch was deleted meanwhile, its rows are still recognised by their ids.
         left = (branch for branch in refs.branches().values() if branch.state != DELETING)
         others = {branch.id: branch.name for branch in left if branch.id not in names}
         best = _newest(best, _places(both, others), (source, dest), (refs, versions))
-    if best is None:
+    if not best:
         raise InvalidInputError(f"{source.state} and {dest.state} of {refs.store.uri} have no version in common")
     return best
 
@@ -76,14 +87,20 @@ def _places(numbers: Mapping[str, int], names: Mapping[str, str]) -> list[Versio
 
 
 def _newest(
-    best: Lineage | None, places: Iterable[VersionPlace], sides: tuple[Lineage, Lineage], of: tuple[Refs, Versions]
-) -> Lineage | None:
+    best: Sequence[Lineage],
+    places: Iterable[VersionPlace],
+    sides: tuple[Lineage, Lineage],
+    of: tuple[Refs, Versions],
+) -> list[Lineage]:
+    """Return the versions that no other one contains, of those that are the best so far and others."""
+    found = list(best)
     # Places are sorted by name, then number: ids are random, and would make another choice in a copy of the same table.
     for place in sorted(places, key=lambda place: (place[1], place[2], place[0])):
-        found = lineage_of(load_or_copy(place, sides, of[1]), of[0])
-        if best is None or found.contains(best):
-            best = found
-    return best
+        base = lineage_of(load_or_copy(place, sides, of[1]), of[0])
+        if not any(other.contains(base) for other in found):
+            at = next((at for at, other in enumerate(found) if base.contains(other)), len(found))
+            found = [*found[:at], base, *(other for other in found[at:] if not base.contains(other))]
+    return found
 
 
 def is_criss_cross(source: Lineage, dest: Lineage, base: Lineage) -> bool:

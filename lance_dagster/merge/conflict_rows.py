@@ -43,6 +43,7 @@ from lance_dagster.merge.conflict_locations import (
     ConflictLocations,
     RowLocations,
 )
+from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.rules import MergeRefusal
 from lance_dagster.merge.rules.strategy import Conflict
 
@@ -277,6 +278,9 @@ class ConflictRows:
         """
         self._conflicts = found.conflicts
         self._locations = None if found.sides is None else ConflictLocations(lookups=found.rows, sides=found.sides)
+        if found.sides is not None:
+            # Of several merge bases, the refusal may be from another one.
+            states = (state_of(found.sides[0].base), *states[1:])
         self._versions = [VersionedRows(context, state, after=place != BASE) for place, state in enumerate(states)]
         # A refusal without sides was made before anything was compared; columns are then matched by name alone.
         ids = [] if found.sides is None else [side.columns.ids for side in found.sides]

@@ -142,7 +142,7 @@ def _comparing_cells(context: TableContext) -> CompareCells:
     known: dict[tuple[bytes, ...], ComparedCells | None] = {}
 
     def compare(*versions: AddressedRows) -> ComparedCells | None:
-        # One merge has one base, source and dest: the addresses alone tell what was asked.
+        # The lookups are those of one base, source and dest: the addresses alone tell what was asked.
         asked = tuple(addresses.tobytes() for _, addresses in versions)
         if asked not in known:
             sides = [(VersionedRows(context, state_of(one), after=True), addresses) for one, addresses in versions]
@@ -176,9 +176,16 @@ def lineage_at(context: TableContext, state: State) -> Lineage:
 
 
 def gather_merge_input(
+    context: TableContext, source: Lineage, dest: Lineage, bases: Sequence[Lineage], *, strategy: Strategy
+) -> MergeInput:
+    """Gather the input of a merge from its merge bases and both sides."""
+    first, *others = (_from_base(context, source, dest, base, strategy=strategy) for base in bases)
+    return replace(first, other_bases=tuple(others))
+
+
+def _from_base(
     context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
 ) -> MergeInput:
-    """Gather the input of a merge from the merge base and both sides."""
     source_side = side_history(source, dest, base, context.versions)
     dest_side = side_history(dest, source, base, context.versions)
     # A pick inserts rows of another version without making that version a parent. As after crossing merges, both

@@ -6,8 +6,8 @@ of transactions and is what the next merge of the branch starts from. A squash r
 be deleted or reset after it: merging it again would insert its rows a second time.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from lance_dagster.edit.write_result import Written
@@ -17,6 +17,7 @@ from lance_dagster.format.transaction import (
     COMMIT_MESSAGE,
     MERGE,
     MERGED_BRANCH,
+    PICKS_MERGED,
     SQUASHED_PREFIX,
     Project,
     Rewrite,
@@ -28,10 +29,10 @@ from lance_dagster.history.lineage import (
     records_for_aliases,
     records_for_merge,
 )
-from lance_dagster.history.merge_base import merge_base, version_that_merged
+from lance_dagster.history.merge_base import merge_base, merge_bases, version_that_merged
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import gather_merge_input, lineage_at
-from lance_dagster.merge.merge_records import kept_records
+from lance_dagster.merge.merge_records import kept_records, picks_among
 from lance_dagster.merge.propose_merge import (
     ProposedMerge,
     call_with,
@@ -126,11 +127,12 @@ def _prepare_merge(
         if merged is not None:
             check_unused_strategy(options.strategy, merged, source, head)
             return merged
-        base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+        bases = merge_bases(source_lineage, dest_lineage, context.refs, context.versions)
+        base = bases[0]
         # A merge that is refused before it is planned checks its strategy here. Both sides may have renamed a column,
         # and a strategy names it as the merge base does.
         parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
-        given = gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy)
+        given = gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=options.strategy)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
             # Without this, each merged and deleted run branch would leave a record in every later manifest.
@@ -212,14 +214,16 @@ def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str |
     return None
 
 
-def _properties(options: MergeOptions, source: Lineage, head: State, changes: Iterable[Change]) -> dict[str, str]:
+def _properties(options: MergeOptions, source: Lineage, head: State, changes: Sequence[Change]) -> dict[str, str]:
     # Later entries win: given properties may replace the message, but nothing that a later merge relies on.
     properties = {
         COMMIT_MESSAGE: options.message
         or f"{'squash' if options.mode == SQUASH else 'merge'} {source.state} into {head.branch}",
         **options.properties,
-        CLAIMS: encode_claims(all_claims(changes)),
+        CLAIMS: encode_claims(all_claims(changes, source)),
     }
+    if picks := picks_among(changes):
+        properties[PICKS_MERGED] = picks
     if options.mode != SQUASH:
         # The branch id is recorded beside the name: the branch may be renamed, or its name given to another branch.
         properties |= {MERGE: str(source.state), MERGED_BRANCH: source.id}
@@ -238,18 +242,24 @@ def _records(
     return records_for_merge(source, dest, base, aliases=plan.aliases, fields=plan.fields)
 
 
-def all_claims(changes: Iterable[Change]) -> list[Claim]:
-    """Return the claims of some changes, each claim once.
+def all_claims(changes: Iterable[Change], of: Lineage) -> list[Claim]:
+    """Return the claims of some changes of a version, each claim once for the newest version of each branch with it.
 
     Beside claims of partitions, rows that another change wrote or deleted without a claim would seem to be in these
     partitions. A claim that names none stands for such changes.
     """
-    found = dict[Claim, None]()
+    found = dict[tuple[Claim, str], Claim]()
     silent = False
+    ids = {segment.branch: segment.id for segment in of.segments}
     for change in changes:
         # `change.claims` knows the overwrite of a program that records no claims.
         properties = {} if change.transaction is None or change.taken_back else change.transaction.properties
         claims = decode_claims(properties) or change.claims
-        found |= dict.fromkeys(claims)
+        branch, _, number = change.version.rpartition("@")
+        for claim in claims:
+            origin = claim.origin or (ids.get(branch, ""), int(number))
+            known = found.get((claim, origin[0]))
+            if known is None or (known.origin or origin) < origin:
+                found[claim, origin[0]] = replace(claim, origin=origin)
         silent |= not claims and not change.moves_no_row and not isinstance(change.operation, Rewrite | Project)
-    return list(found | {Claim(mode=APPEND): None}) if found and silent else list(found)
+    return [*found.values(), Claim(mode=APPEND)] if found and silent else list(found.values())

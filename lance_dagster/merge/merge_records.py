@@ -15,7 +15,14 @@ from dataclasses import replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN, PUBLISHED
-from lance_dagster.format.transaction import MERGE_RECORD_PREFIXES, MERGED_PREFIX, PICKED_FROM, SQUASHED_PREFIX
+from lance_dagster.format.transaction import (
+    CHANGE_ORIGIN_PROPERTIES,
+    MERGE_RECORD_PREFIXES,
+    MERGED_PREFIX,
+    PICKED_FROM,
+    PICKS_MERGED,
+    SQUASHED_PREFIX,
+)
 from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_records_of
 from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.refs.ref_files import PUBLISHED_ID, READY
@@ -44,7 +51,24 @@ def origins(of: Lineage, parent: Lineage) -> str:
 def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
     """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
-    return any(_is_of(change, other, base) and not change.adds_no_copy for change in changes)
+    return any(
+        (_is_of(change, other, base) and not change.adds_no_copy)
+        or _among(_named(change, PICKS_MERGED), other, base.contained)
+        for change in changes
+    )
+
+
+def brings_copies(change: Change) -> bool:
+    """Tell whether a version may put in rows that exist, or existed, in another place."""
+    properties = change.transaction.properties if change.transaction is not None else {}
+    return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) and not change.adds_no_copy
+
+
+def picks_among(changes: Iterable[Change]) -> str:
+    """Return as text the versions that the picks among some changes are from, and those that merges brought."""
+    copying = [change for change in changes if not change.adds_no_copy]
+    found = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
+    return " ".join(dict.fromkeys(f"{own}@{number}" for named in found for own, number in named))
 
 
 def claiming(
@@ -66,22 +90,27 @@ def claiming(
     """
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
-    taken = {f"{names[own]}@{number}" for change in other_changes for own, number in _origins(change) if own in names}
+    picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
+    taken = {f"{names[own]}@{number}" for own, number in picked if own in names}
     return [
-        replace(change, in_both=True)
-        if (change.version in taken or _is_of(change, other)) and not inserted_anew(change)
-        else change
+        change
+        if inserted_anew(change)
+        else replace(change, in_both=change.version in taken or _is_of(change, other), known=other.contained)
         for change in changes
     ]
 
 
 def _is_of(change: Change, other: Lineage, base: Lineage | None = None) -> bool:
-    known = base.contained if base is not None else {}
-    return any(known.get(own, -1) < number <= other.contained.get(own, -1) for own, number in _origins(change))
+    return _among(_named(change, PICKED_FROM), other, base.contained if base is not None else {})
 
 
-def _origins(change: Change) -> list[tuple[str, int]]:
-    recorded = change.transaction.properties.get(PICKED_FROM, "") if change.transaction is not None else ""
+def _among(places: Sequence[tuple[str, int]], other: Lineage, known: Mapping[str, int]) -> bool:
+    return any(known.get(own, -1) < number <= other.contained.get(own, -1) for own, number in places)
+
+
+def _named(change: Change, key: str) -> list[tuple[str, int]]:
+    """Return the versions that a property names, as branch ids with numbers."""
+    recorded = change.transaction.properties.get(key, "") if change.transaction is not None else ""
     return [(found[1], int(found[2])) for one in recorded.split() if (found := _ORIGIN.fullmatch(one))]
 
 

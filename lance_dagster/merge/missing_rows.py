@@ -1,25 +1,21 @@
 """Find out why one side of a merge does not have rows that it knows: it took them back, deleted them or never had them.
 
-A revert or a restore is about versions, a deletion about the rows themselves. What a merge removed is looked up in the
-line of versions that it merged.
+A revert, a restore or a reset is about versions, a deletion about the rows themselves. What a merge removed is looked
+up in the line of versions that it merged.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyroaring import BitMap
-
 from lance_dagster.errors import InvalidInputError, NotFoundError
-from lance_dagster.format.codec import decode_row_runs, smallest_row_id
 from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import RowRuns
-from lance_dagster.format.transaction import MERGED_BRANCH, RESTORED, REVERTED, Restore
+from lance_dagster.format.transaction import MERGED_BRANCH, RESTORED, REVERTED, Restore, reset_target
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import lineage_of, side_history
 from lance_dagster.history.merge_base import merge_base
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import differing_fragments
+from lance_dagster.merge.rules.row_changes import differing_fragments, live
 from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
@@ -72,6 +68,11 @@ def why_missing(
             known = False
             break
         gone = _gone(change.before, change.after, left, deleted)
+        if reset_target(change.transaction) is not None:
+            # The versions that the reset dropped are not among the changes, but the ids of their rows stay taken.
+            minted = change.after.next_row_id - change.before.next_row_id
+            had = left.where_in(RowRuns.of([(change.before.next_row_id, max(0, minted), 0)]))
+            gone = RowRuns.set_of([gone, had.without(live(change.after, had, deleted))])
         if not len(gone):
             continue
         left = left.without(gone)
@@ -124,30 +125,3 @@ def _gone(before: Manifest, after: Manifest, among: RowRuns, deleted: Deleted) -
     """Return those of some rows that one version has and the next one does not, as a set of ids."""
     had = live(before, among, deleted, differing_fragments(before, after))
     return had.without(live(after, had, deleted, differing_fragments(after, before))) if len(had) else had
-
-
-def live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None = None) -> RowRuns:
-    """Return those of some rows that a version has, as a set of ids.
-
-    Args:
-        manifest: The version.
-        among: The ids asked for, as a set.
-        deleted: Reads deletion vectors.
-        numbers: The fragments that are looked at; all by default.
-    """
-    return RowRuns.set_of(list(_live_parts(manifest, among, deleted, numbers))) if len(among) else among
-
-
-def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None) -> Iterator[RowRuns]:
-    last = among.largest or 0
-    for number in manifest.fragments.ids if numbers is None else sorted(numbers):
-        fragment = manifest.fragment(number)
-        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
-        if lowest is not None and lowest > last:
-            continue
-        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
-        # A deletion vector is a file, which is read only where some of the rows are.
-        if len(ids) and fragment.deletion is not None:
-            ids = ids.restricted(BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment))
-        if len(ids):
-            yield ids

@@ -19,8 +19,9 @@ from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import MERGE_STRATEGY
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import Lineage
-from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, live, why_missing
+from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, why_missing
 from lance_dagster.merge.rules.merge_input import Deleted
+from lance_dagster.merge.rules.row_changes import live
 from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import Piece, RowSpace, Translation
 
@@ -51,8 +52,10 @@ def picked_rows(
     native = shared.beyond(own)
     native = native.beyond(_contained(context, other_lineage, names, other.space)) if native.stretches else native
     dropped = any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in other.since)
-    picked = why_missing(context, other, _missing(side, other, own, deleted), deleted, never_had=dropped)
-    original = why_missing(context, other, _missing(side, other, native, deleted), deleted, never_had=other.complete)
+    picked = why_missing(context, other, rows_lacking(side, other, own, deleted), deleted, never_had=dropped)
+    original = why_missing(
+        context, other, rows_lacking(side, other, native, deleted), deleted, never_had=other.complete
+    )
     # A deletion of rows that the other side picked is about the rows themselves, so it holds for the original ones.
     return replace(
         picked,
@@ -61,7 +64,7 @@ def picked_rows(
     )
 
 
-def _missing(side: SideHistory, other: SideHistory, known: Translation, deleted: Deleted) -> RowRuns:
+def rows_lacking(side: SideHistory, other: SideHistory, known: Translation, deleted: Deleted) -> RowRuns:
     """Return those of some rows that a side has and the other one does not, as ids of both."""
     if not known.stretches:
         return NO_ROWS

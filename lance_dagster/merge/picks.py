@@ -52,17 +52,19 @@ from lance_dagster.history.lineage import (
     row_space_since,
     side_history,
 )
-from lance_dagster.history.merge_base import merge_base
+from lance_dagster.history.merge_base import is_criss_cross, merge_base
 from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
-from lance_dagster.merge.merge_records import identity, origins, picked_across
+from lance_dagster.merge.merge_records import brings_copies, identity, origins, picked_across
+from lance_dagster.merge.picked_rows import rows_lacking
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.reverted_changes import last_revert
 from lance_dagster.merge.rules import MergeInput, MergePlan, ParsedStrategy, fields_across
+from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.transactions.claims import Change, SideHistory, encode_claims
-from lance_dagster.transactions.row_id_spaces import Alias
+from lance_dagster.transactions.row_id_spaces import Alias, RowSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class ChangeRange:
             marks[PICKED_BY] = committer() or writer_name(WRITER)
             marks[PICKED_FROM] = origins(lineage_of(self.of, context.refs), lineage_of(self.base, context.refs))
             # Without its claims, a picked replacement of a partition would not conflict with rows added there since.
-            marks[CLAIMS] = encode_claims(all_claims(self.changes))
+            marks[CLAIMS] = encode_claims(all_claims(self.changes, lineage_of(self.of, context.refs)))
         return marks
 
     def info(self, context: TableContext) -> dict[str, str]:
@@ -242,22 +244,25 @@ def _gather_merge_input(
             # Values written under another type would be read as nulls; without rows there are no such values.
             across.incompatible if change_range.carries_rows else (),
         )
+    source_history = SideHistory(
+        name=change_range.name,
+        manifest=change_range.source.manifest,
+        changes=change_range.changes,
+        # Only along one line do fragments and fields keep their ids.
+        anchor=change_range.base.manifest if same_line else None,
+        since=change_range.since,
+        same_ids=same_line,
+        space=spaces[1],
+        common=last_common(source, base),
+    )
+    dest_history, reading = replace(dest_history, space=spaces[2]), lookups(context)
     return MergeInput(
         base=change_range.base.manifest,
         space=spaces[0],
-        source=SideHistory(
-            name=change_range.name,
-            manifest=change_range.source.manifest,
-            changes=change_range.changes,
-            # Only along one line do fragments and fields keep their ids.
-            anchor=change_range.base.manifest if same_line else None,
-            since=change_range.since,
-            same_ids=same_line,
-            space=spaces[1],
-            common=last_common(source, base),
-        ),
-        dest=replace(dest_history, space=spaces[2]),
-        lookups=lookups(context),
+        source=source_history,
+        dest=dest_history,
+        inserted=(RowRuns.of(()), _rows_of_dest(spaces[0], source_history, dest_history, reading.deleted)),
+        lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
         returning=change_range.returning,
@@ -265,11 +270,18 @@ def _gather_merge_input(
         # not come back.
         crosswise=change_range.puts_in
         and (
-            dest.contains(source)
+            is_criss_cross(source, dest, base)
+            or (not head.manifest.stable_row_ids and any(map(brings_copies, change_range.changes)))
             or picked_across(dest_history.changes, source, base)
             or picked_across(change_range.changes, dest, base)
         ),
     )
+
+
+def _rows_of_dest(base: RowSpace, source: SideHistory, dest: SideHistory, deleted: Deleted) -> RowRuns:
+    """Return the rows of the dest that the source knows, and neither it nor the base has: the change is not theirs."""
+    known = dest.space.translation(source.space).beyond(dest.space.translation(base))
+    return rows_lacking(dest, source, known, deleted)
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:

@@ -21,7 +21,7 @@ from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.lineage import Lineage
-from lance_dagster.history.merge_base import merge_base, version_that_merged
+from lance_dagster.history.merge_base import merge_bases, version_that_merged
 from lance_dagster.history.refs.branch_operations import create_branch, retire_branch
 from lance_dagster.history.refs.ref_files import Branch, with_metadata
 from lance_dagster.history.versions import State
@@ -231,7 +231,8 @@ def preview(
 
 def _previewed(context: TableContext, source: State, head: State, options: MergeOptions) -> MergePreview:
     source_lineage, dest_lineage = lineage_at(context, source), lineage_at(context, head)
-    base = merge_base(source_lineage, dest_lineage, context.refs, context.versions)
+    bases = merge_bases(source_lineage, dest_lineage, context.refs, context.versions)
+    base = bases[0]
     # Versions are kept by the ids of their branches, so that a pickled preview finds them after a renaming.
     request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
@@ -257,7 +258,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         plan = (
             MergeRefusal(conflicts=refused)
             if refused
-            else plan_merge(gather_merge_input(context, source_lineage, dest_lineage, base, strategy=options.strategy))
+            else plan_merge(gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=options.strategy))
         )
         lacking = _not_indexed(plan, source) if isinstance(plan, MergePlan) else ()
     if isinstance(plan, MergeRefusal):
@@ -309,8 +310,9 @@ def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions
         context = open_context(uri, None)
         base_at, source, dest = map(context.load_recorded, versions)
         base, source_lineage, dest_lineage = (lineage_at(context, state) for state in (base_at, source, dest))
+        bases = [base, *merge_bases(source_lineage, dest_lineage, context.refs, context.versions)[1:]]
         found = (
-            plan_merge(gather_merge_input(context, source_lineage, dest_lineage, base, strategy=strategy))
+            plan_merge(gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=strategy))
             # A merge without conflicts has no rows to show, so it is not planned again.
             if copy.conflicts
             else None

@@ -8,7 +8,7 @@ the transaction properties.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -48,12 +48,15 @@ class Claim:
     """The scope of one commit. `partitions` are Dagster partition keys; empty when they are unknown.
 
     `on` are the key columns of an upsert: it claims the keys of the rows it put in, and the predicate covers them.
+    `origin` is the version that made a claim which a merge or a pick repeats, as branch id and number: a side that
+    contains this version has the claimed rows itself.
     """
 
     mode: ClaimMode
     predicate: str | None = None
     partitions: tuple[str, ...] = ()
     on: tuple[str, ...] = ()
+    origin: tuple[str, int] | None = field(default=None, compare=False)
 
     @property
     def exclusive(self) -> bool:
@@ -74,6 +77,7 @@ def encode_claims(claims: Iterable[Claim]) -> str:
         [
             {"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)}
             | ({"on": list(claim.on)} if claim.on else {})
+            | ({"origin": list(claim.origin)} if claim.origin else {})
             for claim in claims
         ]
     )
@@ -91,11 +95,19 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
                 predicate=entry["predicate"] and str(entry["predicate"]),
                 partitions=tuple(map(str, entry["partitions"])),
                 on=tuple(map(str, entry.get("on", ()))),
+                origin=_origin(entry.get("origin")),
             )
             for entry in found
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
+
+
+def _origin(entry: object) -> tuple[str, int] | None:
+    match entry:
+        case [str(branch_id), int(number)]:
+            return branch_id, number
+    return None
 
 
 # Operations that cannot conflict with changes of rows, columns or fragments on the other side.
@@ -110,8 +122,9 @@ class Change:
     `transaction` is None when its file was removed, `before` and `after` (the manifests around it) when they were
     cleaned up. `undone` means that the merge input applies the reverse change, from `after` to `before`; `in_both` that
     the other side contains the same change, or picked it after this side took it back; `taken_back` that this side took
-    it back (`taken_back.mark_taken_back`). None of these claims anything. `id` is the commit id of the version and
-    `parent_id` that of the version before it on its branch, empty where it was cleaned up.
+    it back (`taken_back.mark_taken_back`). None of these claims anything. `known` is what the other side contains, by
+    branch id: claims of these versions, which a merge repeats, do not count either. `id` is the commit id of the
+    version and `parent_id` that of the version before it on its branch, empty where it was cleaned up.
     """
 
     version: str
@@ -122,6 +135,7 @@ class Change:
     undone: bool = False
     in_both: bool = False
     taken_back: bool = False
+    known: Mapping[str, int] = field(default_factory=dict)
     id: str = ""
     parent_id: str = ""
 
@@ -170,7 +184,12 @@ class Change:
         if not (claims or takes_back or self.is_merge) and isinstance(self.transaction.operation, Overwrite):
             # pylance records no claims, but its overwrite replaces the rows of every partition.
             return (Claim(mode=OVERWRITE),)
-        return claims
+        made = (claim.origin or ("", 0) for claim in claims)
+        return tuple(
+            claim
+            for claim, (own, number) in zip(claims, made, strict=True)
+            if not own or self.known.get(own, -1) < number
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

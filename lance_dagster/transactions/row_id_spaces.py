@@ -45,6 +45,16 @@ class Piece:
     origin: str
     first: int
 
+    @property
+    def alias(self) -> Alias:
+        """The ids of the branch, for the record of a merge."""
+        return Alias(first=self.first, end=self.first + self.end - self.start, here=self.start)
+
+    def is_within(self, other: "Piece") -> bool:
+        """Tell whether another piece says the same of these ids."""
+        same = (self.origin, self.first - self.start) == (other.origin, other.first - other.start)
+        return same and other.start <= self.start and self.end <= other.end
+
 
 @dataclass(frozen=True, slots=True)
 class RowSpace:
@@ -98,8 +108,15 @@ class RowSpace:
         # more has a second id, and the name on the branch itself still means the first one.
         return found.joined(_in_both(self.names, other.names).beyond(found))
 
-    def assigned_ids_of(self, other: "RowSpace") -> "tuple[RowSpace, dict[str, list[Alias]]]":
+    def assigned_ids_of(
+        self, other: "RowSpace", again: "Translation | None" = None
+    ) -> "tuple[RowSpace, dict[str, list[Alias]]]":
         """Assign ids of another version to the rows of this one that it does not have.
+
+        Args:
+            other: The ids of the other version.
+            again: Rows that come back to it under the ids that it has for them. It may know them by fewer names, since
+                a reset or a restore drops the records of merges.
 
         Returns:
             The ids of the other version with these rows, and the aliases to record, by branch id.
@@ -115,9 +132,13 @@ class RowSpace:
             new = _moved(self.names, first, last, end)
             names += new
             for piece in new:
-                alias = Alias(first=piece.first, end=piece.first + piece.end - piece.start, here=piece.start)
-                aliases.setdefault(piece.origin, []).append(alias)
+                aliases.setdefault(piece.origin, []).append(piece.alias)
             end += last - first
+        for first, last, there in again.stretches if again is not None else ():
+            for piece in _moved(self.names, first, last, there):
+                if not any(piece.is_within(name) for name in names):
+                    names.append(piece)
+                    aliases.setdefault(piece.origin, []).append(piece.alias)
         return RowSpace(tuple(pieces), tuple(names)), aliases
 
 

@@ -199,3 +199,58 @@ def test_a_pick_of_rows_that_a_strategy_dropped(table: LanceTable, reverts: int,
     assert [unit] == [conflict.unit for conflict in refused.value.conflicts]
     table.merge("redo", strategy="source-wins")
     assert [("wed", 20), ("wed", 21)] == [row for row in contents(table) if row[0] == "wed"]
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["append", "nothing"])
+@pytest.mark.parametrize("back", ["reset", "revert", "restore"])
+def test_a_picked_change_stays_where_its_branch_went_back(table: LanceTable, back: str, *, later: bool) -> None:
+    """Main picked a change that the branch takes back: a merge of the branch leaves the pick, as in git."""
+    before, picked = str(table.head("run")), str(_append(table))
+    table.cherry_pick(picked)
+    if back == "reset":
+        table.branches.reset("run", before)
+    elif back == "revert":
+        table.revert(picked, "run")
+    else:
+        table.restore(before, branch="run")
+    if later:
+        table.append(entries("n", 5), branch="run")
+    expected = sorted([*PICKED, *([("n", 5)] if later else [])])
+    table.merge("run")
+    assert expected == contents(table)
+    if back == "reset":
+        table.branches.sync("run")
+        assert expected == contents(table, "run")
+    as_pylance(table).validate()
+
+
+def test_a_reset_of_a_branch_that_had_merged_leaves_the_pick(table: LanceTable) -> None:
+    """The dropped version is the merge of a third branch, and main picked it from there."""
+    picked = str(_append(table))
+    before = str(table.head("redo"))
+    table.merge("run", "redo")
+    table.cherry_pick(picked)
+    table.branches.reset("redo", before)
+    table.append(entries("n", 5), branch="redo")
+    table.merge("redo")
+    assert sorted([*PICKED, ("n", 5)]) == contents(table)
+    table.merge("run")
+    assert sorted([*PICKED, ("n", 5)]) == contents(table)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_rows_that_come_again_after_a_reset_are_known_to_their_first_branch(table: LanceTable, *, later: bool) -> None:
+    """The reset dropped the record of a merge, and the rows came back by way of main, which had picked the merge."""
+    table.update({"value": "10"}, where="value = 1", branch="run")
+    before = str(table.merge("run", "redo"))
+    _append(table)
+    table.cherry_pick(str(table.merge("run", "redo")), parent=1)
+    table.branches.reset("redo", before)
+    if later:
+        # The reset version is the merge base of the next merge then.
+        table.merge("redo")
+    table.branches.sync("redo")
+    table.append(entries("n", 5), branch="run")
+    table.merge("run", "redo")
+    assert [("a", 2), ("a", 10), ("n", 5), ("wed", 20), ("wed", 21)] == contents(table, "redo")
+    as_pylance(table, "redo").validate()

@@ -273,7 +273,7 @@ def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Pa
     added = table.append(entries("n", 5), branch="run")
     table.maintenance.compact(branch="run")
     table.cherry_pick(str(added))
-    with pytest.raises(MergeConflictError, match="merged the same versions by different merges"):
+    with pytest.raises(MergeConflictError, match="have the same versions by different merges"):
         table.merge("run")
     assert [*BEFORE, ("n", 5)] == contents(table)
 
@@ -330,3 +330,33 @@ def test_a_strategy_takes_no_values_from_rows_that_only_moved(table: LanceTable,
     with pytest.raises(MergeConflictError, match="wrote its values beside rows that moved"):
         table.cherry_pick(str(picked), strategy=strategy)
     assert before == table.read().to_pylist()
+
+
+def test_a_picked_merge_leaves_rows_that_it_is_not_about(tmp_path: Path) -> None:
+    """The merge brought a branch that had reverted a row; the branch onto which it is picked had picked the row."""
+    table = new_table(tmp_path, entries("a", 1, 2))
+    for branch in ("run", "other"):
+        table.branches.create(branch)
+    added = table.append(entries("p", 7), branch="run")
+    table.update({"value": "20"}, where="value = 2", branch="run")
+    table.cherry_pick(str(added), "other")
+    table.revert(str(added), "run")
+    merged = table.merge("run")
+    table.cherry_pick(str(merged), "other", parent=1)
+    assert [("a", 1), ("a", 20), ("p", 7)] == contents(table, "other")
+
+
+def test_a_pick_that_brings_a_row_back_with_new_values_is_an_update(tmp_path: Path) -> None:
+    """The branch had deleted the row and been compacted, so the pick only adds rows; main was compacted, too."""
+    table = new_table(tmp_path, entries("a", 1, 2), entries("b", 3))
+    for branch in ("run", "other"):
+        table.branches.create(branch)
+    updated = table.update({"value": "20"}, where="value = 2", branch="other")
+    table.delete("value = 2", branch="run")
+    table.append(entries("r", 4), branch="run")
+    table.maintenance.compact(branch="run")
+    table.cherry_pick(str(updated), "run", strategy="source-wins")
+    table.append(entries("m", 5))
+    table.maintenance.compact()
+    table.merge("run")
+    assert [("a", 1), ("a", 20), ("b", 3), ("m", 5), ("r", 4)] == contents(table)

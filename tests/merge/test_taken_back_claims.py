@@ -135,3 +135,46 @@ def test_a_revert_with_a_strategy_leaves_the_claim(table: LanceTable) -> None:
     replace(table, "main", 99)
     with pytest.raises(MergeConflictError, match="partition tue"):
         table.merge("run")
+
+
+BACK: dict[str, Callable[[LanceTable, str, str], object]] = {
+    "revert": lambda table, made, _: table.revert(made, "third"),
+    "restore": lambda table, _, before: table.restore(before, branch="third"),
+}
+
+
+@pytest.mark.parametrize("partitions", [("tue",), ()], ids=["named", "predicate"])
+@pytest.mark.parametrize("back", BACK)
+def test_a_replacement_that_a_merged_branch_took_back_claims_nothing(
+    table: LanceTable, back: str, partitions: tuple[str, ...]
+) -> None:
+    """A branch of main took the replacement back, and main has the rows from before it by the merge of this branch."""
+    before = str(table.head())
+    made = table.replace_where("key = 'tue'", entries("tue", 10), partitions=partitions)
+    table.branches.create("third")
+    BACK[back](table, str(made), before)
+    table.merge("third")
+    table.replace_where("key = 'tue'", entries("tue", 99), branch="run", partitions=partitions)
+    table.merge("run")
+    assert [("mon", 1), ("tue", 99)] == contents(table)
+
+
+@pytest.mark.parametrize("branch", ["run", "main"])
+@pytest.mark.parametrize("write", ["append", "append of any partition", "upsert"])
+def test_rows_that_were_added_and_deleted_claim_nothing(table: LanceTable, write: str, branch: str) -> None:
+    """The side has other changes, so that it has not the rows of the fork again."""
+    WRITES[write](table, branch)
+    table.append(entries("wed", 3), branch=branch, partitions=["wed"])
+    table.delete("value >= 12", branch=branch)
+    replace(table, "main" if branch == "run" else "run", 99)
+    table.merge("run")
+    assert [("mon", 1), ("tue", 99), ("wed", 3)] == contents(table)
+
+
+def test_a_replacement_by_no_rows_claims_its_partition(table: LanceTable) -> None:
+    """It says that there are no rows of the day, which contradicts rows that another branch added."""
+    table.replace_where("key = 'thu'", entries("thu"), partitions=["thu"])
+    table.append(entries("wed", 3), partitions=["wed"])
+    table.append(entries("thu", 4), branch="run", partitions=["thu"])
+    with pytest.raises(MergeConflictError, match="partition thu"):
+        table.merge("run")

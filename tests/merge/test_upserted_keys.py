@@ -121,28 +121,69 @@ def test_a_key_may_have_any_name(tmp_path: Path) -> None:
     assert 5 == len(found)
 
 
+@pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
 @pytest.mark.parametrize("by_key", [True, False], ids=["upsert", "replace_where"])
-def test_two_merges_that_settled_one_conflict_in_opposite_ways_lose_no_row(tmp_path: Path, by_key: bool) -> None:  # noqa: FBT001
+def test_two_merges_that_settled_one_conflict_in_opposite_ways_lose_no_row(
+    tmp_path: Path, winner: Winner, *, by_key: bool
+) -> None:
     """Each kept one copy of the row and deleted the other's; together they would delete both."""
     table = new_table(tmp_path, entries("a", 1))
     for branch in ("run", "third"):
         table.branches.create(branch)
-    for branch in ("run", "main"):
+    for value, branch in enumerate(("run", "main")):
         table.append(entries(f"of {branch}", 2), branch=branch)
         if by_key:
-            table.upsert(entries("k", 9), on=["key"], branch=branch)
+            table.upsert(entries("k", value), on=["key"], branch=branch)
         else:
-            table.replace_where("key = 'k'", entries("k", 9), branch=branch)
+            table.replace_where("key = 'k'", entries("k", value), branch=branch)
     before = table.head()
     table.merge("run", "third")
-    settled = table.merge(str(before), "third", strategy="dest-wins")
+    table.merge(str(before), "third", strategy="dest-wins")
     table.merge("run", strategy="dest-wins")
     table.append(entries("later", 3), branch="third")
-    kept = contents(table)
-    with pytest.raises(MergeConflictError, match=f"settled a conflict about it in {settled}") as refused:
+    kept = contents(table, "third" if winner == "source-wins" else "main")
+    with pytest.raises(MergeConflictError) as refused:
         table.merge("third")
-    assert f"reset third to before {settled}" in str(refused.value.hint)
-    table.branches.reset("third", "third@3")
-    table.append(entries("later", 3), branch="third")
-    table.merge("third")
-    assert sorted([*kept, ("later", 3)]) == sorted(contents(table))
+    assert ["rows"] == [conflict.kind for conflict in refused.value.conflicts]
+    table.merge("third", strategy=winner)
+    assert sorted({*kept, ("later", 3)}) == contents(table)
+
+
+@pytest.mark.parametrize("inserted", ["n-1", "price", "x IN y"])
+@pytest.mark.parametrize("column", ["n", "price", "x"])
+def test_an_upsert_that_inserts_is_combined_with_an_update_of_another_column(
+    tmp_path: Path, column: str, inserted: str
+) -> None:
+    """The upsert claims its keys, whatever columns are called like a part of a key or of the condition."""
+    rows = pa.table({"id": ["a"], column: [1], "other": [1]})
+    table = LanceTable.create(tmp_path / "table", rows.schema)
+    table.append(rows)
+    table.branches.create("run")
+    table.upsert(pa.table({"id": ["a", inserted], "other": [2, 2]}), on=["id"], branch="run")
+    table.update({column: "3"}, where="id = 'a'")
+    assert 1 == table.preview_merge("run").rows_combined
+    table.merge("run")
+    expected = [{"id": "a", column: 3, "other": 2}, {"id": inserted, column: None, "other": 2}]
+    assert expected == table.read().sort_by("id").to_pylist()
+
+
+@pytest.mark.parametrize("into_main", [True, False])
+def test_updates_are_combined_after_columns_were_merged_both_ways(tmp_path: Path, *, into_main: bool) -> None:
+    """Each side added a column, so that the two have other field ids for them; the rows are still combined."""
+    before = pa.table({"id": [1, 2], "first": [1, 1], "second": [1, 1]})
+    table = LanceTable.create(tmp_path / "table", before.schema)
+    table.append(before)
+    table.branches.create("run")
+    table.columns.add({"of_main": "id * 10"})
+    table.columns.add({"of_run": "id * 100"}, branch="run")
+    table.merge("run")
+    table.branches.sync("run")
+    table.update({"first": "9"}, where="id = 1")
+    table.update({"second": "5"}, where="id = 1", branch="run")
+    source, dest = ("run", "main") if into_main else ("main", "run")
+    assert 1 == table.preview_merge(source, dest).rows_combined
+    table.merge(source, dest)
+    found = {row["id"]: row for row in table.read(dest).to_pylist()}
+    assert {"id": 1, "first": 9, "second": 5, "of_main": 10, "of_run": 100} == found[1]
+    assert {"id": 2, "first": 1, "second": 1, "of_main": 20, "of_run": 200} == found[2]
+    as_pylance(table, dest).validate()

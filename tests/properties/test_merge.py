@@ -51,10 +51,11 @@ class Action:
 
 @dataclass(slots=True)
 class BranchModel:
-    """A branch in the model: the keys of its rows by value, and its commits."""
+    """A branch in the model: the keys of its rows by value, and its commits with the rows they put in and took out."""
 
     rows: dict[int, str] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
+    effects: list[tuple[set[int], set[int]]] = field(default_factory=list)
 
     def copy(self) -> "BranchModel":
         """The same rows, without commits."""
@@ -63,9 +64,10 @@ class BranchModel:
     def do(self, action: Action, values: Iterator[int]) -> dict[int, str]:
         """Apply an action; return the rows that it adds."""
         self.actions.append(action)
-        if action.exclusive:
-            self.rows = {value: key for value, key in self.rows.items() if not action.claims(key)}
+        taken = {value for value, key in self.rows.items() if action.exclusive and action.claims(key)}
+        self.rows = {value: key for value, key in self.rows.items() if value not in taken}
         new = {next(values): key for key in action.added}
+        self.effects.append((set(new), taken))
         self.rows.update(new)
         return new
 
@@ -114,8 +116,16 @@ def conflicts(base: BranchModel, source: BranchModel, dest: BranchModel, *, agai
 
 
 def _claims_that_count(base: BranchModel, side: BranchModel, made: Sequence[Action]) -> Sequence[Action]:
-    """The actions whose claims count: those of a side that has the rows of the base again add no row to a partition."""
-    return [action for action in made if action.exclusive] if side.rows == base.rows else made
+    """The actions whose claims count: those of a side that has the rows of the base again add no row to a partition.
+
+    Of an action whose rows are gone and which took none out, nothing is left, unless it replaced the whole table.
+    """
+    left = [
+        action
+        for action, (put, taken) in zip(made, side.effects, strict=True)
+        if action.kind == OVERWRITE or not put or taken or not put.isdisjoint(side.rows)
+    ]
+    return [action for action in left if action.exclusive] if side.rows == base.rows else left
 
 
 def _name_the_same(action: Action, other: Action) -> bool:

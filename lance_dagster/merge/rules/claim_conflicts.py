@@ -15,7 +15,6 @@ condition is not evaluated, and all rows that were written or removed may be in 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 
 from pyroaring import BitMap
 
@@ -41,7 +40,7 @@ from lance_dagster.merge.rules.strategy import (
     made_after_reset,
     made_again,
 )
-from lance_dagster.transactions.claims import APPEND, NO_KEYS, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
+from lance_dagster.transactions.claims import APPEND, OVERWRITE, REPLACE, UPSERT, Change, Claim, decode_claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +193,11 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
             if claim.mode == APPEND:
                 continue
             columns = ClaimedColumns.of(side, change)
-            if claim.predicate is None or not columns.ids.keys() >= set(claim.on):
+            # The predicate of an upsert is about its keys alone, and there may be too many of them for one.
+            by_keys = claim.mode == UPSERT and bool(claim.on)
+            if (claim.predicate is None and not by_keys) or not columns.ids.keys() >= set(claim.on):
                 return None
-            named = columns.named_in(claim.predicate).values() if claim.exclusive else ()
+            named = () if by_keys or claim.predicate is None else columns.named_in(claim.predicate).values()
             ids = {*named, *(columns.ids[name] for name in claim.on)}
             found.update(names[number] for number in ids)
     return frozenset(found)
@@ -263,25 +264,6 @@ def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) 
     comparison = ClaimComparison(source, dest)
     findings = [_settle(each, settled, comparison, strategy) for each in comparison.conflicts()]
     return replace(settled, findings=tuple(findings))
-
-
-def settled_apart(source: MergeSide, dest: MergeSide) -> Iterator[Finding]:
-    """Find scopes in which each side settled a conflict by the strategy of an earlier merge.
-
-    Each of the two merges kept one copy of the rows and deleted the other. Where they kept different ones, a merge of
-    both would delete both copies, although each side has the rows.
-    """
-    for merge, own in product(source.history.settled, dest.history.settled):
-        for claim, other in product(merge.claims, own.claims):
-            if not (claim.exclusive or other.exclusive) or claim.shared_partitions(other) == ():
-                continue
-            if NO_KEYS in (claim.predicate, other.predicate):
-                continue
-            stronger = claim if claim.exclusive else other
-            done, before = (f"{each.author} settled a conflict about it in {each.version}" for each in (merge, own))
-            conflict = Conflict(kind=_kind(stronger), unit=_unit(stronger), source=done, dest=before)
-            yield Finding(conflict=conflict, options=(), advice=made_after_reset(merge.version, source.branch))
-            return
 
 
 def _settle(
@@ -377,7 +359,9 @@ class ClaimComparison:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
         for source_change, claim in _active_claims(self.source):
             for dest_change, other in _active_claims(self.dest):
-                if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
+                if not self._is_about_both(claim, other):
+                    continue
+                if _is_undone(self.source, source_change, claim) or _is_undone(self.dest, dest_change, other):
                     continue
                 described = _describe(source_change, claim), _describe(dest_change, other)
                 # An upsert claims its keys, and not the partition that they are in.
@@ -396,6 +380,12 @@ class ClaimComparison:
                     scope = scopes[0].narrowed(scopes[1])
                 for partition in claim.shared_partitions(other) or ():
                     yield _claim_conflict(f"partition {partition}", described, stronger, scope, by_source=by_source)
+
+    def _is_about_both(self, claim: Claim, other: Claim) -> bool:
+        """Tell whether two claims contradict each other by what they name."""
+        if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
+            return False
+        return OVERWRITE in (claim.mode, other.mode) or bool(claim.shared_partitions(other))
 
     def _about_keys(self, claim: Claim, other: Claim) -> bool:
         """Tell whether the keys of an upsert decide, and not the names of the partitions that both claims name."""
@@ -434,8 +424,10 @@ class ClaimComparison:
                     yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
             # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
             # not decide.
-            elif (claim.mode == UPSERT or _has_to_look(claim, other)) and (
-                there := self._did_there(other, claim, scope)
+            elif (
+                (claim.mode == UPSERT or _has_to_look(claim, other))
+                and (there := self._did_there(other, claim, scope))
+                and not _is_undone(side, change, claim)
             ):
                 did = _in_order(side, _describe(change, claim), there)
                 yield _claim_conflict(_unit(claim), did, claim, scope, by_source=side.is_source)
@@ -476,6 +468,12 @@ def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
     if not side.ended_where_it_began:
         return side.claims
     return [(change, claim) for change, claim in side.claims if claim.exclusive]
+
+
+def _is_undone(side: MergeSide, change: Change, claim: Claim) -> bool:
+    """Tell whether nothing is left of a claimed change, however it was taken back: by a deletion, or by a merge."""
+    # An overwrite claims the columns, too.
+    return claim.mode != OVERWRITE and side.has_nothing_of(change)
 
 
 def _has_to_look(claim: Claim, other: MergeSide) -> bool:

@@ -124,7 +124,7 @@ class MergeInput:
     although the other side knows them, as a map from ids of the side to ids of the other one; `deleted_picks` are those
     of the source that the dest deleted after it had them another way. `incompatible` are the paths of columns that
     source and dest have in different types, because one of them changed the type since the last version that both lines
-    share.
+    share. `other_bases` are the same merge from each of the other merge bases, which crossing merges leave.
     """
 
     base: Manifest
@@ -138,6 +138,7 @@ class MergeInput:
     incompatible: tuple[str, ...] = ()
     inserted: tuple[RowRuns, RowRuns] = (_NO_ROWS, _NO_ROWS)
     deleted_picks: DeletedPicks = DeletedPicks()
+    other_bases: "tuple[MergeInput, ...]" = ()
 
 
 def blocking_findings(given: MergeInput) -> Iterator[Finding]:
@@ -152,7 +153,7 @@ def blocking_findings(given: MergeInput) -> Iterator[Finding]:
 
 def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool) -> Iterator[Conflict]:
     if crosswise and not base.stable_row_ids:
-        merged = f"{source.name} and {dest.name} merged the same versions by different merges"
+        merged = f"{source.name} and {dest.name} have the same versions by different merges or picks"
         unknown = "without stable row ids it is unknown which rows both have"
         yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
     if not base.stable_row_ids and all(_may_have_copies(side) for side in (source, dest)):

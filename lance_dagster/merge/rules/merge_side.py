@@ -5,6 +5,7 @@ other strategies; and everything is computed at most once, when it is asked for 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -16,8 +17,8 @@ from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.logical_types import NULL
-from lance_dagster.format.model import Manifest
-from lance_dagster.format.row_runs import U64Array, elements
+from lance_dagster.format.model import Field, Manifest
+from lance_dagster.format.row_runs import RowRuns, U64Array, elements
 from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.columns.column_matching import (
     SideColumns,
@@ -32,13 +33,15 @@ from lance_dagster.merge.rules.relocated_rows import (
     Identities,
     located_by_ids,
     located_by_replay,
-    merges_inserted_rows,
+    rows_came_again,
     updates_show_in_stamps_only,
 )
 from lance_dagster.merge.rules.row_changes import (
     FragmentRowChanges,
     MatchedFragments,
     RowChanges,
+    differing_fragments,
+    live,
     live_rows,
     match_fragments,
 )
@@ -61,6 +64,7 @@ class MergeSide:
         base: Manifest,
         lookups: Lookups,
         identities: Callable[[], Identities],
+        settled_apart: bool,
     ) -> None:
         """Keep the arguments; every property is computed at its first use.
 
@@ -70,10 +74,12 @@ class MergeSide:
             base: The merge base.
             lookups: The functions that read what manifests do not hold.
             identities: Returns what the side's row ids mean, which is computed from both sides.
+            settled_apart: Whether both sides merged the other one by a strategy.
         """
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
-        self._identities = identities
+        self._identities, self._settled_apart = identities, settled_apart
+        self._undone: dict[str, bool] = {}
 
     @property
     def branch(self) -> str:
@@ -94,9 +100,11 @@ class MergeSide:
         """
         deleted = self.lookups.deleted
         if self.manifest.stable_row_ids:
-            return RowChanges(
-                self.fragments, deleted, located_by_ids(self._identities(), self.history, self.fragments, deleted)
+            settled_apart = self._settled_apart
+            rows = located_by_ids(
+                self._identities(), self.history, self.fragments, deleted, settled_apart=settled_apart
             )
+            return RowChanges(self.fragments, deleted, rows)
         return RowChanges(self.fragments, deleted, *located_by_replay(self.history, self.fragments, deleted))
 
     @cached_property
@@ -158,10 +166,40 @@ class MergeSide:
         )
         return bool(self.columns.filled) or not same
 
+    @property
+    def has_columns_of_base(self) -> bool:
+        """Whether the side has the columns of the merge base and no others, in any order and whatever their ids are."""
+        if self.manifest.fields == self.base.fields:
+            return True
+        before, after = paths_of(self.base.fields), paths_of(self.manifest.fields)
+        same = {after.get(self.columns.ids.get(number, -1)) == path for number, path in before.items()}
+        return same == {True} and _by_column(self.manifest) == _by_column(self.base)
+
     @cached_property
     def claims(self) -> tuple[tuple[Change, Claim], ...]:
         """The claims of its changes, each with the change that made it."""
         return tuple((change, claim) for change in self.history.changes for claim in change.claims)
+
+    def has_nothing_of(self, change: Change) -> bool:
+        """Tell whether the rows that a version of the side put in are gone, and those that it took out are back.
+
+        A version that put in and took out none is not meant: it may say that there are no rows.
+        """
+        # Every claim of the other side asks for the same versions.
+        if change.version not in self._undone:
+            self._undone[change.version] = self._has_nothing_of(change)
+        return self._undone[change.version]
+
+    def _has_nothing_of(self, change: Change) -> bool:
+        before, after, deleted = change.before, change.after, self.lookups.deleted
+        if not self.manifest.stable_row_ids or before is None or after is None or not after.next_row_id:
+            return False
+        ids = RowRuns.one(0, after.next_row_id, 0)
+        had = live(before, ids, deleted, differing_fragments(before, after))
+        has = live(after, ids, deleted, differing_fragments(after, before))
+        put, taken = has.without(had), had.without(has)
+        now = live(self.manifest, RowRuns.set_of([put, taken]), deleted)
+        return bool(len(put) or len(taken)) and not len(now.where_in(put)) and not len(taken.without(now))
 
     @cached_property
     def added_by(self) -> Mapping[int, Change]:
@@ -263,7 +301,8 @@ class MergeSide:
     @cached_property
     def may_only_have_moved(self) -> bool:
         """Whether a row that counts as updated may have the values that it has in the merge base."""
-        seemingly = updates_show_in_stamps_only(self.history) or merges_inserted_rows(self.history)
+        by_stamps = bool(self.history.settled) or updates_show_in_stamps_only(self.history)
+        seemingly = by_stamps or rows_came_again(self.history)
         return self.manifest.stable_row_ids and seemingly
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
@@ -378,6 +417,18 @@ class MergeSide:
         return found
 
 
+def _by_column(manifest: Manifest) -> dict[str, list[Field]]:
+    """Return the fields of each column without their ids, in the order in which they are inside of it."""
+    found: dict[str, list[Field]] = {}
+    inside: list[Field] = []
+    # Fields are listed depth-first, so those inside of a column follow it.
+    for field in manifest.fields:
+        if field.parent_id < 0:
+            inside = found.setdefault(field.name, [])
+        inside.append(replace(field, id=0, parent_id=min(field.parent_id, 0)))
+    return found
+
+
 def picked_rows(rows: BaseRows, flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> BaseRows:
     """Return the rows whose flag is set; the flags are in the order of the rows."""
     found, start = dict[BaseKey, BitMap](), 0
@@ -395,13 +446,17 @@ def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
         # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
         return Identities.of_both(given.space, given.source.space, given.dest.space, given.inserted)
 
-    source = MergeSide(
-        given.source, is_source=True, base=given.base, lookups=given.lookups, identities=lambda: identities()[0]
-    )
-    dest = MergeSide(
-        given.dest, is_source=False, base=given.base, lookups=given.lookups, identities=lambda: identities()[1]
-    )
-    return source, dest
+    def side(place: int) -> MergeSide:
+        return MergeSide(
+            (given.source, given.dest)[place],
+            is_source=place == 0,
+            base=given.base,
+            lookups=given.lookups,
+            identities=lambda: identities()[place],
+            settled_apart=bool(given.source.settled and given.dest.settled),
+        )
+
+    return side(0), side(1)
 
 
 def absent_from_base(source: MergeSide, dest: MergeSide) -> Iterable[AbsentRows]:

@@ -28,13 +28,15 @@ from itertools import count
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.codec import decode_row_runs
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.merge.rules.claim_conflicts import (
     SettledClaims,
     claimed_columns,
     claimed_units,
     settle_claims,
-    settled_apart,
 )
 from lance_dagster.merge.rules.columns.column_conflicts import lost_columns, unfit_returned_rows
 from lance_dagster.merge.rules.columns.column_matching import columns_among
@@ -51,7 +53,7 @@ from lance_dagster.merge.rules.merge_input import (
 from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, sides_of
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
-from lance_dagster.merge.rules.result import FragmentBuilder, MergedFragment, ResultBuilder, Tally
+from lance_dagster.merge.rules.result import FragmentBuilder, FragmentEdits, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_conflicts import row_findings, settle_deleted_picks
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
@@ -63,6 +65,7 @@ from lance_dagster.merge.rules.row_decisions import (
 )
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
+from lance_dagster.merge.rules.several_bases import BaseResult, choose_result
 from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
 from lance_dagster.merge.rules.unnamed_updates import passed_on_in_place
 from lance_dagster.transactions.apply import MAX_ROW_ID
@@ -73,7 +76,7 @@ from lance_dagster.transactions.index_updates import (
     uncover_fields,
     uncover_fragments,
 )
-from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias
+from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias, RowSpace, Translation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class MergePlan:
     `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
     those of the source. `combined` are rows that the caller writes anew, as fragments from the id `first_combined` on.
     `rewritten` are fields of which rows in `changed` have values that an index made from the dest does not contain.
-    `updated_in_place` are the fragments that `passed_on_in_place` finds.
+    `updated_in_place` are the fragments that `passed_on_in_place` finds. `edits` are what was decided about rows.
     """
 
     manifest: Manifest
@@ -104,6 +107,7 @@ class MergePlan:
     first_combined: int
     tally: Tally
     updated_in_place: frozenset[int] | None
+    edits: FragmentEdits
 
 
 def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
@@ -113,22 +117,49 @@ def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
         InvalidInputError: The strategy is unknown, or there are no more ids.
     """
     strategy = parsed_strategy(given.strategy, given.base, given.source.manifest, given.dest.manifest)
-    blocking = [*blocking_findings(given), *incompatible_columns(given)]
-    if blocking:
-        # Nothing else can be compared then, and no strategy helps.
-        return refuse([*blocking, *missing_versions(given)])
-    sides = source, dest = sides_of(given)
-    # The rules ask for one deletion vector after the other. Read ahead, the files come in parallel.
-    _read_deletions_ahead(source, dest)
-    planned = _plan_under(given, sides, strategy)
+    merges: list[tuple[MergeInput, tuple[MergeSide, MergeSide]]] = []
+    for each in (given, *given.other_bases):
+        blocking = [*blocking_findings(each), *incompatible_columns(each)]
+        if blocking:
+            # Nothing else can be compared then, and no strategy helps.
+            return refuse([*blocking, *missing_versions(each)])
+        merges.append((each, sides_of(each)))
+        # The rules ask for one deletion vector after the other. Read ahead, the files come in parallel.
+        _read_deletions_ahead(*merges[-1][1])
+    planned, sides = _plan_from_all(merges, strategy)
     if isinstance(planned, MergePlan):
         return planned
 
     def attempt(other: ParsedStrategy) -> Sequence[Finding] | None:
-        again = _plan_under(given, sides, other)
-        return None if isinstance(again, MergePlan) else other.open_among(again)
+        again, found_by = _plan_from_all(merges, other)
+        if isinstance(again, MergePlan):
+            return None
+        # Rows are shown as the merge base has them from which the merge was refused.
+        findings = again if found_by is sides else [replace(finding, rows=None) for finding in again]
+        return other.open_among(findings)
 
     return refuse_with_consequences(attempt, strategy, strategy.open_among(planned), sides)
+
+
+def _plan_from_all(
+    merges: Sequence[tuple[MergeInput, tuple[MergeSide, MergeSide]]], strategy: ParsedStrategy
+) -> tuple[MergePlan | list[Finding], tuple[MergeSide, MergeSide]]:
+    """Plan a merge from each of its merge bases; return the plan they agree on, or the findings of the first refusal.
+
+    The sides are those of the merge base that the plan or the findings are from.
+    """
+    plans: list[MergePlan] = []
+    for given, sides in merges:
+        planned = _plan_under(given, sides, strategy)
+        if not isinstance(planned, MergePlan):
+            return planned, sides
+        plans.append(planned)
+    if len(plans) == 1:
+        return plans[0], merges[0][1]
+    results = [BaseResult(manifest=each.manifest, edits=each.edits, combined=each.combined) for each in plans]
+    names = [f"{given.base.branch or MAIN}@{given.base.version}" for given, _ in merges]
+    chosen = choose_result(results, *merges[0][1], strategy=strategy, names=names)
+    return ([chosen], merges[0][1]) if isinstance(chosen, Finding) else (plans[chosen], merges[chosen][1])
 
 
 def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
@@ -151,7 +182,7 @@ def _plan_under(
     """Plan a merge under a strategy; return all findings where some stay open."""
     source, dest = sides
     # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
-    findings = [*missing_versions(given), *settled_apart(source, dest)]
+    findings = list(missing_versions(given))
     try:
         settings = merge_settings(source, dest, strategy)
         schema = merge_schemas(source, dest, strategy, crosswise=given.crosswise)
@@ -292,11 +323,7 @@ class _Build:
         """Put the fragments, the schema and the settings of the result together."""
         source, dest = self.sides
         before, ids, space = dest.manifest, self.schema.from_source, source.history.space
-        merged_space, aliases = space.assigned_ids_of(dest.history.space)
-        if merged_space.end > MAX_ROW_ID:
-            raise InvalidInputError(
-                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
-            )
+        merged_space, aliases = self._assigned_ids()
         fragments = FragmentBuilder(
             edits=self.rows.builder.edits,
             source=source.fragments,
@@ -313,8 +340,7 @@ class _Build:
         first = _free_fragment_id(before)
         added = tuple(fragments.added(first))
         without = fragments_without_values(*self.sides, self.schema, changed=changed, added=added, removed=removed)
-        unsound = [*without, *self._doubled(fragments.doubled(added))]
-        if unsound:
+        if unsound := [*without, *self._doubled(fragments.doubled(added))]:
             return unsound
         manifest = replace(
             before,
@@ -339,7 +365,27 @@ class _Build:
             first_combined=first + len(added),
             tally=self._tally(added),
             updated_in_place=self._updated_in_place(first),
+            edits=self.rows.builder.edits,
         )
+
+    def _assigned_ids(self) -> tuple[RowSpace, dict[str, list[Alias]]]:
+        """Assign ids to the rows that the dest gets; return all ids, and those to record."""
+        (source, dest), taken = self.sides, self.rows.builder.edits.taken
+        space, before = source.history.space, dest.manifest
+        # Rows that come back under the ids that the dest has for them: deleted in the merge base, or taken back since.
+        back = [
+            decode_row_runs(rows.fragment.row_ids, rows.fragment.physical_rows, source.name).restricted(offsets)
+            for number, rows in source.rows.relocated.items()
+            if before.stable_row_ids and (offsets := rows.back & taken.get(number, BitMap()))
+        ]
+        again = RowRuns.set_of([*back, self.given.inserted[0].inverse()])
+        again = again.through(space.translation(dest.history.space).runs) if len(again) else again
+        merged_space, aliases = space.assigned_ids_of(dest.history.space, Translation.of_runs(again))
+        if merged_space.end > MAX_ROW_ID:
+            raise InvalidInputError(
+                f"version {before.version} assigned row ids up to {before.next_row_id}; there are no more ids after it"
+            )
+        return merged_space, aliases
 
     def _updated_in_place(self, first: int) -> frozenset[int] | None:
         source, edits = self.sides[0], self.rows.builder.edits

@@ -38,7 +38,13 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.merge.rules.columns.column_matching import rows_in_place
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, live_rows, rows_out_of_place
+from lance_dagster.merge.rules.row_changes import (
+    MatchedFragments,
+    RelocatedRows,
+    differing_fragments,
+    live_rows,
+    rows_out_of_place,
+)
 from lance_dagster.merge.rules.row_origins import (
     NO_ORIGINS,
     NOWHERE,
@@ -97,7 +103,7 @@ def _itself(translation: Translation) -> Translation:
 
 
 def located_by_ids(
-    identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted
+    identities: Identities, side: SideHistory, matched: MatchedFragments, deleted: Deleted, *, settled_apart: bool
 ) -> dict[int, RelocatedRows]:
     """Return the rows of a side that are not where the merge base has them, or that were updated in place.
 
@@ -106,8 +112,11 @@ def located_by_ids(
         side: The side.
         matched: Its fragments, matched with those of the merge base.
         deleted: Reads deletion vectors.
+        settled_apart: Whether both sides merged the other one by a strategy. Rows that the merge base lacks count as
+            updated then: where each side kept a copy of its own, none may be deleted for the other's sake.
     """
-    locate = _Locator(identities, side, matched, _BaseRows(matched.base, matched.changed, deleted), deleted)
+    base_rows = _BaseRows(matched.base, matched.changed, deleted)
+    locate = _Locator(identities, side, matched, base_rows, deleted, settled_apart)
     known_below = max(identities.base.end, identities.shared.end)
     found: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
@@ -139,10 +148,11 @@ class _Locator:
     matched: MatchedFragments
     base_rows: "_BaseRows"
     deleted: Deleted
+    settled_apart: bool
 
     @cached_property
     def written(self) -> "_WrittenIds":
-        """The ids of rows that the versions of the side gave new values, and of those that its merges inserted."""
+        """The ids of rows that the versions of the side gave new values, and of those that came or came back."""
         return _written_ids(self.side, self.deleted)
 
     @cached_property
@@ -163,11 +173,15 @@ class _Locator:
         base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
         origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
         updated = ids.where_in(self.written.updated).positions
-        updated |= ids.where_in(self.written.inserted).positions & alive.positions
+        updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
-        if self.by_stamps:
+        # What a merge settled by a strategy may differ from the version that it merged, which the merge base contains.
+        if self.by_stamps or self.side.settled:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
+        if self.by_stamps or self.settled_apart:
+            # Rows that the merge base lacks may have changed, so they count as updated: at worst the merge is refused.
+            updated |= origins.deleted.positions | origins.shared.positions
         if updated:
             updated -= self.base_rows.in_old_place(alive, fragment)
         own = self.matched.base_of(fragment.id)
@@ -252,8 +266,6 @@ class _BaseRows:
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        # Rows that the merge base lacks may have changed, so they count as updated: this refuses more than necessary.
-        differing = origins.deleted.positions | origins.shared.positions
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
@@ -262,7 +274,7 @@ class _BaseRows:
         # After the last common version the two lines number their versions independently, so that equal numbers prove
         # nothing. Such a row counts as updated: at worst the merge is refused.
         other = (then != now) | (then > np.uint64(common))
-        return differing | bitmap_of(both.at[other], both.count[other])
+        return bitmap_of(both.at[other], both.count[other])
 
     def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
         """Return the versions at which rows of fragments of the merge base were last updated, by address."""
@@ -283,10 +295,13 @@ class _BaseRows:
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
-def merges_inserted_rows(side: SideHistory) -> bool:
-    """Tell whether merges inserted rows that a side did not have, so that rows of the merge base may be among them."""
+def rows_came_again(side: SideHistory) -> bool:
+    """Tell whether merges inserted rows or reverts put rows back that the merge base may have with the same values."""
+    properties = {key for change in side.changes if change.transaction for key in change.transaction.properties}
     merges = ((change.before, change.after) for change in side.changes if change.is_merge)
-    return any(one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges)
+    return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) or any(
+        one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges
+    )
 
 
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
@@ -313,13 +328,15 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIds:
-    """The ids of rows that versions of a side gave new values, and of those that its merges inserted.
+    """The ids of rows that versions of a side gave new values, and of those that came by its merges or came back.
 
-    The merge base may have the latter, where it was merged into the side, with other values than the side got.
+    The merge base may have the latter with other values than the side got: where it was merged into the side, where a
+    revert put an older state back, or where a row came back by a pick. A row that the merge base has deleted only came
+    back.
     """
 
     updated: RowRuns = NOWHERE
-    inserted: RowRuns = NOWHERE
+    came: RowRuns = NOWHERE
 
 
 def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
@@ -331,13 +348,17 @@ def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
         # A restore also takes updates back: only rows updated up to the restored version have new values after it.
         if isinstance(change.operation, Restore):
             found = known.get(change.operation.version, found)
-        elif isinstance(change.operation, Update | Merge) or change.is_merge:
-            updated = RowRuns.set_of([found.updated, *_rewritten(change.before, change.after, deleted)])
-            updated = RowRuns.set_of([updated, *_ids_in_place(change)])
-            found = replace(found, updated=updated)
+        elif not isinstance(change.operation, Rewrite):
+            rewritten = [*_rewritten(change.before, change.after, deleted), *_ids_in_place(change)]
+            came = [found.came, *_put_back(change.before, change.after, deleted)]
             if change.is_merge:
-                inserted = RowRuns.set_of([found.inserted, *_new_ids(change.before, change.after)])
-                found = replace(found, inserted=inserted)
+                came += _new_ids(change.before, change.after)
+            # A pick or a revert that only brings rows back is an append, since it takes none out.
+            updates = change.is_merge or isinstance(change.operation, Update | Merge)
+            found = _WrittenIds(
+                updated=RowRuns.set_of([found.updated, *(rewritten if updates else ())]),
+                came=RowRuns.set_of([*came, *(() if updates else rewritten)]),
+            )
         known[change.after.version] = found
     return found
 
@@ -358,6 +379,19 @@ def _ids_in_place(change: Change) -> Iterator[RowRuns]:
     for number, offsets in rows_in_place(change).items():
         if after is not None:
             yield _ids(after.fragment(number), change.version).restricted(offsets)
+
+
+def _put_back(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
+    """Return the ids of rows that a version has again where the version before had them deleted.
+
+    A revert puts the values of an older version back in this way. After a compaction, nothing else shows it.
+    """
+    for number in sorted(differing_fragments(before, after)):
+        then, now = before.fragment(number), after.fragments.find(number)
+        if now is not None and then.deletion is not None:
+            back = deleted(before, then) - deleted(after, now)
+            if back:
+                yield _ids(now, f"version {after.version}").restricted(back)
 
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
@@ -422,6 +456,9 @@ def located_by_replay(
     # A base fragment that is not in its place was compacted, rewritten or dropped. Without stable row ids, only the
     # transactions tell where its rows are now.
     missing = any(matched.place(number) is None for number in matched.base.fragments.ids)
+    if missing and side.anchor is None and not side.since:
+        line = f"{side.name} is not made from the version that the change starts at"
+        raise UntraceableError(f"{line}, so its rows are not known there without stable row ids")
     if missing and not side.complete:
         raise UntraceableError("rows were moved by versions that are gone, and the table has no stable row ids")
     if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
@@ -438,7 +475,7 @@ def located_by_replay(
     # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
     # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
-    return found, _joined([before, rows.rewritten, _all_rows(matched.base) if taken_back else {}])
+    return found, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
 
 
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
@@ -477,9 +514,11 @@ def _updates(change: Change) -> bool:
     # A version that claims only to append or to replace took its old rows out for good, whatever its operation. They
     # count as deleted then, and the rows it put in as inserted.
     replaces = bool(claims) and all(claim.mode in (APPEND, REPLACE) for claim in claims)
-    # A merge may write columns in place and move rows at once. Then the mode says so, which pylance never does.
+    # A merge may write columns in place and move rows at once. Then the mode says so, which pylance never does. The
+    # revert of an update takes rows out and brings their older states back where they were: no fragment is new.
+    again = transaction is not None and not CHANGE_ORIGIN_PROPERTIES.isdisjoint(transaction.properties)
     moves = isinstance(operation, Update) and (
-        not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
+        again or not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
     )
     return moves and not replaces
 
@@ -497,8 +536,8 @@ def _brings_back(change: Change) -> bool:
     return took and not change.adds_no_copy
 
 
-def _all_rows(base: Manifest) -> dict[int, BitMap]:
-    return {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in base.fragments}
+def _all_rows(base: Manifest, deleted: Deleted) -> dict[int, BitMap]:
+    return {fragment.id: live_rows(base, fragment, deleted) for fragment in base.fragments}
 
 
 def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
@@ -578,7 +617,8 @@ class _Replay:
             for fragment in state.fragments
         ]
         there = _joined(alive)
-        return {number: every - there.get(number, BitMap()) for number, every in _all_rows(self.base).items()}
+        had = _all_rows(self.base, self.deleted)
+        return {number: every - there.get(number, BitMap()) for number, every in had.items()}
 
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""

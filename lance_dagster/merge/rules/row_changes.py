@@ -21,6 +21,7 @@ from operator import ne
 import numpy as np
 from pyroaring import BitMap
 
+from lance_dagster.format.codec import decode_row_runs, smallest_row_id
 from lance_dagster.format.deletions import same_deletion_vector
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, U64Array, bitmap_of, elements
@@ -221,7 +222,8 @@ class FragmentRowChanges:
     """What became of the rows of one fragment of the merge base, as offsets in it.
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
-    where they were, written anew by an update among rows that cannot be distinguished. `in_place` are those of the
+    where they were, written anew by an update among rows that cannot be distinguished, also rows that the merge base
+    has deleted and that were back for a while. `in_place` are those of the
     updated rows that are where they were.
     """
 
@@ -261,8 +263,6 @@ class RowChanges:
         stays -= in_place
         # A row that was located did not go to an unknown place.
         rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
-        if rewritten:
-            rewritten -= self.deleted(self.matched.base, self.matched.base.fragment(key))
         return FragmentRowChanges(
             place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
         )
@@ -328,3 +328,30 @@ def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[t
 def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
     """Return the offsets of the rows of a fragment that are not deleted."""
     return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
+
+
+def live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None = None) -> RowRuns:
+    """Return those of some rows that a version has, as a set of ids.
+
+    Args:
+        manifest: The version.
+        among: The ids asked for, as a set.
+        deleted: Reads deletion vectors.
+        numbers: The fragments that are looked at; all by default.
+    """
+    return RowRuns.set_of(list(_live_parts(manifest, among, deleted, numbers))) if len(among) else among
+
+
+def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None) -> Iterator[RowRuns]:
+    last = among.largest or 0
+    for number in manifest.fragments.ids if numbers is None else sorted(numbers):
+        fragment = manifest.fragment(number)
+        lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
+        if lowest is not None and lowest > last:
+            continue
+        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
+        # A deletion vector is a file, which is read only where some of the rows are.
+        if len(ids) and fragment.deletion is not None:
+            ids = ids.restricted(BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment))
+        if len(ids):
+            yield ids

@@ -353,8 +353,9 @@ def combine_updates(
     """
     source, dest, base = rules.source, rules.dest, rules.source.base
     compare = source.lookups.compare_cells
-    # One file gets the whole rows, so all three versions have to have the same columns.
-    same = source.manifest.fields == base.fields == dest.manifest.fields and rules.schema.fields == base.fields
+    # One file gets the whole rows, so all three versions have to have the same columns, though perhaps in another order
+    # and under other ids, as after merges both ways.
+    same = source.has_columns_of_base and dest.has_columns_of_base and rules.schema.fields == dest.manifest.fields
     if compare is None or not base.stable_row_ids or not same:
         return NO_COMBINED_UPDATES
     candidates: dict[BaseKey, BitMap] = {}
@@ -486,6 +487,8 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     # A row that both sides deleted is not a conflict. A deletion against new values is one: whichever side wins, the
     # change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.in_conflict)
+    # A row that one side brought back, and that the other one had back and rewrote, would be there twice.
+    conflicting |= ((s_alive - live) & dest.rewritten) | ((d_alive - live) & source.rewritten)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the merge base survives if both sides have it. A row that the merge base has deleted survives if at
     # least one side brought it back: the side that left it deleted changed nothing.

@@ -59,7 +59,14 @@ def _operation(manifest: Path, data: bytes) -> Path:
     (length,) = struct.unpack_from("<I", data, position)
     message = wire.Manifest.FromString(data[position + 4 : position + 4 + length])
     folder = manifest.parent.parent / "_transactions"
-    said = wire.Transaction.FromString((folder / message.transaction_file).read_bytes())
+    if message.transaction_file:
+        written = (folder / message.transaction_file).read_bytes()
+    else:
+        # The manifest file has it, after its length, and no file of its own exists.
+        start = message.transaction_section + 4
+        written = data[start : start + struct.unpack_from("<I", data, message.transaction_section)[0]]
+    folder.mkdir(exist_ok=True)
+    said = wire.Transaction.FromString(written)
     said.ClearField(said.WhichOneof("operation"))
     made = folder / f"{said.read_version}-{said.uuid}-unknown.txn"
     made.write_bytes(said.SerializeToString() + _FIELD)

@@ -15,6 +15,7 @@ from lance_dagster.format.model import Field, Fragment, Manifest
 from lance_dagster.format.transaction import (
     CASTS,
     CASTS_OF_SOURCE,
+    CHANGE_ORIGIN_PROPERTIES,
     COLUMNS_MOVED,
     MERGE,
     DataReplacement,
@@ -297,8 +298,29 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
             # A field that was out of the schema once does not count again: after a drop and a compaction, Lance may
             # give its id to another column.
             kept &= {field.id for field in after.fields}
+            kept |= _back_by_revert(change, known)
         states[after.version] = set(kept)
     return kept & {field.id for field in side.manifest.fields}
+
+
+def _back_by_revert(change: Change, known: Mapping[int, tuple[str, str]]) -> set[int]:
+    """Return the fields that a version has again by a revert of their drop, which leaves them their ids.
+
+    Args:
+        change: The version.
+        known: The names and types of the fields of the anchor.
+    """
+    properties = change.transaction.properties if change.transaction is not None else {}
+    if change.undone or CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties):
+        return set()
+    if change.before is None or change.after is None:
+        return set()
+    had = {field.id for field in change.before.fields}
+    return {
+        number
+        for number, named in named_fields(change.after).items()
+        if number not in had and known.get(number) == named
+    }
 
 
 def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:

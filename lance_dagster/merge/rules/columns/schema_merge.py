@@ -305,11 +305,30 @@ class _SchemaMerge:
                 self._fields.pop(inner.id, None)
         # The id that the field has on the source may be another column's on the dest, since both lines count on from
         # the same number.
-        number = next_field_id(self._dest_side.manifest) if self._next is None else self._next
-        self._next = number + 1
+        number = field.id if self._is_back(field) else self._new_id()
         self._from_source[field.id] = number
         self._fields[number] = replace(field, id=number, parent_id=parent)
         return number
+
+    def _new_id(self) -> int:
+        number = next_field_id(self._dest_side.manifest) if self._next is None else self._next
+        while number in self._fields:
+            number += 1
+        self._next = number + 1
+        return number
+
+    def _is_back(self, field: Field) -> bool:
+        """Tell whether a revert brings back a column whose id the dest still has for it, or for none.
+
+        Under another id the column would be another one, and branches that still have it could not be merged.
+        """
+        source, dest = self._source_side, self._dest_side
+        one_line = source.history.same_ids and dest.history.same_ids
+        known = field.id in self._dest or field.id in self._fields
+        if known or not one_line or not any(change.undone for change in source.history.changes):
+            return False
+        # A line may give the id of a dropped column again, to a column that may be dropped in turn.
+        return _places_of(dest.manifest, field.id) <= _places_of(source.manifest, field.id)
 
     def _put_together(self, field: Field, same_named: Field) -> None:
         """Take two new columns for one, with the metadata of both."""
@@ -539,6 +558,17 @@ def can_compare_columns(side: MergeSide) -> bool:
     """Tell whether whole columns of both sides may be compared: rows can be traced, and there are few of them."""
     rows = sum(one.physical_rows for one in side.base.fragments)
     return side.base.stable_row_ids and side.lookups.equal_rows is not None and rows <= MOST_ROWS_COMPARED
+
+
+def _places_of(manifest: Manifest, number: int) -> set[tuple[str, int]]:
+    """Return the files that have values of a field, with the place of the column in the file."""
+    return {
+        (file.path, place)
+        for fragment in manifest.fragments
+        for file in fragment.files
+        for own, place in zip(file.fields, file.column_indices, strict=False)
+        if own == number
+    }
 
 
 def _around_is_gone(base: Field, columns: SideColumns) -> bool:

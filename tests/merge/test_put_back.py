@@ -1,0 +1,102 @@
+"""A revert that puts values back is a change of these rows, however often the rows are moved afterwards."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lance_dagster import LanceTable, MergeConflictError
+from tests.table_factory import as_pylance, contents, entries, new_table
+
+Change = Callable[[LanceTable], object]
+WAYS = pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+
+
+def compact(table: LanceTable) -> None:
+    """Compact main by the package."""
+    table.append(entries("d", 4))
+    assert table.maintenance.compact() is not None
+
+
+def compact_by_pylance(table: LanceTable) -> None:
+    """Compact main by pylance."""
+    table.append(entries("d", 4))
+    as_pylance(table).optimize.compact_files()
+
+
+MOVES: dict[str, Change] = {
+    "stay": lambda table: table.append(entries("d", 4)),
+    "compact": compact,
+    "compact by pylance": compact_by_pylance,
+}
+CHANGES: dict[str, Change] = {
+    "update": lambda table: table.update({"value": "100"}, where="key = 'a'", branch="run"),
+    "delete": lambda table: table.delete("key = 'a'", branch="run"),
+}
+
+
+def reverted(folder: Path, where: str) -> LanceTable:
+    """Make a table in which main reverts an update that the branch `run` has from its fork."""
+    table = new_table(folder, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    updated = table.update({"value": "value + 10"}, where=where)
+    table.branches.create("run")
+    table.revert(str(updated))
+    return table
+
+
+@WAYS
+@pytest.mark.parametrize("where", ["key = 'a'", "value > 0"], ids=["one row", "all rows"])
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_rows_whose_update_was_reverted_is_a_conflict(
+    tmp_path: Path, change: str, move: str, where: str, source: str, dest: str
+) -> None:
+    """Main has the value from before the update, and the branch a newer one, or no row."""
+    table = reverted(tmp_path, where)
+    MOVES[move](table)
+    CHANGES[change](table)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge(source, dest)
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+    table.merge(source, dest, strategy="source-wins" if source == "main" else "dest-wins")
+    of_main = [("a", 1), ("b", 2), ("d", 4)]
+    assert of_main == contents(table, dest)
+
+
+@WAYS
+@pytest.mark.parametrize("move", MOVES)
+def test_rows_that_were_put_back_unchanged_are_in_no_conflict(
+    tmp_path: Path, move: str, source: str, dest: str
+) -> None:
+    """Main deletes a row and reverts that: the branch's update is taken, since the row has the values of the fork."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    table.branches.create("run")
+    table.revert(str(table.delete("key = 'a'")))
+    MOVES[move](table)
+    CHANGES["update"](table)
+    table.merge(source, dest)
+    assert [("a", 100), ("b", 2), ("d", 4)] == contents(table, dest)
+
+
+@WAYS
+@pytest.mark.parametrize("change", ["update", "delete"])
+def test_a_revert_in_a_row_of_both_sides_is_not_lost(tmp_path: Path, change: str, source: str, dest: str) -> None:
+    """A merge combined the revert with the branch's change of another column; a later deletion is in conflict."""
+    rows = pa.table({"id": [1, 2], "first": [1, 1], "second": [1, 1]})
+    table = LanceTable.create(tmp_path / "table", rows.schema)
+    table.append(rows)
+    updated = table.update({"first": "9"}, where="id = 1")
+    table.branches.create("run")
+    table.update({"second": "5"}, where="id = 1", branch="run")
+    table.revert(str(updated))
+    table.merge("run")
+    assert {"id": 1, "first": 1, "second": 5} in table.read().to_pylist()
+    if change == "delete":
+        table.delete("id = 1", branch="run")
+        with pytest.raises(MergeConflictError):
+            table.merge(source, dest)
+        return
+    table.update({"second": "6"}, where="id = 1", branch="run")
+    table.merge(source, dest)
+    assert {"id": 1, "first": 1, "second": 6} in table.read(dest).to_pylist()
