@@ -144,7 +144,10 @@ def is_finished(operation: Operation, root: str, instance: dg.DagsterInstance) -
     assert [[*operation.expected, 9]] * 4 == in_production(root)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+# A daemon takes more than a minute for each operation.
+@pytest.mark.parametrize(
+    "name", ["run", *(pytest.param(name, marks=pytest.mark.soak) for name in OPERATIONS if name != "run")]
+)
 def test_the_daemon_finishes_what_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, record_property: Callable[[str, object], None]
 ) -> None:
