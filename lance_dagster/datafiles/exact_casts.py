@@ -27,7 +27,7 @@ _WIDE = pa.decimal256(76, 38)
 _OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) -> Any:  # noqa: ANN401  # any Arrow array
+def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False, filling: bool = False) -> Any:  # noqa: ANN401  # any Arrow array
     """Return the same values in another type.
 
     Args:
@@ -35,6 +35,7 @@ def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) ->
         wanted: The type.
         rounding: Whether a type of floating-point numbers gets the nearest number where it does not hold a number
             exactly. A number beyond its range is refused all the same.
+        filling: Whether fields of the type that a struct lacks become null; otherwise such a struct is refused.
 
     Raises:
         SchemaMismatchError: A value is another one in the type, or cannot be cast to it. The message has the value.
@@ -42,7 +43,7 @@ def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) ->
     if values.type == wanted:
         return values
     plain, plain_wanted = _alone(decoded(stored(values))), plain_type(stored_type(wanted))
-    _refuse_other_fields(plain.type, plain_wanted)
+    _refuse_other_fields(plain.type, plain_wanted, filling=filling)
     try:
         # Arrow calculates with the bits where it casts between decimals and floating-point numbers; as text they are
         # read and written correctly. No number changes when it is written, so only the second cast is compared.
@@ -57,32 +58,33 @@ def cast_exactly(values: Any, wanted: pa.DataType, *, rounding: bool = False) ->
     return extended(encoded(cast, stored_type(wanted)), wanted)
 
 
-def _refuse_other_fields(given: Any, wanted: Any) -> None:  # noqa: ANN401  # any Arrow type
-    """Refuse a struct with other fields: Arrow drops those that the type lacks, and makes nulls of those it has more.
+def _refuse_other_fields(given: Any, wanted: Any, *, filling: bool) -> None:  # noqa: ANN401  # any Arrow type
+    """Refuse a struct with other fields: Arrow drops fields that the type lacks, and fills the others with null.
 
     Raises:
         SchemaMismatchError: The message has the fields of both.
     """
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         was, now = ([kind.field(index).name for index in range(kind.num_fields)] for kind in (given, wanted))
-        if sorted(was) != sorted(now):
+        if set(was) - set(now) or (set(now) - set(was) and not filling):
             raise SchemaMismatchError(f"a struct has the fields {', '.join(was)}, and the type {', '.join(now)}")
-        for name in now:
-            _refuse_other_fields(given.field(name).type, wanted.field(name).type)
+        for name in was:
+            _refuse_other_fields(given.field(name).type, wanted.field(name).type, filling=filling)
     elif given.num_fields == wanted.num_fields == 1:
-        _refuse_other_fields(given.field(0).type, wanted.field(0).type)
+        _refuse_other_fields(given.field(0).type, wanted.field(0).type, filling=filling)
 
 
 def exact_cast(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Array[Any]":
     """Cast numbers to the type of a column, where each value stays the same number.
 
-    `conform` does not change the kind of numbers; this is for callers who were asked to accept values that fit.
+    `conform` does not change the kind of numbers; this is for callers who were asked to accept values that fit. Fields
+    of the type that a struct lacks become null.
 
     Raises:
         SchemaMismatchError: A value is not the same number in the type of the column.
     """
     try:
-        cast: pa.Array[Any] = cast_exactly(values, column.type)
+        cast: pa.Array[Any] = cast_exactly(values, column.type, filling=True)
     except SchemaMismatchError as error:
         raise SchemaMismatchError(
             f"column {column.name!r} is {values.type}, the table holds {column.type}, and a value does not fit: {error}"
