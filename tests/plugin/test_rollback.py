@@ -4,6 +4,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from lance_dagster import InRange, build_table_checks
 from tests.plugin.shop import (
     CUSTOMERS,
     ORDERS,
@@ -45,6 +46,18 @@ def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInsta
     rolled.play(mode="append", orders=[5])
     assert rolled.run(instance).success
     assert [1, 2, 3, 5] == rolled.ids("production")
+
+
+@pytest.mark.parametrize("minimum,is_good", [(1, True), (2, False)])
+def test_a_check_that_was_added_later_is_evaluated_on_an_older_version(
+    rolled: Shop, instance: dg.DagsterInstance, *, minimum: int, is_good: bool
+) -> None:
+    """A version that readers had before a check was added can be rolled back to when it passes the check now."""
+    rolled.assets = [*rolled.assets, *build_table_checks(ORDERS, [InRange("id", minimum=minimum)])]
+    done = rolled.publish(instance, **BACK)
+    assert is_good == done.success
+    assert ([1, 2, 3] if is_good else [1, 2, 3, 4]) == rolled.ids("production")
+    assert is_good or "blocking check 'in_range_id'" in failure(done)
 
 
 def test_a_rollback_of_one_table_names_the_others(rolled: Shop, instance: dg.DagsterInstance) -> None:

@@ -377,6 +377,28 @@ def reasons_against(
     return reasons
 
 
+def verdicts_on(
+    subject: Subject,
+    checks: Iterable[dg.AssetCheckKey],
+    *,
+    log: AuditLog,
+    chain: RunChain,
+    verdicts: Mapping[str, Verdict],
+) -> dict[dg.AssetCheckKey, bool | None]:
+    """Return whether each check of a table let a version pass when it was evaluated last; None for no evaluation.
+
+    The arguments are those of `reasons_against`.
+    """
+    family = log.family(subject.run_id, chain)
+    evaluated = [event for event in log.events(subject.asset, family) if event.check is not None]
+    passed: dict[dg.AssetCheckKey, bool | None] = {}
+    for check in (check for check in checks if check.asset_key == subject.asset):
+        verdict = verdicts.get(check.name)
+        newest = None if verdict else _newest_evaluation(check, subject, evaluated, family=family, log=log)
+        passed[check] = verdict.passed if verdict else newest.passed if newest else None
+    return passed
+
+
 def _reason_against_run(
     subject: Subject, last: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
 ) -> str | None:

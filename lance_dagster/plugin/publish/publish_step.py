@@ -37,7 +37,13 @@ from lance_dagster.plugin.publish.publication import (
     retire_all,
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, refuse_cancelled
+from lance_dagster.plugin.publish.publish_gate import (
+    AuditLog,
+    Subject,
+    reasons_against,
+    refuse_cancelled,
+    verdicts_on,
+)
 from lance_dagster.plugin.publish.publish_together import AuditBeside, PromotedCommit, Together
 from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
 from lance_dagster.plugin.publish.record_view import RecordView
@@ -476,15 +482,20 @@ class PublishStep:
             return self.reaudit.audit_recorded(one, version)
         subject = Subject.of(one.candidate, version)
         if not isinstance(subject, str):
+            verdicts = self.record.verdicts(one.table, subject.commit_id)
             reasons = reasons_against(
-                subject,
-                self.checks,
-                log=self.log,
-                chain=self.chain,
-                verdicts=self.record.verdicts(one.table, subject.commit_id),
-                unchecked=self.unchecked,
+                subject, self.checks, log=self.log, chain=self.chain, verdicts=verdicts, unchecked=self.unchecked
             )
-            return (one, reasons) if reasons or not one.chosen else self.reaudit.audit_chosen(one, version)
+            if not one.chosen:
+                return one, reasons
+            # A check may have been added since readers had the version, or the asset may have got another key.
+            passed = verdicts_on(subject, self.checks, log=self.log, chain=self.chain, verdicts=verdicts)
+            if reasons and (not passed or False in passed.values()):
+                return one, reasons
+            missing = [check for check, verdict in passed.items() if verdict is None]
+            if not missing:
+                return self.reaudit.audit_chosen(one, version)
+            return replace(self.reaudit, checks=missing).audit_main(one, version, reasons[0])
         if version.branch == MAIN:
             return self.reaudit.audit_main(one, version, subject)
         return one, [subject]
