@@ -84,7 +84,9 @@ def cases() -> list[Any]:
         for many in ((0, 0), (0, MANY), (FEW, 0), (FEW, MANY), (MANY, 0))
         for name, clock in clocks.items()
         # The event log takes a minute of a core for so many partitions.
-        for marks in [[pytest.mark.soak] if many[0] == MANY else [pytest.mark.slow] if MANY in many else []]
+        for marks in [
+            [pytest.mark.soak] if many in ((MANY, 0), (FEW, MANY)) else [pytest.mark.slow] if MANY in many else []
+        ]
     ]
 
 

@@ -16,7 +16,7 @@ from tests.plugin.test_daemon_retries import DAGSTER_YAML, daemon_on, runs_of
 from tests.plugin.test_daemon_zombies import until
 from tests.plugin.test_repository_publish import ids_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 LOCATION = """
 from pathlib import Path

@@ -94,7 +94,7 @@ def end_runs(instance: dg.DagsterInstance) -> dg.DagsterRun:
 
 
 @pytest.mark.parametrize("strategy", ["from failure", pytest.param("all steps", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", ["run", "publication", pytest.param("rollback", marks=pytest.mark.soak)])
 def test_a_run_is_killed_before_any_change(
     tmp_path: Path, name: str, strategy: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -144,10 +144,9 @@ def is_finished(operation: Operation, root: str, instance: dg.DagsterInstance) -
     assert [[*operation.expected, 9]] * 4 == in_production(root)
 
 
-# A daemon takes more than a minute for each operation.
-@pytest.mark.parametrize(
-    "name", ["run", *(pytest.param(name, marks=pytest.mark.soak) for name in OPERATIONS if name != "run")]
-)
+# A daemon takes a minute or more for each operation.
+@pytest.mark.soak
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_the_daemon_finishes_what_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, record_property: Callable[[str, object], None]
 ) -> None:
