@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 ITEMS = dg.AssetKey(["depot", "items"])
 HOURS = timedelta(hours=8)
 FEW, MANY = 3, 1100
+TOO_LONG = ((MANY, 0), (FEW, MANY))
 NEVER = timedelta(0)
 
 
