@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import string_list
 from lance_dagster.history.versions import State
@@ -182,8 +182,24 @@ def publish_branch(
     """
     if wanted.branch == MAIN:
         raise InvalidInputError("branches are published to main; use `commit` for versions on main of the tables")
+    names, ended = None if tables is None else tuple(tables), None
+    while True:
+        try:
+            return _published(repository, wanted, OpenedBranch.read(repository, wanted, names), audit)
+        except (NotFoundError, PublishRefusedError):
+            # Another publication may have published and deleted the branch while this one read it. Then the newest
+            # entry of the branch names the commit, which the next attempt finds.
+            newest = repository.logs.newest("branch", wanted.branch)
+            if newest is None or MERGED not in newest.properties or newest == ended:
+                raise
+            ended = newest
+
+
+def _published(
+    repository: RepositoryContext, wanted: PublishRequest, opened: OpenedBranch, audit: AuditStaged | None
+) -> Published:
+    """Publish a branch as it was read; errors as for `publish_branch`."""
     branch = wanted.branch
-    opened = OpenedBranch.read(repository, wanted, None if tables is None else tuple(tables))
     refuse_lost(repository, branch, opened.forked, opened.heads)
     merged = None if opened.entry is None else opened.entry.properties.get(MERGED)
     if merged is not None and not has_more(repository, opened.heads, merged=merged):
