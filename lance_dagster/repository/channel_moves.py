@@ -90,18 +90,15 @@ class ChannelMoves:
         *,
         create: bool = False,
         tags: bool = True,
-        known: RefEntry | None = None,
     ) -> Channel:
         """Append the entry that `decide` makes of the newest one; None leaves the channel as it is.
-
-        `known` is an entry that was read before, which is not read again where it is the newest one.
 
         Raises:
             RefNotFoundError: There is no such channel, and `create` is False.
         """
         check_tag_name(name)
         for _ in range(TRIES):
-            newest = self._newest(name, create=create, known=known)
+            newest = self._newest(name, create=create)
             # The caller gets None for a deleted channel, so that nothing is compared with the commit it named.
             before = None if newest is None or newest.deleted else newest
             wanted = decide(before)
@@ -199,9 +196,9 @@ class ChannelMoves:
         present = None if before is None else self._repository.logs.commit(before.commit)
         return dict.fromkeys(moved_tables(present, self._repository.logs.commit(entry.commit)), ())
 
-    def _newest(self, name: str, *, create: bool, known: RefEntry | None) -> RefEntry | None:
+    def _newest(self, name: str, *, create: bool) -> RefEntry | None:
         """Return the newest entry of a channel, also one that deleted it."""
-        newest = self._repository.logs.newest("channel", name, known=known)
+        newest = self._repository.logs.newest("channel", name)
         if (newest is None or newest.deleted) and not create:
             raise unknown_channel(self._repository, name)
         # The name of a channel that was deleted may have been given to a branch or a repository tag since.
@@ -225,7 +222,7 @@ class ChannelMoves:
             lagging = project(self._repository.registry, commit, names, tag)
             # The channel is read again after the tags were moved. Another process may have moved the channel on and its
             # tags before this process moved them back; then this process moves them to the newest entry once more.
-            before, newest = entry, self._repository.logs.newest("channel", name, known=entry)
+            before, newest = entry, self._repository.logs.newest("channel", name)
             if newest is None or newest.deleted:
                 break
             entry = newest

@@ -112,17 +112,13 @@ class Channels:
         """Read all channels, by name."""
         return {name: channel_at(name, entry) for name, entry in sorted(self._repository.logs.live("channel").items())}
 
-    def get(self, name: str, *, known: RefEntry | None = None) -> Channel:
+    def get(self, name: str) -> Channel:
         """Read one channel.
-
-        Args:
-            name: The channel.
-            known: An entry of it that was read before, which is not read again where it is the newest one.
 
         Raises:
             RefNotFoundError: There is no such channel.
         """
-        newest = self._repository.logs.newest("channel", name, known=known)
+        newest = self._repository.logs.newest("channel", name)
         if newest is None or newest.deleted:
             raise unknown_channel(self._repository, name)
         return channel_at(name, newest)
@@ -280,7 +276,7 @@ class Channels:
             )
 
         create = options.get("create", name == DEFAULT_CHANNEL)
-        return self._moves.move(name, entry, create=create, tags=options.get("tags", True), known=options.get("since"))
+        return self._moves.move(name, entry, create=create, tags=options.get("tags", True))
 
     def advance(
         self,
@@ -349,7 +345,7 @@ class Channels:
             made = with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
             return made if restores is None or before is None else self._withdrawing(name, before, made, restores)
 
-        return self._moves.move(name, entry, create=True, tags=options.get("tags", True), known=options.get("since"))
+        return self._moves.move(name, entry, create=True, tags=options.get("tags", True))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
         """Move a channel back, for all tables at once or for some of them.

@@ -128,8 +128,7 @@ class Together:
     def channel_now(self) -> Channel | None:
         """Return the channel; None before the first promotion."""
         try:
-            known = None if self.started is None else self.started.entry
-            return self.repository.channels.get(self.channel, known=known)
+            return self.repository.channels.get(self.channel)
         except RefNotFoundError:
             return None
 

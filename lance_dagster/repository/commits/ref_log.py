@@ -124,28 +124,32 @@ class RefLogs:
     store: Store
     # Commits never change, so one that was read once is kept.
     _commits: dict[str, RepositoryCommit] = field(default_factory=dict)
+    # Nor do entries: the newest entry of `main` and of each channel is read once for each number.
+    _entries: dict[tuple[RefKind, str], RefEntry] = field(default_factory=dict)
 
     def names(self, kind: RefKind) -> list[str]:
         """List the names of all branches or channels, deleted ones included."""
         return [unquote(name) for name in self.store.folders(_FOLDERS[kind])]
 
-    def newest(self, kind: RefKind, name: str, *, known: RefEntry | None = None) -> RefEntry | None:
-        """Return the newest entry of a ref, also one that deleted it; None when there never was such a ref.
+    def newest(self, kind: RefKind, name: str) -> RefEntry | None:
+        """Return the newest entry of a ref, also an entry that deleted it; None when there never was such a ref.
 
-        Args:
-            kind: What the ref is.
-            name: Its name.
-            known: An entry that was read before; it is not read again where it is the newest one.
+        The log is listed each time. The entry is read where it is not the one that this object read or put last.
         """
         for _ in range(_LOOKS):
-            found = self._newest_number(kind, name)
-            # An entry is never changed, so its number tells that `known` is what a read would return.
-            if known is not None and found == known.number:
-                return known
+            number, entry = self._newest_number(kind, name), self._entries.get((kind, name))
+            if number is None or (entry is not None and entry.number == number):
+                return None if number is None else entry
             # A collection may remove the log of an ended branch between the listing and the read.
             with suppress(NotFoundError):
-                return None if found is None else self.entry(kind, name, found)
+                return self._keep_newest(kind, name, self.entry(kind, name, number))
         raise StoreError(f"{self.store.uri}/{_folder(kind, name)} lists entries and does not have them")
+
+    def _keep_newest(self, kind: RefKind, name: str, entry: RefEntry) -> RefEntry:
+        # The log of an ended branch may be collected, and a later branch of the name counts from 1 again.
+        if kind == "channel" or name == MAIN:
+            self._entries[kind, name] = entry
+        return entry
 
     def _newest_number(self, kind: RefKind, name: str) -> int | None:
         folder = _folder(kind, name)
@@ -230,6 +234,7 @@ class RefLogs:
         for tried in range(_PUTS):
             try:
                 if self.store.put_if_absent(path, data):
+                    self._keep_newest(kind, name, entry)
                     return True
                 # The refusal may be the answer to a second copy of this very request.
                 found = self.store.get(path)
