@@ -76,13 +76,13 @@ class WriteRecorder:
                 "the step may add its rows again: start a new run"
             )
         table_id = self.repository.table_id(self.repository.name_of(branch.table))
-        beside = [write for write in related.writes if write.table_id == table_id]
+        of_table = [write for write in related.writes if write.table_id == table_id]
         # The first run of a candidate finds nothing, and reads no commit.
-        if not beside:
+        if not of_table:
             return ""
         request = self.request(branch, properties, "append", replaces)
         write = RecordedWrite(table_id=table_id, number=0, request=request, id="")
-        duplicate = published_duplicate(write, beside, self.repository.head().writes)
+        duplicate = published_duplicate(write, of_table, self.repository.head().writes)
         if duplicate is None:
             return ""
         run_id, asset = duplicate.request.run_id, properties[md.ASSET_KEY]

@@ -168,14 +168,14 @@ class RunChain:
 
     def branch_metadata(self) -> dict[str, str]:
         """Return the metadata of a branch of this run."""
-        found = {
+        metadata = {
             md.RUN_ID: self.run_id,
             md.ROOT_RUN_ID: self.root_run_id,
             md.JOB_NAME: self.job_name,
             # The publisher of a backfill is a run of its own without a parent. It finds the branches by this id.
             md.BACKFILL_ID: self.backfill_id,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in metadata.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,9 @@ class RunBranch:
             properties: The properties of the commit that is about to be made.
         """
         write = properties.get(md.WRITE)
-        return next((one for one in self.attempts(properties) if one.properties.get(md.WRITE) == write), None)
+        return next(
+            (attempt for attempt in self.attempts(properties) if attempt.properties.get(md.WRITE) == write), None
+        )
 
     def attempts(self, properties: Mapping[str, str]) -> "Iterator[Version]":
         """Yield the versions with rows that attempts of the same step committed, newest first.
@@ -314,28 +316,28 @@ class RunBranch:
         Args:
             merged: Versions that `main` contains; for a branch with such a head, `main` is not searched.
         """
-        known = {version.branch: version for version in merged}
-        kept = []
+        published = {version.branch: version for version in merged}
+        reasons = []
         # Newest run first: its branch was forked from the next one, which cannot be deleted before it.
         for name in map(branch_of, self.chain.run_ids):
             try:
-                if name in known:
+                if name in published:
                     # Usually the head is not newer. The deletion checks this itself, so it also detects a commit that
                     # lands at this moment.
                     with suppress(ConflictError):
-                        self.table.branches.delete(name, newest=known[name])
+                        self.table.branches.delete(name, newest=published[name])
                         continue
                 head = self.table.head(name)
                 if self.table.branches.is_merged(head) is None:
-                    kept.append(f"{name}: it has commits that were not published")
+                    reasons.append(f"{name}: it has commits that were not published")
                 else:
                     self.table.branches.delete(name)
             except RefNotFoundError:
                 # The run did not write this table, or an interrupted publisher deleted the branch already.
                 continue
             except LanceDagsterError as error:
-                kept.append(f"{name}: {error}")
-        return tuple(kept)
+                reasons.append(f"{name}: {error}")
+        return tuple(reasons)
 
     def _heads(self, names: Iterable[str]) -> "Iterator[Version]":
         # Look branches up by name: a list of all would read a file for each, and a table may have thousands.
@@ -363,10 +365,10 @@ def is_never_written(table: "LanceTable", version: "Version") -> bool:
     # The log is read only for tables without rows, and only back to the newest commit that wrote rows.
     if version.rows:
         return False
-    return all(one.number == 1 or one.operation in WITHOUT_ROWS for one in table.log(version))
+    return all(commit.number == 1 or commit.operation in WITHOUT_ROWS for commit in table.log(version))
 
 
-def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> tuple[str, ...]:
+def family_of(run_id: str, instance: dg.DagsterInstance, run_ids: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a run and the re-executions that continue it, oldest first.
 
     Their check evaluations count for the run too: a check that failed for lack of memory may have passed in a
@@ -375,25 +377,29 @@ def family_of(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = 
     Args:
         run_id: The run.
         instance: The Dagster instance that records runs.
-        known: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
+        run_ids: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
     # A full re-execution has the same root but does not continue the run, so ancestry decides.
-    runs = _of_root(run, instance, known)
-    return tuple(each.run_id for each in runs if run_id in set(_ancestry(each, instance)))
+    runs = _of_root(run, instance, run_ids)
+    return tuple(relative.run_id for relative in runs if run_id in set(_ancestry(relative, instance)))
 
 
-def _of_root(run: dg.DagsterRun, instance: dg.DagsterInstance, known: Iterable[str]) -> list[dg.DagsterRun]:
+def _of_root(run: dg.DagsterRun, instance: dg.DagsterInstance, run_ids: Iterable[str]) -> list[dg.DagsterRun]:
     """Return a run and the runs that were re-executed from the same root, oldest first."""
     root = run.root_run_id or run.tags.get(ROOT_RUN_TAG) or run.run_id
     tagged = instance.get_run_records(dg.RunsFilter(tags={ROOT_RUN_TAG: root}))
-    named = instance.get_run_records(dg.RunsFilter(run_ids=[*{run.run_id, root, *known}]))
+    named = instance.get_run_records(dg.RunsFilter(run_ids=[*{run.run_id, root, *run_ids}]))
     # Not by the times of the records, which are those of the machines that launched the runs.
     oldest_first = sorted([*tagged, *named], key=lambda record: record.storage_id)
     runs = {record.dagster_run.run_id: record.dagster_run for record in oldest_first}
-    return [each for each in runs.values() if root in (each.run_id, each.root_run_id, each.tags.get(ROOT_RUN_TAG))]
+    return [
+        relative
+        for relative in runs.values()
+        if root in (relative.run_id, relative.root_run_id, relative.tags.get(ROOT_RUN_TAG))
+    ]
 
 
 def chain_of(run_id: str | None, instance: dg.DagsterInstance) -> tuple[str, ...]:
@@ -413,7 +419,7 @@ def is_over(run_id: str | None, instance: dg.DagsterInstance) -> bool:
     return run is None or run.is_finished
 
 
-def repeated_by(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] = ()) -> str | None:
+def repeated_by(run_id: str, instance: dg.DagsterInstance, run_ids: Iterable[str] = ()) -> str | None:
     """Return the newest run that did all the work of a run again and succeeded, or None.
 
     Such a run is a re-execution of all steps, or it finished one that failed. It started from `main`, so whatever the
@@ -422,15 +428,22 @@ def repeated_by(run_id: str, instance: dg.DagsterInstance, known: Iterable[str] 
     Args:
         run_id: The run.
         instance: The Dagster instance that records runs.
-        known: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
+        run_ids: Further runs to consider: a re-execution from Python has no tag by which Dagster finds it.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return None
     *_, first = _ancestry(run, instance)
-    runs = _of_root(run, instance, known)
-    later = runs[[each.run_id for each in runs].index(run_id) + 1 :]
-    return next((each.run_id for each in reversed(later) if each.is_success and _did_all(each, first, instance)), None)
+    runs = _of_root(run, instance, run_ids)
+    later = runs[[later_run.run_id for later_run in runs].index(run_id) + 1 :]
+    return next(
+        (
+            later_run.run_id
+            for later_run in reversed(later)
+            if later_run.is_success and _did_all(later_run, first, instance)
+        ),
+        None,
+    )
 
 
 def _did_all(run: dg.DagsterRun, first: str, instance: dg.DagsterInstance) -> bool:
@@ -445,7 +458,7 @@ def _did_all(run: dg.DagsterRun, first: str, instance: dg.DagsterInstance) -> bo
         for record in instance.get_run_records(dg.RunsFilter(run_ids=[first, began.run_id]))
     }
     is_later = numbers.get(began.run_id, -math.inf) > numbers.get(first, math.inf)
-    return is_later and all(one is not None and _finishes_parent(one, instance) for one in runs[:-1])
+    return is_later and all(run is not None and _finishes_parent(run, instance) for run in runs[:-1])
 
 
 def _finishes_parent(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
@@ -457,8 +470,8 @@ def _finishes_parent(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
         return False
     # A re-execution from Python lacks the tag, so the steps are compared.
     records = instance.get_records_for_run(parent.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
-    done = {record.event_log_entry.step_key for record in records}
-    return {*parent.step_keys_to_execute} - done <= {*run.step_keys_to_execute}
+    succeeded = {record.event_log_entry.step_key for record in records}
+    return {*parent.step_keys_to_execute} - succeeded <= {*run.step_keys_to_execute}
 
 
 def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
@@ -510,9 +523,9 @@ def rest_of_backfill(run_id: str, instance: dg.DagsterInstance) -> tuple[str, ..
         return ()
     again = dg.RunsFilter(tags={_ROOT_BACKFILL_TAG: backfill_id})
     later = instance.get_run_records(again, cursor=run_id, ascending=True)
-    wanted = tuple(map(run.tags.get, _PARTITION_TAGS))
+    partition = tuple(map(run.tags.get, _PARTITION_TAGS))
     runs = (record.dagster_run for record in later)
-    return tuple(found.run_id for found in runs if tuple(map(found.tags.get, _PARTITION_TAGS)) == wanted)
+    return tuple(later_run.run_id for later_run in runs if tuple(map(later_run.tags.get, _PARTITION_TAGS)) == partition)
 
 
 def _backfill_tag(run: dg.DagsterRun) -> str | None:

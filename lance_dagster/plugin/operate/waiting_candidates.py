@@ -88,7 +88,7 @@ class WaitingCandidates:
             created_at=branch.created_at,
             lookups=RunLookups(partial(self.ended_with, run_id, one), self.log.repeated_by),
         )
-        if found.action is Action.WAITING and self.log.is_left_out(one.key, self.runs_of(run_id)):
+        if found.action is Action.WAITING and self.log.is_output_skipped(one.key, self.runs_of(run_id)):
             reason = "the next attempt of its step succeeded without this output"
             found = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
         elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, table):

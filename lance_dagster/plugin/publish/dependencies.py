@@ -67,54 +67,67 @@ class Dependencies:
     # The runs that are not over, and may still publish a version that another run has read.
     under_way: set[str] = field(default_factory=set)
 
-    def keep_back(self, found: Sequence[Publication]) -> tuple[list[Publication], list[Publication]]:
+    def keep_back(self, publications: Sequence[Publication]) -> tuple[list[Publication], list[Publication]]:
         """Leave out the branches that have to wait; the branches of the same run in other tables wait with them.
 
         Returns:
             The publications that still have a branch to publish, and those that have none left. The `waiting` of both
             says why branches have to wait.
         """
-        left, waits = self._split(found)
-        noted = [_noted(one, waits[one.name]) if one.name in waits else one for one in left]
-        return [one for one in noted if one.audited], [one for one in noted if not one.audited]
+        remaining, waits = self._split(publications)
+        noted = [
+            _noted(publication, waits[publication.name]) if publication.name in waits else publication
+            for publication in remaining
+        ]
+        return [publication for publication in noted if publication.audited], [
+            publication for publication in noted if not publication.audited
+        ]
 
-    def _split(self, found: Sequence[Publication]) -> tuple[list[Publication], dict[str, list[str]]]:
+    def _split(self, publications: Sequence[Publication]) -> tuple[list[Publication], dict[str, list[str]]]:
         """Return the publications without the branches that have to wait, and the reasons for the wait by table."""
-        reads = {(one.name, source.branch): list(_reads(one.table, source)) for one in found for source in one.sources}
+        reads = {
+            (publication.name, source.branch): list(_reads(publication.table, source))
+            for publication in publications
+            for source in publication.sources
+        }
         waits: dict[str, list[str]] = {}
         late: set[str] = set()
         published: dict[_Read, bool] = {}
         while True:
-            left = [_without(one, late) for one in found]
+            remaining = [_without(publication, late) for publication in publications]
             unmet = {
-                (one.name, source.branch): read
-                for one in left
-                for source in one.sources
-                for read in reads[one.name, source.branch]
-                if not self._is_met(read, left, published)
+                (publication.name, source.branch): version
+                for publication in remaining
+                for source in publication.sources
+                for version in reads[publication.name, source.branch]
+                if not self._is_met(version, remaining, published)
             }
             if not unmet:
-                return left, waits
-            for (name, branch), read in unmet.items():
+                return remaining, waits
+            for (name, branch), version in unmet.items():
                 waits.setdefault(name, []).append(
-                    f"{branch} was computed from {read}, which is not published; publish that first, or materialize "
+                    f"{branch} was computed from {version}, which is not published; publish that first, or materialize "
                     f"{name} again if it was discarded or superseded"
                 )
                 late.add(branch)
 
-    def _is_met(self, read: _Read, found: Sequence[Publication], published: dict[_Read, bool]) -> bool:
+    def _is_met(self, version: _Read, publications: Sequence[Publication], published: dict[_Read, bool]) -> bool:
         """Return whether a version that was read is published, or is published together with others."""
-        together = (one for one in found if one.table.uri == read.uri)
-        if any(_has_rows_of(one.table, source, read) for one in together for source in one.sources):
+        together = (publication for publication in publications if publication.table.uri == version.uri)
+        if any(
+            _has_rows_of(publication.table, source, version)
+            for publication in together
+            for source in publication.sources
+        ):
             return True
-        if read not in published:
-            published[read] = self._is_published(read)
-        return published[read]
+        if version not in published:
+            published[version] = self._is_published(version)
+        return published[version]
 
-    def _is_published(self, read: _Read) -> bool:
-        run_id = run_of(read.branch)
+    def _is_published(self, version: _Read) -> bool:
+        run_id = run_of(version.branch)
         try:
-            table = self.open_table(read.uri)
+            table = self.open_table(version.uri)
         except TableNotFoundError:
             return False
         run = self.instance.get_run_by_id(run_id) if run_id else None
@@ -122,7 +135,7 @@ class Dependencies:
         writes = self.record.writes_of_runs(candidate, [run_id or ""], table)
         landed = self.record.version_with([write for write in writes if self.record.is_published(write)])
         if landed is not None:
-            return read.ref in sources_of(landed[1])
+            return version.ref in sources_of(landed[1])
         if run is not None and not run.is_finished:
             self.under_way.add(run.run_id)
         return False
@@ -141,20 +154,20 @@ def _reads(table: LanceTable, head: Version) -> Iterator[_Read]:
                 yield _Read(uri, named["branch"], int(named["number"]))
 
 
-def _has_rows_of(table: LanceTable, source: Version, read: _Read) -> bool:
+def _has_rows_of(table: LanceTable, source: Version, version: _Read) -> bool:
     """Return whether a version has exactly the rows of the version that was read: later commits changed no row."""
-    if source.branch != read.branch or source.number < read.number:
+    if source.branch != version.branch or source.number < version.number:
         return False
-    later = range(read.number + 1, source.number + 1)
+    later = range(version.number + 1, source.number + 1)
     return all(table.at(f"branch:{source.branch}@{number}").operation in WITHOUT_ROWS for number in later)
 
 
-def _noted(one: Publication, reasons: Sequence[str]) -> Publication:
-    return replace(one, about={**one.about, md.WAITING: [*one.waiting, *reasons]})
+def _noted(publication: Publication, reasons: Sequence[str]) -> Publication:
+    return replace(publication, about={**publication.about, md.WAITING: [*publication.waiting, *reasons]})
 
 
-def _without(one: Publication, late: set[str]) -> Publication:
-    return replace(one, sources=tuple(source for source in one.sources if source.branch not in late))
+def _without(publication: Publication, late: set[str]) -> Publication:
+    return replace(publication, sources=tuple(source for source in publication.sources if source.branch not in late))
 
 
 def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKey]) -> dict[dg.AssetKey, list[str]]:
@@ -166,8 +179,8 @@ def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKe
     """
     planned: dict[str, set[dg.AssetKey | dg.AssetCheckKey]] = {}
     at_work: set[str] = set()
-    wanted = {*_STARTED, *_OVER, _PLANNED_ASSET, _PLANNED_CHECK}
-    for record in context.instance.get_records_for_run(context.run.run_id, of_type=wanted).records:
+    kinds = {*_STARTED, *_OVER, _PLANNED_ASSET, _PLANNED_CHECK}
+    for record in context.instance.get_records_for_run(context.run.run_id, of_type=kinds).records:
         event = record.event_log_entry.get_dagster_event()
         step = event.step_key or ""
         if event.event_type == _PLANNED_ASSET:
@@ -178,22 +191,22 @@ def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKe
             at_work.discard(step)
         else:
             at_work.add(step)
-    found: dict[dg.AssetKey, list[str]] = {}
+    readers: dict[dg.AssetKey, list[str]] = {}
     for step in sorted(at_work):
-        made = planned.get(_node_of(step), set())
+        outputs = planned.get(_node_of(step), set())
         # The publisher itself depends on all of its candidates.
-        if made.isdisjoint(context.selected_asset_keys):
-            for key in set(candidates) & _parents(context, made):
-                found.setdefault(key, []).append(step)
-    return found
+        if outputs.isdisjoint(context.selected_asset_keys):
+            for key in set(candidates) & _parents(context, outputs):
+                readers.setdefault(key, []).append(step)
+    return readers
 
 
 def _parents(
-    context: dg.AssetExecutionContext, made: Collection[dg.AssetKey | dg.AssetCheckKey]
+    context: dg.AssetExecutionContext, outputs: Collection[dg.AssetKey | dg.AssetCheckKey]
 ) -> set[dg.AssetKey | dg.AssetCheckKey]:
     """Return what some assets and checks depend on; a check reads its asset."""
     graph = context.job_def.asset_layer.asset_graph
-    return {parent for key in made if graph.has(key) for parent in graph.get(key).parent_entity_keys}
+    return {parent for key in outputs if graph.has(key) for parent in graph.get(key).parent_entity_keys}
 
 
 def _node_of(step: str) -> str:

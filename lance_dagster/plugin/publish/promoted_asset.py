@@ -99,8 +99,8 @@ def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]
     audited = dg.AutomationCondition.all_deps_blocking_checks_passed()
     # A check keeps its last result until it runs again, so while a run is in progress the result may be an old one.
     running = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.run_in_progress())
-    written = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated())
-    return _once("candidate_audited", written, audited & ~running)
+    updated = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated())
+    return _once("candidate_audited", updated, audited & ~running)
 
 
 def tag_moved() -> dg.AutomationCondition:  # type: ignore[type-arg]
@@ -121,9 +121,9 @@ def newer_than(asset: TableAsset) -> dg.AutomationCondition:  # type: ignore[typ
     Args:
         asset: The other asset, as a definition or key.
     """
-    other = asset_key_of(asset)
-    updated = dg.AutomationCondition.asset_matches(other, dg.AutomationCondition.newly_updated())
-    return _once(f"newer_than({other.to_user_string()})", updated, ~dg.AutomationCondition.in_progress())
+    key = asset_key_of(asset)
+    updated = dg.AutomationCondition.asset_matches(key, dg.AutomationCondition.newly_updated())
+    return _once(f"newer_than({key.to_user_string()})", updated, ~dg.AutomationCondition.in_progress())
 
 
 def _once(

@@ -13,40 +13,40 @@ from lance_dagster.plugin.version_report import change_entries
 
 
 def promoted_result(
-    one: Publication, moved: Mapping[str, str], ignored: Sequence[str], has_run: Callable[[str], bool]
+    publication: Publication, moved: Mapping[str, str], ignored: Sequence[str], has_run: Callable[[str], bool]
 ) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Return the result that materializes a promoted node.
 
     Args:
-        one: The publication, after its tag has moved.
+        publication: The publication, after its tag has moved.
         moved: Metadata of the move, such as the tag, who moved it and why; empty values are left out.
         ignored: The reasons against the publication that the config ignored.
         has_run: Returns whether the instance has the record of a run.
     """
-    version = one.promoted_to or one.version
+    version = publication.promoted_to or publication.version
     about = {
-        "lance/from": one.previous.ref if one.previous else "",
+        "lance/from": publication.previous.ref if publication.previous else "",
         md.MOVED_TO: str(version),
-        "lance/merged": ", ".join(map(str, one.sources)),
+        "lance/merged": ", ".join(map(str, publication.sources)),
         **moved,
-        **one.about,
+        **publication.about,
     }
     metadata: dict[str, Any] = {
         md.ROW_COUNT: version.rows,
-        md.COLUMN_SCHEMA: md.column_schema(one.table.schema(version)),
-        md.COLUMN_LINEAGE: _lineage(one, version),
-        md.URI: one.table.uri,
+        md.COLUMN_SCHEMA: md.column_schema(publication.table.schema(version)),
+        md.COLUMN_LINEAGE: _lineage(publication, version),
+        md.URI: publication.table.uri,
         **md.version_metadata(version),
-        **_links(one, version, has_run),
+        **_links(publication, version, has_run),
         **{key: value for key, value in about.items() if value},
     }
-    again = one.about.get(md.AUDITED_AGAIN)
+    reaudit = publication.about.get(md.AUDITED_AGAIN)
     # Reasons that were ignored when a merge was audited again are only in the record of that audit.
-    found = [*ignored, *(again.get("ignored", ()) if isinstance(again, dict) else ())]
-    if found:
-        metadata["lance/ignored"] = list(dict.fromkeys(found))
+    reasons = [*ignored, *(reaudit.get("ignored", ()) if isinstance(reaudit, dict) else ())]
+    if reasons:
+        metadata["lance/ignored"] = list(dict.fromkeys(reasons))
     return dg.MaterializeResult(
-        asset_key=one.promoted,
+        asset_key=publication.promoted,
         metadata=metadata,
         # The uuid of the transaction, as for the candidate: readers become stale when the tag moves.
         data_version=dg.DataVersion(version.transaction),
@@ -74,31 +74,31 @@ def as_event(
     )
 
 
-def is_reported(one: Publication, partitions: Sequence[str], instance: dg.DagsterInstance) -> bool:
+def is_reported(publication: Publication, partitions: Sequence[str], instance: dg.DagsterInstance) -> bool:
     """Return whether the newest event of a promoted node names its version, and some partitions have an event each."""
     # A publisher that was killed after it moved the tag left no event.
-    event = instance.get_latest_materialization_event(one.promoted)
-    made = event.asset_materialization if event else None
-    if made is None or md.text(made.metadata, md.MOVED_TO) != str(one.promoted_to):
+    event = instance.get_latest_materialization_event(publication.promoted)
+    materialization = event.asset_materialization if event else None
+    if materialization is None or md.text(materialization.metadata, md.MOVED_TO) != str(publication.promoted_to):
         return False
-    return not partitions or set(partitions) <= instance.get_materialized_partitions(one.promoted)
+    return not partitions or set(partitions) <= instance.get_materialized_partitions(publication.promoted)
 
 
-def _links(one: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
+def _links(publication: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
     """Return the links from the promoted node's page to where its rows come from: candidate, run and changes."""
     # A run may have been deleted from the instance, or belong to another one.
     runs = [run for run in runs_of(version) if has_run(run)]
-    since = {one.previous.ref: one.previous.ref} if one.previous else {}
+    since = {publication.previous.ref: publication.previous.ref} if publication.previous else {}
     return {
-        md.CANDIDATE: dg.MetadataValue.asset(one.candidate),
+        md.CANDIDATE: dg.MetadataValue.asset(publication.candidate),
         # Dagster shows the link with the short form of the id.
         **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
-        **change_entries(one.table, version, since),
+        **change_entries(publication.table, version, since),
     }
 
 
-def _lineage(one: Publication, version: Version) -> dg.TableColumnLineage:
+def _lineage(publication: Publication, version: Version) -> dg.TableColumnLineage:
     """Return the lineage that derives each column from the column of the same name in the candidate."""
-    names = one.table.schema(version).names
-    deps = {name: [dg.TableColumnDep(asset_key=one.candidate, column_name=name)] for name in names}
+    names = publication.table.schema(version).names
+    deps = {name: [dg.TableColumnDep(asset_key=publication.candidate, column_name=name)] for name in names}
     return dg.TableColumnLineage(deps_by_column=deps)

@@ -2,7 +2,7 @@
 
 1. find:   look up the version to publish in every table
 2. commit: one commit of the repository names these versions, or the audited previews of their merges (`reaudit`), and
-           `main` of every table follows (`publish_together`)
+           `main` of every table follows (`channel_publisher`)
 3. move:   move the channel, for all tables at once; the tag of every table follows
 4. retire: delete the run branches, which nothing needs after the commit; a failure is only reported
 
@@ -34,6 +34,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
+from lance_dagster.plugin.resource import PinnedTable
 from lance_dagster.plugin.run_branch import (
     RunBranch,
     RunChain,
@@ -86,6 +87,11 @@ class Publication:
         return self.sources or ((self.landed,) if self.landed else ())
 
     @property
+    def pinned(self) -> PinnedTable:
+        """The table at the version that the publication would show to readers; valid where there is one."""
+        return PinnedTable(table=self.table, version=self.planned or self.audited[-1])
+
+    @property
     def name(self) -> str:
         """The key of the candidate as text."""
         return self.candidate.to_user_string()
@@ -111,8 +117,8 @@ class Publication:
         return self._noted(md.SUPERSEDED)
 
     def _noted(self, key: str) -> list[str]:
-        found = self.about.get(key, [])
-        return [str(one) for one in found] if isinstance(found, list) else []
+        notes = self.about.get(key, [])
+        return [str(note) for note in notes] if isinstance(notes, list) else []
 
     @property
     def version(self) -> Version:
@@ -140,29 +146,29 @@ class Opened(NamedTuple):
 class Search:
     """The result of a search through the tables: what to publish, and what is missing, wrong, held or refused."""
 
-    found: list[Publication] = field(default_factory=list)
+    publications: list[Publication] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     nothing_new: bool = False
 
-    def refuse_part(self, left: Sequence[dg.AssetKey], nodes: Sequence[dg.AssetKey]) -> None:
+    def refuse_part(self, candidates: Sequence[dg.AssetKey], nodes: Sequence[dg.AssetKey]) -> None:
         """Refuse all tables that were found, because the run writes others whose promoted nodes it does not select.
 
         Args:
-            left: The candidates that are left out.
+            candidates: The candidates that are left out.
             nodes: Their promoted nodes.
         """
-        others, missing = (", ".join(key.to_user_string() for key in keys) for keys in (left, nodes))
+        others, missing = (", ".join(key.to_user_string() for key in keys) for keys in (candidates, nodes))
         self.missing += [
-            f"{one.name}: the run also writes {others}, and what a run writes is published as a whole: select "
-            f"{missing} too. When the run is over, {one.promoted.to_user_string()} materialized by itself publishes "
-            "all of it"
-            for one in self.found
+            f"{publication.name}: the run also writes {others}, and what a run writes is published as a whole: select "
+            f"{missing} too. When the run is over, {publication.promoted.to_user_string()} materialized by itself "
+            "publishes all of it"
+            for publication in self.publications
         ]
-        self.refused += [one.name for one in self.found]
-        self.found.clear()
+        self.refused += [publication.name for publication in self.publications]
+        self.publications.clear()
 
     def refusal(self, tag: str, *, chosen: bool) -> PublishRefusedError:
         """Return the error that says why nothing is published; `chosen` says that a person named what to publish."""
@@ -214,10 +220,10 @@ def find_by_ref(publication: Publication, ref: str, *, instance: dg.DagsterInsta
             longest = _continuation(chain, run_id, table, instance=instance, record=record)
             continued = RunBranch(table=table, chain=longest).written() if len(longest.run_ids) > 1 else head
         if continued is not None and continued != head:
-            found = find_by_run(publication, chain, head=continued, record=record)
+            publication_of_chain = find_by_run(publication, chain, head=continued, record=record)
             # What the older runs published is left alone: the tag may have moved on since.
-            if found.sources:
-                return found
+            if publication_of_chain.sources:
+                return publication_of_chain
         landed = record.landed(table, replace(chain, run_ids=(run_id,))) if head is None else None
         # The run was published and its branch deleted. Its rows are on `main`, so the tag can move there.
         if landed is not None:
@@ -253,41 +259,45 @@ def named_conflicts(publication: Publication, source: Version, conflicts: Iterab
     ]
 
 
-def next_steps(refused: Sequence[Publication], named: Sequence[Conflict], beside: Iterable[Publication] = ()) -> Remedy:
+def next_steps(refused: Sequence[Publication], named: Sequence[Conflict], all_of: Iterable[Publication] = ()) -> Remedy:
     """Return what a person can do about runs whose rows conflict with what is published, or with each other.
 
     Args:
         refused: The tables whose merges have conflicts.
         named: The conflicts, as `named_conflicts` returns them.
-        beside: All tables that were to be published; those without a conflict may be published alone.
+        all_of: All tables that were to be published; those without a conflict may be published alone.
     """
-    publications = [_in_conflict(one, named) for one in refused]
-    sources = [source for one in publications for source in one.sources]
+    conflicting = [_in_conflict(publication, named) for publication in refused]
+    sources = [source for publication in conflicting for source in publication.sources]
     names = dict.fromkeys(f"discard: {source.branch}" for source in sources if run_of(source.branch))
-    given = f"materialize the publisher with {' or '.join(names)} and a reason"
-    given_up = f", or give its rows up: {given}" if names else ""
+    materialize = f"materialize the publisher with {' or '.join(names)} and a reason"
+    or_discard = f", or give its rows up: {materialize}" if names else ""
     # Runs that wait conflict with each other, also when each of them starts from what is published now.
-    several = [one.sources[0].branch for one in publications if len(one.sources) > 1]
-    if several:
-        return Remedy(f"publish one by ref: {several[0]}, then run the others again{given_up}")
+    competing = [publication.sources[0].branch for publication in conflicting if len(publication.sources) > 1]
+    if competing:
+        return Remedy(f"publish one by ref: {competing[0]}, then run the others again{or_discard}")
     branches = {source.branch for source in sources}
-    kept = [one for one in beside if one not in refused and branches & {source.branch for source in one.sources}]
+    publishable = [
+        publication
+        for publication in all_of
+        if publication not in refused and branches & {source.branch for source in publication.sources}
+    ]
     # `discard` deletes the rows of all tables of the run, so what can be published comes first.
-    alone = f", {publish_alone(kept, sources[0].branch)}" if kept and len(branches) == 1 else ""
-    return Remedy(f"run the job again, which starts from what is published{alone}{given_up}")
+    alone = f", {publish_alone(publishable, sources[0].branch)}" if publishable and len(branches) == 1 else ""
+    return Remedy(f"run the job again, which starts from what is published{alone}{or_discard}")
 
 
 def _in_conflict(publication: Publication, conflicts: Sequence[Conflict]) -> Publication:
     """Return a publication with those of its sources that its conflicts are about."""
     # A conflict names the source that was merged, and the runs of those before it that it conflicts with.
-    said = "\n".join(str(one) for one in conflicts if one.unit.startswith(f"{publication.name} ("))
-    named = [one for one in publication.sources if (run_of(one.branch) or str(one)) in said]
-    return replace(publication, sources=tuple(named) or publication.sources)
+    texts = "\n".join(str(conflict) for conflict in conflicts if conflict.unit.startswith(f"{publication.name} ("))
+    sources = [source for source in publication.sources if (run_of(source.branch) or str(source)) in texts]
+    return replace(publication, sources=tuple(sources) or publication.sources)
 
 
 def publish_alone(publications: Iterable[Publication], branch: str) -> str:
     """Return how to publish what a run wrote to some tables, without its other tables."""
-    nodes = ", ".join(one.promoted.to_user_string() for one in publications)
+    nodes = ", ".join(publication.promoted.to_user_string() for publication in publications)
     return (
         f"or publish what it wrote to the other tables alone: materialize only {nodes} with ref: {branch} and a reason"
     )
@@ -301,11 +311,15 @@ def refuse_deleted(publications: Iterable[Publication]) -> None:
     Raises:
         ConflictError: A branch was discarded, or another publisher published and deleted it.
     """
-    sources = [(one, source) for one in publications for source in one.sources]
+    sources = [(publication, source) for publication in publications for source in publication.sources]
     there = in_turns(lambda pair: pair[0].table.branches.is_ready(pair[1].branch), sources)
-    if gone := [f"{source} of {one.name}" for (one, source), stays in zip(sources, there, strict=True) if not stays]:
+    if deleted := [
+        f"{source} of {publication.name}"
+        for (publication, source), stays in zip(sources, there, strict=True)
+        if not stays
+    ]:
         raise ConflictError(
-            f"{', '.join(gone)} was deleted while this run was about to publish it, so nothing is published now: "
+            f"{', '.join(deleted)} was deleted while this run was about to publish it, so nothing is published now: "
             "somebody discarded it, or another run has published it; publish again if other rows wait"
         )
 
@@ -322,7 +336,9 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
     sources = publication.sources
     properties = merge_properties(publication, sources[-1], chain)
     properties[md.WRITES] = json.dumps([write.mark for write in publication.writes])
-    properties[md.AUDITED_TRANSACTIONS] = json.dumps({str(each): [each.id, each.transaction] for each in sources})
+    properties[md.AUDITED_TRANSACTIONS] = json.dumps(
+        {str(source): [source.id, source.transaction] for source in sources}
+    )
     if publication.planned is None:
         # The parent of the merge commit is a staged version, on a branch that no audit names.
         return properties | {md.AUDITED_VERSION: str(sources[0])}
@@ -336,13 +352,13 @@ def landing_properties(publication: Publication, chain: RunChain) -> dict[str, s
 
 def merge_properties(publication: Publication, source: Version, chain: RunChain) -> dict[str, str]:
     """Return the properties of the commit that merges a source."""
-    found = {
+    properties = {
         md.RUN_ID: _run_of_source(source),
         md.ASSET_KEY: publication.name,
         md.PUBLISHED_BY: chain.run_id,
         md.BACKFILL_ID: chain.backfill_id,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in properties.items() if value}
 
 
 def _run_of_source(source: Version) -> str:
@@ -356,12 +372,12 @@ def refuse_branches_named(tag: str, publications: Iterable[Publication]) -> None
         PublishRefusedError: There are such tables.
     """
     # A table that has the tag has no such branch.
-    new = [one for one in publications if one.previous is None]
-    found = in_turns(lambda one: one.table.branches.newest(tag), new)
+    new = [publication for publication in publications if publication.previous is None]
+    heads = in_turns(lambda publication: publication.table.branches.newest(tag), new)
     if reasons := [
-        f"{one.name}: {one.table.uri} has a branch {tag!r}, so it cannot have a tag of that name; rename or delete the "
-        "branch, or give the publisher another tag"
-        for one, head in zip(new, found, strict=True)
+        f"{publication.name}: {publication.table.uri} has a branch {tag!r}, so it cannot have a tag of that name; "
+        "rename or delete the branch, or give the publisher another tag"
+        for publication, head in zip(new, heads, strict=True)
         if head is not None
     ]:
         raise PublishRefusedError(f"cannot move {tag}", reasons)
@@ -392,9 +408,9 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
     return [reason for reasons in in_turns(retire, publications) for reason in reasons]
 
 
-def in_turns(work: Callable[[T], S], each: Iterable[T]) -> list[S]:
+def in_turns(work: Callable[[T], S], items: Iterable[T]) -> list[S]:
     """Call `work`, which may use only the storage, for a few items at a time, and return the results in order."""
-    items = list(each)
+    items = list(items)
     # A single item has nothing to overlap with, so a thread would cost more than it saves.
     if len(items) <= 1:
         return [work(item) for item in items]

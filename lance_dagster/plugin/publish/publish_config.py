@@ -52,13 +52,13 @@ def check_config(config: PublishConfig) -> None:
     Raises:
         InvalidInputError: The configuration contradicts itself or lacks a reason.
     """
-    for do, asked in (
+    for do, requests in (
         ("ignore_failed_checks", config.ignore_failed_checks),
         ("hold", config.hold),
         ("release", config.release),
         ("discard", bool(config.discard)),
     ):
-        if asked:
+        if requests:
             require_reason(config.reason, do)
     # A person who asks for a dry run does not expect that anything changes.
     changes = [do for do in ("hold", "release", "discard") if getattr(config, do)]

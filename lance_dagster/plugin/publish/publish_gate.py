@@ -70,8 +70,8 @@ class Subject:
         run_id = version.properties.get(md.RUN_ID)
         if version.branch == MAIN:
             if run_id is None or len(version.parents) != _PARENTS_OF_A_MERGE:
-                made = f"{version.operation} by {version.committer}"
-                return f"{_name(asset)}: {version} was not made by a published run ({made}), so nothing audited it"
+                origin = f"{version.operation} by {version.committer}"
+                return f"{_name(asset)}: {version} was not made by a published run ({origin}), so nothing audited it"
             # The second parent of a merge commit is its source. The branch may be deleted by now, which does not
             # matter: only its name and the version number are compared with events.
             return cls.of_source(asset, version, version.properties.get(md.AUDITED_VERSION, version.parents[1]), run_id)
@@ -144,9 +144,9 @@ class AuditEvent:
     step: str | None = None
     attempt: int = 0
 
-    def is_of_same_attempt(self, other: "AuditEvent") -> bool:
+    def is_of_same_attempt(self, event: "AuditEvent") -> bool:
         """Return whether one attempt of a step made two events: an asset may report its checks before its rows."""
-        return (self.run_id, self.step, self.attempt) == (other.run_id, other.step, other.attempt)
+        return (self.run_id, self.step, self.attempt) == (event.run_id, event.step, event.attempt)
 
 
 class AuditLog:
@@ -192,8 +192,8 @@ class AuditLog:
             return (run_id,)
         key = (run_id, chain.run_ids)
         if key not in self._families:
-            known = (*chain.run_ids, *self.related(run_id))
-            self._families[key] = family_of(run_id, self.instance, known) or (run_id,)
+            candidates = (*chain.run_ids, *self.related(run_id))
+            self._families[key] = family_of(run_id, self.instance, candidates) or (run_id,)
         return self._families[key]
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
@@ -205,14 +205,14 @@ class AuditLog:
         all_of_them = self._all_events(asset, run_ids)
         return [event for event in all_of_them if event.check is not None or not self._is_outdated(event, run_ids)]
 
-    def is_left_out(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
+    def is_output_skipped(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
         """Return whether some runs materialized an asset, and the attempt that succeeded at last left it out.
 
         The rows of an attempt that failed are on the branch of its run, and are not to be published. Run ids are oldest
         first.
         """
-        made = [event for event in self._all_events(asset, run_ids) if event.check is None]
-        return bool(made) and all(self._is_outdated(event, run_ids) for event in made)
+        materializations = [event for event in self._all_events(asset, run_ids) if event.check is None]
+        return bool(materializations) and all(self._is_outdated(event, run_ids) for event in materializations)
 
     def _all_events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         # Some event logs, such as SQLite's with a file for each run, count storage ids per run. These ids order only
@@ -223,14 +223,18 @@ class AuditLog:
             for event in self._of_run(run_id).get(asset, ())
         ]
 
-    def _is_outdated(self, made: AuditEvent, run_ids: Sequence[str]) -> bool:
+    def _is_outdated(self, materialization: AuditEvent, run_ids: Sequence[str]) -> bool:
         """Return whether a later attempt of the step that materialized an asset was to do so too, and succeeded."""
         for place, run_id in enumerate(run_ids):
             # A re-execution may select only some outputs of a step; the others stay as they are. The step is that of
             # the later run: Dagster numbers the steps of a multi-asset anew.
             planned = self._planned_by(run_id)
-            started = self._succeeded[run_id].get(planned.get(made.asset)) if made.asset in planned else None
-            if started is not None and (place, started) > made.order:
+            started = (
+                self._succeeded[run_id].get(planned.get(materialization.asset))
+                if materialization.asset in planned
+                else None
+            )
+            if started is not None and (place, started) > materialization.order:
                 return True
         return False
 
@@ -244,18 +248,20 @@ class AuditLog:
             family: The runs that may have materialized it, oldest first.
         """
         events = [event for event in self._all_events(subject.asset, family) if event.check is None]
-        made = [event for event in events if subject.is_named_by(event.metadata)]
-        for event in made:
+        writing = [event for event in events if subject.is_named_by(event.metadata)]
+        for event in writing:
             succeeded = self._succeeded[event.run_id].get(event.step)
             # An event without a step, which a program reported by itself, is no result of a step that could fail.
             if event.step is None or succeeded == event.attempt:
                 return None
         # The record of a run may be deleted, and a step of the current run may be about to succeed.
-        runs = [self.instance.get_run_by_id(event.run_id) for event in made]
-        if not made or any(run is None for run in runs):
+        runs = [self.instance.get_run_by_id(event.run_id) for event in writing]
+        if not writing or any(run is None for run in runs):
             return None
-        step = made[-1].step
-        return f"{_name(subject.asset)}: step {step!r} of run {made[-1].run_id} wrote {subject.ref} and did not succeed"
+        step = writing[-1].step
+        return (
+            f"{_name(subject.asset)}: step {step!r} of run {writing[-1].run_id} wrote {subject.ref} and did not succeed"
+        )
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
         """Return whether a run materialized an asset, by whichever attempt of a step."""
@@ -263,8 +269,8 @@ class AuditLog:
 
     def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
         """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
-        is_left_out = self.is_left_out(asset, chain.run_ids[::-1])
-        return [] if is_left_out else [run for run in chain.run_ids if self.was_materialized(asset, run)]
+        is_output_skipped = self.is_output_skipped(asset, chain.run_ids[::-1])
+        return [] if is_output_skipped else [run for run in chain.run_ids if self.was_materialized(asset, run)]
 
     def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
         """Return whether a run was to materialize any of some assets when it was launched."""
@@ -273,7 +279,7 @@ class AuditLog:
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
         """Return the assets that runs planned to materialize and did not, unless they left them out on purpose."""
         missing: set[dg.AssetKey] = set()
-        left_out: set[dg.AssetKey] = set()
+        skipped: set[dg.AssetKey] = set()
         for run_id in family:
             planned, succeeded = self._planned_by(run_id), self._succeeded[run_id]
             run = self.instance.get_run_by_id(run_id)
@@ -281,25 +287,25 @@ class AuditLog:
             # Dagster plans optional outputs too. A step that succeeded without one left it out on purpose, and in a run
             # that succeeded so did a step that was skipped. The record of a run may be deleted.
             is_good = run is None or run.is_success
-            left_out |= {asset for asset, step in planned.items() if is_good or step in succeeded}
-            left_out |= {asset for asset in planned if self.was_materialized(asset, run_id)}
-        return [asset for asset in assets if asset in missing - left_out]
+            skipped |= {asset for asset, step in planned.items() if is_good or step in succeeded}
+            skipped |= {asset for asset in planned if self.was_materialized(asset, run_id)}
+        return [asset for asset in assets if asset in missing - skipped]
 
-    def is_later(self, one: AuditEvent, other: AuditEvent) -> bool:
+    def is_later(self, evaluation: AuditEvent, rival: AuditEvent) -> bool:
         """Return whether an evaluation counts instead of another one, of another run, because it came later.
 
         Storage ids of events of different runs cannot be compared, and the times of events are those of the workers'
         clocks. The order in which Dagster recorded the runs depends on no clock, but runs may overlap. Where the two
         orders disagree, the evaluation that failed counts.
         """
-        records = self.instance.get_run_records(dg.RunsFilter(run_ids=[one.run_id, other.run_id]))
+        records = self.instance.get_run_records(dg.RunsFilter(run_ids=[evaluation.run_id, rival.run_id]))
         numbers = {record.dagster_run.run_id: record.storage_id for record in records}
-        by_time = one.at > other.at
-        if one.run_id not in numbers or other.run_id not in numbers:
+        by_time = evaluation.at > rival.at
+        if evaluation.run_id not in numbers or rival.run_id not in numbers:
             # The record of a run may be deleted.
             return by_time
-        by_run = numbers[one.run_id] > numbers[other.run_id]
-        return by_run if by_run == by_time else not one.passed
+        by_run = numbers[evaluation.run_id] > numbers[rival.run_id]
+        return by_run if by_run == by_time else not evaluation.passed
 
     def _planned_by(self, run_id: str) -> Mapping[dg.AssetKey, str | None]:
         self._of_run(run_id)
@@ -311,23 +317,23 @@ class AuditLog:
             succeeding = dg.DagsterEventType.STEP_SUCCESS
             starting = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
             audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
-            found: dict[dg.AssetKey, list[AuditEvent]] = {}
+            by_asset: dict[dg.AssetKey, list[AuditEvent]] = {}
             planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
             started: dict[str | None, int] = {}
-            wanted = {*audited, *starting, planning, succeeding}
-            for record in self.instance.get_records_for_run(run_id, of_type=wanted).records:
-                entry, made = record.event_log_entry, record.event_log_entry.get_dagster_event()
-                if made.event_type == planning:
-                    planned[made.asset_materialization_planned_data.asset_key] = made.step_key
-                elif made.event_type in starting:
-                    started[made.step_key] = record.storage_id
-                elif made.event_type == succeeding:
-                    succeeded[made.step_key] = started.get(made.step_key, 0)
+            kinds = {*audited, *starting, planning, succeeding}
+            for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
+                entry, occurrence = record.event_log_entry, record.event_log_entry.get_dagster_event()
+                if occurrence.event_type == planning:
+                    planned[occurrence.asset_materialization_planned_data.asset_key] = occurrence.step_key
+                elif occurrence.event_type in starting:
+                    started[occurrence.step_key] = record.storage_id
+                elif occurrence.event_type == succeeding:
+                    succeeded[occurrence.step_key] = started.get(occurrence.step_key, 0)
                 else:
-                    event = _event_of((0, record.storage_id), entry.timestamp, made)
-                    event = replace(event, attempt=started.get(made.step_key, 0))
-                    found.setdefault(event.asset, []).append(event)
-            self._events[run_id] = found
+                    audit_event = _event_of((0, record.storage_id), entry.timestamp, occurrence)
+                    audit_event = replace(audit_event, attempt=started.get(occurrence.step_key, 0))
+                    by_asset.setdefault(audit_event.asset, []).append(audit_event)
+            self._events[run_id] = by_asset
         return self._events[run_id]
 
 
@@ -353,10 +359,10 @@ def reasons_against(
     family = log.family(subject.run_id, chain)
     events = log.events(subject.asset, family)
     materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
-    last = max(materialized, key=lambda event: event.order, default=None)
+    materialization = max(materialized, key=lambda event: event.order, default=None)
     # Verdicts in the record outlive Dagster's record of the run.
     is_recorded = bool(verdicts) and not log.instance.has_run(subject.run_id)
-    reason = None if is_recorded else _reason_against_run(subject, last, log=log, family=family)
+    reason = None if is_recorded else _reason_against_run(subject, materialization, log=log, family=family)
     if reason is not None:
         return [reason]
     of_table = [check for check in checks if check.asset_key == subject.asset]
@@ -365,8 +371,12 @@ def reasons_against(
         return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
     # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
     evaluated = [event for event in events if event.check is not None]
-    if last is not None:
-        evaluated = [event for event in evaluated if event.order > last.order or event.is_of_same_attempt(last)]
+    if materialization is not None:
+        evaluated = [
+            event
+            for event in evaluated
+            if event.order > materialization.order or event.is_of_same_attempt(materialization)
+        ]
     reasons: list[str] = []
     for check in of_table:
         if (verdict := verdicts.get(check.name)) is not None:
@@ -400,30 +410,30 @@ def verdicts_on(
 
 
 def _reason_against_run(
-    subject: Subject, last: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
+    subject: Subject, materialization: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
 ) -> str | None:
     """Return why the runs of a version do not let it count as their result; None where they do.
 
     Args:
         subject: The version.
-        last: The last materialization of the asset on the branch of the version.
+        materialization: The last materialization of the asset on the branch of the version.
         log: The event log.
         family: The runs that may have materialized it, oldest first.
     """
     name = _name(subject.asset)
-    if last is None:
+    if materialization is None:
         return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
-    if not subject.is_named_by(last.metadata):
-        named = md.audited_version(last.metadata)
-        seen = f"{named[0]}@{named[1]}" if named else "an unknown version"
-        seen += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
-        return f"{name}: {subject.ref} is to be published, but what the run materialized was {seen}"
+    if not subject.is_named_by(materialization.metadata):
+        named = md.audited_version(materialization.metadata)
+        version = f"{named[0]}@{named[1]}" if named else "an unknown version"
+        version += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
+        return f"{name}: {subject.ref} is to be published, but what the run materialized was {version}"
     return log.reason_against_step(subject, family)
 
 
 def _failure(check: dg.AssetCheckKey, subject: Subject, description: str) -> str:
-    said = f": {description}" if description else ""
-    return f"{_name(check.asset_key)}: blocking check {check.name!r} failed on {subject.ref}{said}"
+    reason = f": {description}" if description else ""
+    return f"{_name(check.asset_key)}: blocking check {check.name!r} failed on {subject.ref}{reason}"
 
 
 def _newest_evaluation(
@@ -513,8 +523,8 @@ def tables_read(
     family = log.family(subject.run_id, chain)
     # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
     newest = _newest_evaluation(check, subject, log.events(subject.asset, family), family=family, log=log)
-    read = None if newest is None else md.plain(newest.metadata.get(md.READ))
-    return read if isinstance(read, Mapping) else None
+    versions = None if newest is None else md.plain(newest.metadata.get(md.READ))
+    return versions if isinstance(versions, Mapping) else None
 
 
 def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None) -> Iterator[str]:
@@ -526,10 +536,10 @@ def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None
     if newest is None:
         yield f"{title} was not run on {subject.ref}"
         return
-    seen = md.audited_version(newest.metadata)
+    audited = md.audited_version(newest.metadata)
     # The evaluation of a user's own check may not name a version; then its position in the log is all that is known.
-    if seen is not None and not subject.is_named_by(newest.metadata):
-        yield f"{title} looked at {seen[0]}@{seen[1]}, not at {subject.ref}"
+    if audited is not None and not subject.is_named_by(newest.metadata):
+        yield f"{title} looked at {audited[0]}@{audited[1]}, not at {subject.ref}"
     elif not newest.passed:
         yield _failure(check, subject, newest.description)
 
@@ -551,11 +561,11 @@ def _evaluated_alone(
             # A check that is planned or still runs has a record too, with another event or none.
             if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
                 continue
-            found = _event_of((0, 0), entry.timestamp, event)
+            evaluation = _event_of((0, 0), entry.timestamp, event)
             # A publisher's evaluation read other tables at versions that readers would have got; these may have moved.
-            is_own = md.PUBLISHED_BY not in found.metadata
-            if is_own and md.text(found.metadata, md.TRANSACTION) == subject.transaction:
-                return replace(found, run_id=record.run_id)
+            is_own = md.PUBLISHED_BY not in evaluation.metadata
+            if is_own and md.text(evaluation.metadata, md.TRANSACTION) == subject.transaction:
+                return replace(evaluation, run_id=record.run_id)
         if len(page) < _PAGE:
             return None
         cursor = page[-1].id
@@ -563,14 +573,14 @@ def _evaluated_alone(
 
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
     if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
-        made = event.step_materialization_data.materialization
-        return AuditEvent(order, at, made.asset_key, None, made.metadata, step=event.step_key)
-    found = event.asset_check_evaluation_data
+        materialization = event.step_materialization_data.materialization
+        return AuditEvent(order, at, materialization.asset_key, None, materialization.metadata, step=event.step_key)
+    evaluation = event.asset_check_evaluation_data
     # As in Dagster: a blocking check that fails with severity WARN does not stop the downstream assets.
-    passed = found.passed or found.severity == dg.AssetCheckSeverity.WARN
-    key = found.asset_check_key
-    said = found.description or ""
-    return AuditEvent(order, at, key.asset_key, key, found.metadata, passed, said, step=event.step_key)
+    passed = evaluation.passed or evaluation.severity == dg.AssetCheckSeverity.WARN
+    key = evaluation.asset_check_key
+    description = evaluation.description or ""
+    return AuditEvent(order, at, key.asset_key, key, evaluation.metadata, passed, description, step=event.step_key)
 
 
 def _branch(event: AuditEvent) -> str | None:

@@ -77,8 +77,8 @@ class PublisherTraits(NamedTuple):
 
 def traits_of(definition: dg.AssetsDefinition) -> PublisherTraits | None:
     """Return the traits of a publisher, or None when the definition is not a publisher."""
-    found = getattr(definition.node_def, _TRAITS, None) if definition.is_executable else None
-    return found if isinstance(found, PublisherTraits) else None
+    traits = getattr(definition.node_def, _TRAITS, None) if definition.is_executable else None
+    return traits if isinstance(traits, PublisherTraits) else None
 
 
 def build_publisher(
@@ -150,7 +150,7 @@ def build_publisher(
     @dg.op(
         # The names of ops and graphs are unique in a code location.
         name=f"{name}_{_STEP}" if waits else name,
-        ins={each: dg.In(dg.Nothing) for each in ([_WRITTEN] if waits else map(_input_of, nodes))},
+        ins={input_name: dg.In(dg.Nothing) for input_name in ([_WRITTEN] if waits else map(_input_of, nodes))},
         # The outputs are not required: a node is not materialized when its tag does not move, as in a dry run.
         out={_output_of(node): dg.Out(dg.Nothing, is_required=False) for node in nodes},
         pool=options.get("pool", POOL),
@@ -175,7 +175,7 @@ def build_publisher(
             partitioned=partitions_def is not None,
             accept_stale=options.get("stale_checks") == "accept",
         )
-        yield from _without_vain_retries(step.execute(selected))
+        yield from _retried_only_after_storage_failures(step.execute(selected))
 
     node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
     setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))
@@ -203,8 +203,8 @@ def _backfill_policy(
         return None
     if "backfill_policy" in options:
         return options["backfill_policy"]
-    found = [table.backfill_policy for table in tables if isinstance(table, dg.AssetsDefinition)]
-    return found[0] if found and all(policy == found[0] for policy in found) else None
+    policies = [table.backfill_policy for table in tables if isinstance(table, dg.AssetsDefinition)]
+    return policies[0] if policies and all(policy == policies[0] for policy in policies) else None
 
 
 def publisher_name(tag: str) -> str:
@@ -216,15 +216,15 @@ def publisher_name(tag: str) -> str:
     return f"publish_{re.sub(r'[^A-Za-z0-9_]', '_', tag)}_{zlib.crc32(tag.encode()):08x}"
 
 
-def require_name(what: str, given: object) -> str:
+def require_name(what: str, name: object) -> str:
     """Return a name that Dagster takes for an op or a job.
 
     Raises:
         InvalidInputError: The message names the argument as `what`.
     """
-    if not isinstance(given, str) or not _NAME.fullmatch(given):
-        raise InvalidInputError(f"{what}: {given!r} is no name; give one of ASCII letters, digits and '_'")
-    return given
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInputError(f"{what} must have only ASCII letters, digits and '_', not {name!r}")
+    return name
 
 
 def _different_keys(specs: Sequence[dg.AssetSpec]) -> list[dg.AssetKey]:
@@ -252,7 +252,7 @@ def _check_arguments(tables: object, tag: str, unchecked: object, options: Publi
     _check_tag(tag)
 
 
-def _without_vain_retries(results: Iterator[dg.MaterializeResult]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+def _retried_only_after_storage_failures(results: Iterator[dg.MaterializeResult]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
     try:
         yield from results
     except (PublishRefusedError, ProtectedError, ConflictError, InvalidInputError, NotFoundError) as error:
@@ -372,14 +372,14 @@ def is_split(definition: dg.AssetsDefinition, needs: Mapping[dg.AssetKey, Collec
     """
     if not definition.can_subset:
         return False
-    seen = set[dg.AssetKey]()
+    visited = set[dg.AssetKey]()
     todo = [upstream for key in definition.keys for upstream in needs.get(key, ()) if upstream not in definition.keys]
     while todo:
         key = todo.pop()
         if key in definition.keys:
             return True
-        todo += needs.get(key, ()) if key not in seen else ()
-        seen.add(key)
+        todo += needs.get(key, ()) if key not in visited else ()
+        visited.add(key)
     return False
 
 
@@ -388,22 +388,23 @@ def _named_checks(
 ) -> list[dg.AssetCheckKey]:
     """Return the keys of checks that a publisher names; refuse those of other assets, which it would never look at."""
     if isinstance(checks, str | dg.AssetsDefinition) or not isinstance(checks, Iterable):
-        raise InvalidInputError(f"checks: a list of asset checks or of their keys is wanted, not {checks!r}")
+        raise InvalidInputError(f"checks must be a list of asset checks or of their keys, not {checks!r}")
     named = []
     for check in checks:
         if not isinstance(check, dg.AssetCheckKey | dg.AssetChecksDefinition):
             raise InvalidInputError(
-                f"checks: {check!r} is no asset check; give its definition, or its key, such as "
+                f"checks has {check!r}, which is not an asset check: give its definition, or its key, such as "
                 'dg.AssetCheckKey(dg.AssetKey(["shop", "orders"]), "row_count")'
             )
         keys = [check] if isinstance(check, dg.AssetCheckKey) else list(check.check_keys)
         # One definition may check several assets.
-        found = [key for key in keys if key.asset_key in tables]
-        if not found:
-            known = ", ".join(key.to_user_string() for key in tables)
+        own = [key for key in keys if key.asset_key in tables]
+        if not own:
+            tables_named = ", ".join(key.to_user_string() for key in tables)
             raise InvalidInputError(
                 f"checks: {', '.join(key.to_user_string() for key in keys)} is of no table of this publisher, which "
-                f"publishes {known}, so it would never stop a publication: give the check to the publisher of its asset"
+                f"publishes {tables_named}, so it would never stop a publication: give the check to the publisher of "
+                "its asset"
             )
-        named += found
+        named += own
     return named

@@ -76,9 +76,9 @@ class Reaudit:
     record: RecordView
     accept_stale: bool = False
     # By check, the other tables at the versions that its last evaluation read.
-    seen: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
+    pinned_by_check: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
 
-    def plan(self, found: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
+    def plan(self, publications: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Make and audit the previews of the tables that need one.
 
         Returns:
@@ -87,54 +87,60 @@ class Reaudit:
         Raises:
             MergeConflictError: Some merges have conflicts; the error lists those of all tables.
         """
-        planned = self._previewed(found, lambda one: self._is_needed(one, alone=len(found) == 1))
+        planned = self._previewed(
+            publications, lambda publication: self._is_needed(publication, alone=len(publications) == 1)
+        )
         # Repeat until no table is added: the checks of one table may have to read the preview of another one.
-        while moved := [one for one in planned if self._others_moved(one, planned)]:
+        while moved := [publication for publication in planned if self._others_moved(publication, planned)]:
             planned = self._previewed(planned, moved.__contains__)
         # Audit only after every preview is made: the checks of one table read the previews of the others.
-        audited = [self.audit(one, planned) if one.planned else (one, []) for one in planned]
-        return [one for one, _ in audited], [reason for _, reasons in audited for reason in reasons]
+        audited = [
+            self.audit(publication, planned) if publication.planned else (publication, []) for publication in planned
+        ]
+        return [publication for publication, _ in audited], [reason for _, reasons in audited for reason in reasons]
 
-    def _previewed(self, found: Sequence[Publication], is_needed: Callable[[Publication], bool]) -> list[Publication]:
+    def _previewed(
+        self, publications: Sequence[Publication], is_needed: Callable[[Publication], bool]
+    ) -> list[Publication]:
         """Return the publications, with a preview where one is needed; raise the conflicts of all of them at once."""
         conflicts: list[Conflict] = []
         refused: list[Publication] = []
         planned: list[Publication] = []
-        for one, needed in zip(found, in_turns(is_needed, found), strict=True):
+        for publication, needed in zip(publications, in_turns(is_needed, publications), strict=True):
             # After a conflict the other tables are tried too, so that one error names all conflicts.
             try:
-                planned.append(self.preview(one) if needed else one)
+                planned.append(self.preview(publication) if needed else publication)
             except MergeConflictError as error:
-                conflicts += [found for found in error.conflicts if isinstance(found, Conflict)]
-                refused.append(one)
+                conflicts += [publications for publications in error.conflicts if isinstance(publications, Conflict)]
+                refused.append(publication)
         if conflicts:
             self.drop(planned)
-            said = "cannot merge, so no table was merged and no tag moved:"
-            raise MergeConflictError(said, conflicts, remedy=next_steps(refused, conflicts, found))
+            refusal = "cannot merge, so no table was merged and no tag moved:"
+            raise MergeConflictError(refusal, conflicts, remedy=next_steps(refused, conflicts, publications))
         return planned
 
-    def preview(self, one: Publication) -> Publication:
+    def preview(self, publication: Publication) -> Publication:
         """Merge the sources of a publication into a branch forked from `main`.
 
         Raises:
             MergeConflictError: A source conflicts with `main` or with a source before it.
         """
-        table, name = one.table, preview_branch(self.chain, "merge")
+        table, name = publication.table, preview_branch(self.chain, "merge")
         # A killed attempt of this step may have left its preview under the name that is needed now.
         drop_stale_previews(table, self.chain, self.context.instance)
         # The head is read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
         head = table.head(MAIN)
-        about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(one.sources[-1])}
+        about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(publication.sources[-1])}
         table.branches.create(name, at=head, metadata=about)
         landed: Version | None = None
-        for source in one.sources:
-            properties = merge_properties(one, source, self.chain)
-            message = f"publish {one.name} from {source}"
+        for source in publication.sources:
+            properties = merge_properties(publication, source, self.chain)
+            message = f"publish {publication.name} from {source}"
             try:
                 merged = table.merge(source, into=name, message=message, properties=properties)
             except MergeConflictError as error:
                 drop_branch(table, name)
-                raise MergeConflictError(str(error), named_conflicts(one, source, error.conflicts)) from error
+                raise MergeConflictError(str(error), named_conflicts(publication, source, error.conflicts)) from error
             # An interrupted publication merged this source already; the newest such version contains the others.
             if merged.branch == MAIN and (landed is None or merged.number > landed.number):
                 landed = merged
@@ -142,162 +148,170 @@ class Reaudit:
         # `main` contains every source already: there is no merge to audit, and only the tag has to move.
         if not is_written(version):
             drop_branch(table, name)
-            return replace(one, landed=landed, planned=None)
-        return replace(one, planned=version, base=head)
+            return replace(publication, landed=landed, planned=None)
+        return replace(publication, planned=version, base=head)
 
-    def audit(self, one: Publication, all_of: Sequence[Publication] = ()) -> tuple[Publication, list[str]]:
+    def audit(self, publication: Publication, all_of: Sequence[Publication] = ()) -> tuple[Publication, list[str]]:
         """Evaluate every blocking check of a table on its planned merge.
 
         Args:
-            one: The publication, with a preview.
+            publication: The publication, with a preview.
             all_of: The publications of the same step, whose tables the checks may read.
         """
-        if one.planned is None:
-            return one, []
-        foreign = self.unaudited(one, one.base)
-        others = _others(one, all_of)
-        reasons, record = self._evaluate(one, one.planned, keys=_partitions(one), foreign=foreign, others=others)
-        return _with_record(one, record, reasons), reasons
+        if publication.planned is None:
+            return publication, []
+        foreign = self.unaudited(publication, publication.base)
+        others = _others(publication, all_of)
+        reasons, record = self._evaluate(
+            publication, publication.planned, keys=_partitions(publication), foreign=foreign, others=others
+        )
+        return _with_record(publication, record, reasons), reasons
 
-    def audit_main(self, one: Publication, version: Version, problem: str) -> tuple[Publication, list[str]]:
+    def audit_main(self, publication: Publication, version: Version, problem: str) -> tuple[Publication, list[str]]:
         """Evaluate every blocking check on a version of `main` that no published run made.
 
         Args:
-            one: The publication, with the version chosen by a person.
+            publication: The publication, with the version chosen by a person.
             version: The version.
             problem: Why the event log has no audit of the version.
         """
         # Without a check, nothing can outweigh the missing audit.
-        if not any(check.asset_key == one.candidate for check in self.checks):
-            return one, [problem]
+        if not any(check.asset_key == publication.candidate for check in self.checks):
+            return publication, [problem]
         # All rows are checked, because another program may have written to any partition.
-        reasons, record = self._evaluate(one, version, keys=(), foreign=[version], others={})
+        reasons, record = self._evaluate(publication, version, keys=(), foreign=[version], others={})
         # When every check passes here, it no longer matters that no run audited the version.
-        return _with_record(one, record, reasons), [problem, *reasons] if reasons else []
+        return _with_record(publication, record, reasons), [problem, *reasons] if reasons else []
 
-    def audit_chosen(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
+    def audit_chosen(self, publication: Publication, version: Version) -> tuple[Publication, list[str]]:
         """Evaluate every blocking check on a version of `main` that passed its own audit, where it has other commits.
 
         The rows of commits before it come along with it, and its own audit need not have seen them.
         """
-        others = self.unaudited(one, version)
+        others = self.unaudited(publication, version)
         if not others:
-            return one, []
+            return publication, []
         listed = ", ".join(map(str, others))
         return self.audit_main(
-            one, version, f"{one.name}: {version} contains {listed}, which its checks did not let pass"
+            publication, version, f"{publication.name}: {version} contains {listed}, which its checks did not let pass"
         )
 
-    def audit_recorded(self, one: Publication, version: Version) -> tuple[Publication, list[str]]:
+    def audit_recorded(self, publication: Publication, version: Version) -> tuple[Publication, list[str]]:
         """Return the reasons against a version of `main` that this or another publisher published from a preview.
 
         Another publisher may have other checks. When its audit lacks one of this publisher, all are evaluated.
 
         Args:
-            one: The publication.
+            publication: The publication.
             version: The version, which has a record of its audit.
         """
         record = recorded_audit(version)
         # A reason that a person ignored still counts against the version, so nobody promotes it again unawares.
         if ignored := record.get("ignored"):
-            return one, [str(reason) for reason in ignored]
-        missing = self._missing(one, record)
+            return publication, [str(reason) for reason in ignored]
+        missing = self._missing(publication, record)
         if not missing:
-            return self.audit_chosen(one, version) if one.chosen else (one, [])
+            return self.audit_chosen(publication, version) if publication.chosen else (publication, [])
         names = ", ".join(repr(check.name) for check in missing)
-        problem = f"{one.name}: {version} was published without the approval of the blocking checks {names}"
+        problem = f"{publication.name}: {version} was published without the approval of the blocking checks {names}"
         # What cannot be evaluated on the version has at least to pass where the rows come from.
-        known = check_values(self.context, [one.candidate])
-        plain = [check for check in missing if check not in known]
+        bound = check_values(self.context, [publication.candidate])
+        plain = [check for check in missing if check not in bound]
         reasons = [
             reason
             for source in (strings_on_main(version, md.SOURCES) if plain else ())
-            for reason in self._reasons(_subject_of(one, version, source), plain, one.table)
+            for reason in self._reasons(_subject_of(publication, version, source), plain, publication.table)
         ]
-        return (one, [problem, *reasons]) if reasons else self.audit_main(one, version, problem)
+        return (publication, [problem, *reasons]) if reasons else self.audit_main(publication, version, problem)
 
-    def names_read(self, found: Iterable[Publication]) -> dict[dg.AssetKey, str]:
+    def names_of_tables_read(self, publications: Iterable[Publication]) -> dict[dg.AssetKey, str]:
         """Return the names in the repository of the other tables that blocking checks read, by asset."""
         # When checks read a ref other than `main`, a commit to `main` does not change what they read.
         if self.lance.read_ref != MAIN:
             return {}
-        bound = check_values(self.context, [one.candidate for one in found])
+        bound = check_values(self.context, [publication.candidate for publication in publications])
         assets = {asset for key in self.checks if key in bound for asset in bound[key].check.reads}
         return {asset: str(self.lance.address_of(asset, describe_asset(self.context, asset)[0])) for asset in assets}
 
-    def audit_beside(self, one: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
+    def audit_with_tables(self, publication: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
         """Evaluate checks again that read other versions of tables than readers would get; return the reasons.
 
         Args:
-            one: The publication.
+            publication: The publication.
             named: The other tables, at the versions that the commit would name, or that the channel names.
         """
         # A rollback, and what an interrupted publication has merged, is not audited on other tables again.
-        if is_rollback(one) or not one.sources or (one.landed is not None and one.planned is None):
+        if (
+            is_rollback(publication)
+            or not publication.sources
+            or (publication.landed is not None and publication.planned is None)
+        ):
             return []
-        version, reasons = one.planned or one.sources[-1], []
-        for key, bound in check_values(self.context, [one.candidate]).items():
-            seen = self.seen.get(key, {})
+        version, reasons = publication.planned or publication.sources[-1], []
+        for key, bound in check_values(self.context, [publication.candidate]).items():
+            pinned = self.pinned_by_check.get(key, {})
             moved = {
                 asset: named[asset]
                 for asset in bound.check.reads
                 # A later version of `main` has rows of other programs that readers of the commit do not get.
-                if asset in named and not (asset in seen and seen[asset].version.id == named[asset].version.id)
+                if asset in named and not (asset in pinned and pinned[asset].version.id == named[asset].version.id)
             }
             if moved and key in self.checks:
-                others = {**seen, **moved}
-                outcome = self._outcome(one, bound, key, version=version, keys=_partitions(one), others=others)
-                reasons += [_failed(one, key, outcome, version)] if outcome.blocks else []
+                others = {**pinned, **moved}
+                outcome = self._outcome(
+                    publication, bound, key, version=version, keys=_partitions(publication), others=others
+                )
+                reasons += [_failed(publication, key, outcome, version)] if outcome.blocks else []
         return reasons
 
-    def unaudited(self, one: Publication, until: Version | None) -> list[Version]:
+    def unaudited(self, publication: Publication, until: Version | None) -> list[Version]:
         """Return the commits of `main` after the tag's version that the checks of this publisher did not let pass.
 
         These are the commits of other programs, and those that another publisher made, for another tag, without these
         checks or in spite of them.
 
         Args:
-            one: The table, with the tag as it was read.
+            publication: The table, with the tag as it was read.
             until: The version to stop at; None for the head of `main`.
         """
-        tag = one.previous
+        tag = publication.previous
         # Another program may have put the tag on a branch; then every commit of `main` is examined.
         after = tag.ref if tag is not None and tag.branch == MAIN else None
-        versions = one.table.log(until or MAIN, after=after)
-        return [each for each in versions if _is_foreign(each) or self._was_let_through(one, each)]
+        versions = publication.table.log(until or MAIN, after=after)
+        return [version for version in versions if _is_foreign(version) or self._was_let_through(publication, version)]
 
-    def _was_let_through(self, one: Publication, version: Version) -> bool:
+    def _was_let_through(self, publication: Publication, version: Version) -> bool:
         """Return whether a publisher put a version on `main` without the approval of all checks of this publisher."""
-        version = audited_behind(one.table, version)
-        checks = [check for check in self.checks if check.asset_key == one.candidate]
+        version = audited_behind(publication.table, version)
+        checks = [check for check in self.checks if check.asset_key == publication.candidate]
         if not checks or version.operation in WITHOUT_ROWS or not version.parents:
             return False
         record = recorded_audit(version)
         if record.get("ignored"):
             return True
-        missing = self._missing(one, record)
-        subject = Subject.of(one.candidate, version)
-        return bool(missing) and (isinstance(subject, str) or bool(self._reasons(subject, missing, one.table)))
+        missing = self._missing(publication, record)
+        subject = Subject.of(publication.candidate, version)
+        return bool(missing) and (isinstance(subject, str) or bool(self._reasons(subject, missing, publication.table)))
 
     def _reasons(self, subject: Subject, checks: Sequence[dg.AssetCheckKey], table: LanceTable) -> list[str]:
         verdicts = self.record.verdicts(table, subject.commit_id)
         return reasons_against(subject, checks, log=self.log, chain=self.chain, verdicts=verdicts)
 
-    def _missing(self, one: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
+    def _missing(self, publication: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
         """Return the checks of this publisher that are not among those that a recorded audit let pass."""
         passed = {*record.get("checks", ()), *(record.get(_ACCEPTED, ()) if self.accept_stale else ())}
-        return [check for check in self.checks if check.asset_key == one.candidate and check.name not in passed]
+        return [check for check in self.checks if check.asset_key == publication.candidate and check.name not in passed]
 
     def drop(self, publications: Iterable[Publication]) -> None:
         """Delete the preview branches of publications."""
-        for one in publications:
-            if one.planned is not None:
-                drop_branch(one.table, one.planned.branch)
+        for publication in publications:
+            if publication.planned is not None:
+                drop_branch(publication.table, publication.planned.branch)
 
-    def _is_needed(self, one: Publication, *, alone: bool) -> bool:
-        if not one.sources or is_rollback(one):
+    def _is_needed(self, publication: Publication, *, alone: bool) -> bool:
+        if not publication.sources or is_rollback(publication):
             return False
-        if len(one.sources) > 1 or self._has_unseen_rows(one, one.sources[0]):
+        if len(publication.sources) > 1 or self._has_unseen_rows(publication, publication.sources[0]):
             return True
         # A single table is merged at once, as a fast-forward that is refused when `main` moved. With several tables,
         # the first ones would be on `main` when a later one is refused.
@@ -305,78 +319,89 @@ class Reaudit:
             return False
         # The usual case takes no request: `main` was still the version that the branch was forked from when this step
         # opened the table. What moves it from then on is found when the tables are staged.
-        if _fork_of(one.table, one.sources[0]) == one.table.branches.opened_ref():
+        if _fork_of(publication.table, publication.sources[0]) == publication.table.branches.opened_ref():
             return False
-        return bool(one.table.preview_merge(one.sources[0], mode="ff-only").conflicts)
+        return bool(publication.table.preview_merge(publication.sources[0], mode="ff-only").conflicts)
 
-    def _others_moved(self, one: Publication, all_of: Sequence[Publication]) -> bool:
+    def _others_moved(self, publication: Publication, all_of: Sequence[Publication]) -> bool:
         """Return whether a check of a source read another table at another version than readers would get with it."""
-        if one.planned is not None or one.landed is not None or len(one.sources) != 1 or is_rollback(one):
+        if (
+            publication.planned is not None
+            or publication.landed is not None
+            or len(publication.sources) != 1
+            or is_rollback(publication)
+        ):
             return False
-        checks = {key: bound for key, bound in check_values(self.context, [one.candidate]).items() if bound.check.reads}
+        checks = {
+            key: bound
+            for key, bound in check_values(self.context, [publication.candidate]).items()
+            if bound.check.reads
+        }
         # Most checks read their own table only; the event log is not read for them.
-        subject = Subject.of(one.candidate, one.sources[0]) if checks else ""
+        subject = Subject.of(publication.candidate, publication.sources[0]) if checks else ""
         if isinstance(subject, str):
             return False
-        others = _others(one, all_of)
+        others = _others(publication, all_of)
         for key in (key for key in checks if key in self.checks):
-            verdicts = self.record.verdicts(one.table, subject.commit_id)
-            read = tables_read(subject, key, log=self.log, chain=self.chain, verdicts=verdicts)
+            verdicts = self.record.verdicts(publication.table, subject.commit_id)
+            versions = tables_read(subject, key, log=self.log, chain=self.chain, verdicts=verdicts)
             for asset in checks[key].check.reads:
-                other = others.get(asset) or open_other(self.lance, self.context, asset)
-                self.seen.setdefault(key, {})[asset] = other
+                pinned = others.get(asset) or open_other(self.lance, self.context, asset)
+                self.pinned_by_check.setdefault(key, {})[asset] = pinned
                 # An evaluation that did not record what it read is taken to have read another version.
-                if read is None or read.get(asset.to_user_string()) != md.version_mark(other.version):
+                if versions is None or versions.get(asset.to_user_string()) != md.version_mark(pinned.version):
                     return True
         return False
 
-    def _has_unseen_rows(self, one: Publication, source: Version) -> bool:
+    def _has_unseen_rows(self, publication: Publication, source: Version) -> bool:
         """Return whether `main` has foreign rows that a branch's checks left out, as they saw only its partitions."""
         # The checks of a run without partitions saw the whole table.
         if md.PARTITION_KEYS not in source.properties:
             return False
-        fork = _fork_of(one.table, source)
+        fork = _fork_of(publication.table, source)
         # The usual case takes one small file: the branch was forked from the version that the tag names.
-        if fork is not None and one.previous is not None and fork == one.previous.ref:
+        if fork is not None and publication.previous is not None and fork == publication.previous.ref:
             return False
-        return bool(self.unaudited(one, None))
+        return bool(self.unaudited(publication, None))
 
     def _evaluate(
         self,
-        one: Publication,
+        publication: Publication,
         version: Version,
         *,
         keys: Sequence[str],
         foreign: Sequence[Version],
         others: Mapping[dg.AssetKey, PinnedTable],
     ) -> tuple[list[str], dict[str, object]]:
-        tag = one.previous
+        tag = publication.previous
         # Foreign commits are on `main` already, so what they change shows in comparison with the tag's version only.
-        seen = one.table.at(f"branch:{tag.ref}") if foreign and tag is not None else None
-        bound = {key: replace(of, seen=seen) for key, of in check_values(self.context, [one.candidate]).items()}
+        before = publication.table.at(f"branch:{tag.ref}") if foreign and tag is not None else None
+        bound = {
+            key: replace(of, seen=before) for key, of in check_values(self.context, [publication.candidate]).items()
+        }
         reasons: list[str] = []
         passed: list[str] = []
         stale: list[str] = []
-        for key in [check for check in self.checks if check.asset_key == one.candidate]:
+        for key in [check for check in self.checks if check.asset_key == publication.candidate]:
             if key not in bound:
                 stale.append(key.name)
                 continue
-            scope = self._every_partition(one.table, version, bound[key]) if foreign else keys
-            outcome = self._outcome(one, bound[key], key, version=version, keys=scope, others=others)
+            scope = self._every_partition(publication.table, version, bound[key]) if foreign else keys
+            outcome = self._outcome(publication, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
-                reasons.append(_failed(one, key, outcome, version))
+                reasons.append(_failed(publication, key, outcome, version))
             else:
                 passed.append(key.name)
         # Compaction and settings change no row, so what a plain check saw on the run branch holds for the merge.
-        if stale and not _has_new_rows(one):
+        if stale and not _has_new_rows(publication):
             passed, stale = [*passed, *stale], []
         if not self.accept_stale:
-            reasons += [_stale_reason(one, name, version) for name in stale]
+            reasons += [_stale_reason(publication, name, version) for name in stale]
         return reasons, {
             "version": str(version),
-            "main": str(one.base or version),
+            "main": str(publication.base or version),
             "checks": passed,
-            **({"foreign commits": [_committed(each) for each in foreign]} if foreign else {}),
+            **({"foreign commits": [_committed(commit) for commit in foreign]} if foreign else {}),
             **({_ACCEPTED: stale} if stale and self.accept_stale else {}),
         }
 
@@ -387,12 +412,14 @@ class Reaudit:
         """
         if bound.check.row_wise or bound.check.scope == "table":
             return ()
-        pinned = [PinnedTable(table=table, version=each) for each in (version, bound.seen) if each is not None]
+        pinned = [
+            PinnedTable(table=table, version=of_table) for of_table in (version, bound.seen) if of_table is not None
+        ]
         return partitions_with_rows(self.context, bound, pinned)
 
     def _outcome(
         self,
-        one: Publication,
+        publication: Publication,
         bound: BoundCheck,
         key: dg.AssetCheckKey,
         *,
@@ -401,15 +428,15 @@ class Reaudit:
         others: Mapping[dg.AssetKey, PinnedTable],
     ) -> CheckOutcome:
         """Evaluate one check, record the evaluation, and keep what it read."""
-        read = {asset: others[asset] for asset in bound.check.reads if asset in others}
+        pinned_tables = {asset: others[asset] for asset in bound.check.reads if asset in others}
         for asset in bound.check.reads:
             # A table that is missing is reported by the evaluation.
             with suppress(NotFoundError):
-                read.setdefault(asset, others.get(asset) or open_other(self.lance, self.context, asset))
-        self.seen[key] = read
-        pinned = PinnedTable(table=one.table, version=version)
+                pinned_tables.setdefault(asset, others.get(asset) or open_other(self.lance, self.context, asset))
+        self.pinned_by_check[key] = pinned_tables
+        pinned = PinnedTable(table=publication.table, version=version)
         outcome = evaluate_check(
-            bound, pinned, lance=self.lance, context=self.context, partition_keys=keys, others=read
+            bound, pinned, lance=self.lance, context=self.context, partition_keys=keys, others=pinned_tables
         )
         self._report(key, bound, outcome, version)
         return outcome
@@ -430,36 +457,36 @@ class Reaudit:
         )
 
 
-def _subject_of(one: Publication, version: Version, source: str) -> Subject:
+def _subject_of(publication: Publication, version: Version, source: str) -> Subject:
     """Return the version of a run branch that a version of `main` published, as what its runs audited."""
-    return Subject.of_source(one.candidate, version, source, run_of(source.rpartition("@")[0]) or "")
+    return Subject.of_source(publication.candidate, version, source, run_of(source.rpartition("@")[0]) or "")
 
 
-def _others(one: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
+def _others(publication: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
     """Return the other tables of a step at the versions that their publications would publish."""
     return {
-        each.candidate: PinnedTable(table=each.table, version=each.planned or each.audited[-1])
-        for each in all_of
-        if each.audited and each.candidate != one.candidate
+        sibling.candidate: sibling.pinned
+        for sibling in all_of
+        if sibling.audited and sibling.candidate != publication.candidate
     }
 
 
 def recorded_audit(version: Version) -> dict[str, Any]:
     """Return the record of the audit of the preview that a version of `main` was published from; empty without one."""
     with suppress(ValueError):
-        found = parsed_json(version.properties.get(md.AUDITED_AGAIN, "{}"))
-        if isinstance(found, dict) and all(are_strings(found.get(key, [])) for key in _LISTS):
-            return found
+        record = parsed_json(version.properties.get(md.AUDITED_AGAIN, "{}"))
+        if isinstance(record, dict) and all(are_strings(record.get(key, [])) for key in _LISTS):
+            return record
     # Another program wrote it, so it says nothing about what let the version pass.
     return {"ignored": ["unreadable record"]}
 
 
-def _has_new_rows(one: Publication) -> bool:
+def _has_new_rows(publication: Publication) -> bool:
     """Return whether the planned merge may have other rows than the only branch that it merges."""
-    if one.base is None or len(one.sources) != 1:
+    if publication.base is None or len(publication.sources) != 1:
         return True
-    fork = one.table.branches.merge_base(one.sources[0], one.base)
-    return any(version.operation not in WITHOUT_ROWS for version in one.table.log(one.base, after=fork))
+    fork = publication.table.branches.merge_base(publication.sources[0], publication.base)
+    return any(version.operation not in WITHOUT_ROWS for version in publication.table.log(publication.base, after=fork))
 
 
 def drop_stale_previews(
@@ -482,10 +509,10 @@ def drop_stale_previews(
 
 
 def _is_foreign(version: Version) -> bool:
-    known = md.RUN_ID in version.properties or md.PUBLISHED_BY in version.properties
+    by_publisher = md.RUN_ID in version.properties or md.PUBLISHED_BY in version.properties
     # The first version of a table is empty when the IO manager made it.
     created = not version.parents and version.rows == 0
-    return not (known or created or version.operation in WITHOUT_ROWS)
+    return not (by_publisher or created or version.operation in WITHOUT_ROWS)
 
 
 def _fork_of(table: LanceTable, source: Version) -> str | None:
@@ -502,35 +529,35 @@ def _fork_of(table: LanceTable, source: Version) -> str | None:
         name = branch.parent_branch
 
 
-def _partitions(one: Publication) -> tuple[str, ...]:
+def _partitions(publication: Publication) -> tuple[str, ...]:
     """Return the partitions that the sources wrote; empty when one of them wrote without partitions."""
-    written = [partitions_of(one.table, source) for source in one.sources]
-    return tuple(sorted({key for keys in written for key in keys})) if all(written) else ()
+    partitions_of_sources = [partitions_of(publication.table, source) for source in publication.sources]
+    return tuple(sorted({key for keys in partitions_of_sources for key in keys})) if all(partitions_of_sources) else ()
 
 
-def _with_record(one: Publication, record: Mapping[str, object], reasons: Sequence[str]) -> Publication:
+def _with_record(publication: Publication, record: Mapping[str, object], reasons: Sequence[str]) -> Publication:
     # The record is published only when the config ignores the reasons; otherwise nothing is published.
     full = {**record, **({"ignored": list(reasons)} if reasons else {})}
-    return replace(one, about={**one.about, md.AUDITED_AGAIN: full})
+    return replace(publication, about={**publication.about, md.AUDITED_AGAIN: full})
 
 
-def _stale_reason(one: Publication, name: str, version: Version) -> str:
+def _stale_reason(publication: Publication, name: str, version: Version) -> str:
     return (
-        f"{one.name}: blocking check {name!r} did not see {_described(one, version)}, and a plain @asset_check cannot "
-        "be evaluated again: make it a @table_check, or run the job again so that it starts from the newest main, or "
-        'give build_publisher stale_checks="accept"'
+        f"{publication.name}: blocking check {name!r} did not see {_described(publication, version)}, and a plain "
+        "@asset_check cannot be evaluated again: make it a @table_check, or run the job again so that it starts from "
+        'the newest main, or give build_publisher stale_checks="accept"'
     )
 
 
-def _failed(one: Publication, key: dg.AssetCheckKey, outcome: CheckOutcome, version: Version) -> str:
-    why = f"failed on {_described(one, version)}"
-    return f"{one.name}: blocking check {key.name!r} {why}: {outcome.description}"
+def _failed(publication: Publication, key: dg.AssetCheckKey, outcome: CheckOutcome, version: Version) -> str:
+    why = f"failed on {_described(publication, version)}"
+    return f"{publication.name}: blocking check {key.name!r} {why}: {outcome.description}"
 
 
-def _described(one: Publication, version: Version) -> str:
-    if version.branch == MAIN or one.base is None:
+def _described(publication: Publication, version: Version) -> str:
+    if version.branch == MAIN or publication.base is None:
         return str(version)
-    return f"the merge of {', '.join(map(str, one.sources))} into {one.base}"
+    return f"the merge of {', '.join(map(str, publication.sources))} into {publication.base}"
 
 
 def _committed(version: Version) -> str:

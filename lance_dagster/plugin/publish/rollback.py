@@ -105,26 +105,34 @@ def rollback_message(publication: Publication, about: Mapping[str, str]) -> str:
     return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
 
 
-def commit_message(found: Sequence[Publication], about: Mapping[str, str]) -> str:
+def commit_message(publications: Sequence[Publication], about: Mapping[str, str]) -> str:
     """Return the message of the commit of a repository that publishes tables, or rolls some of them back."""
-    back = [one for one in found if is_rollback(one)]
+    back = [publication for publication in publications if is_rollback(publication)]
     if not back:
-        return f"publish {', '.join(one.name for one in found)}"
+        return f"publish {', '.join(publication.name for publication in publications)}"
     message = "; ".join(
-        ["roll back " + ", ".join(sorted(f"{one.name} to {one.version}" for one in back)), *_forward(found)]
+        [
+            "roll back " + ", ".join(sorted(f"{publication.name} to {publication.version}" for publication in back)),
+            *_forward(publications),
+        ]
     )
     return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
 
 
-def _forward(found: Sequence[Publication]) -> list[str]:
+def _forward(publications: Sequence[Publication]) -> list[str]:
     """Return the part of the message about tables that are published beside a rollback, if any of them moves."""
-    moved = [one for one in found if not is_rollback(one) and (one.previous is None or not is_at(one, one.previous))]
-    return [f"publish {', '.join(one.name for one in moved)}"] if moved else []
+    moved = [
+        publication
+        for publication in publications
+        if not is_rollback(publication)
+        and (publication.previous is None or not is_at(publication, publication.previous))
+    ]
+    return [f"publish {', '.join(publication.name for publication in moved)}"] if moved else []
 
 
-def is_at(one: Publication, tag: Tag) -> bool:
+def is_at(publication: Publication, tag: Tag) -> bool:
     """Return whether a tag names the version of a publication already."""
-    return (one.version.branch, one.version.number) == (tag.branch, tag.version)
+    return (publication.version.branch, publication.version.number) == (tag.branch, tag.version)
 
 
 def rollback_properties(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> dict[str, str]:

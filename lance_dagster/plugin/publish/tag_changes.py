@@ -12,10 +12,10 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.publish.publish_together import Together
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
@@ -36,7 +36,7 @@ class TagChanges:
         config: What a person asks for, and why.
         lance: The resource.
         tag: The name of the tag, and of the channel.
-        together: The repository.
+        publisher: The repository and the channel.
         table: Opens the table of a node.
         tagged: Returns the tables of some nodes that have the tag.
         begin: Creates the repository if there is none, and adds such tables to the channel.
@@ -48,7 +48,7 @@ class TagChanges:
     config: PublishConfig
     lance: LanceResource
     tag: str
-    together: Together
+    publisher: ChannelPublisher
     table: Callable[[PromotedNode], LanceTable]
     tagged: Callable[[Sequence[PromotedNode]], Sequence[Publication]]
     begin: Callable[[Sequence[Publication]], None]
@@ -99,7 +99,7 @@ class TagChanges:
         if not writes:
             return
         message = f"discard {self.config.discard}: {self.config.reason}"
-        commit = self.together.repository.drop_writes(writes, message=message, properties=self.about)
+        commit = self.publisher.repository.drop_writes(writes, message=message, properties=self.about)
         self.record.refresh()
         if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
             raise ConflictError(
@@ -107,11 +107,11 @@ class TagChanges:
                 "discarded: roll back to an older version instead"
             )
 
-    def move(self, done: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
+    def move(self, change: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
         """Hold or release the channel, with all of its tables, and record it as an observation of promoted nodes.
 
         Args:
-            done: `held` or `released`.
+            change: `held` or `released`.
             nodes: The nodes that get an observation, where the channel names their tables.
 
         Returns:
@@ -123,44 +123,44 @@ class TagChanges:
         tagged = self.tagged(nodes)
         if tagged:
             self.begin(tagged)
-        if self.together.channel_now() is None:
+        if self.publisher.channel_now() is None:
             names = [node.candidate.to_user_string() for node in nodes]
             reasons = [f"{name}: nothing was published to {self.tag} yet" for name in names]
-            raise PublishRefusedError(f"nothing to be {done}", reasons)
-        moved = self._moved(done, tagged)
-        view = self.together.repository.at(moved.commit)
-        scope = self._scope(view, done)
+            raise PublishRefusedError(f"nothing to be {change}", reasons)
+        moved = self._moved(change, tagged)
+        view = self.publisher.repository.at(moved.commit)
+        scope = self._scope(view, change)
         for node in nodes:
             name = str(self.lance.address_of(node.candidate, node.metadata))
             if name in view:
-                self._record(node, done, str(view[name].version), scope)
+                self._record(node, change, str(view[name].version), scope)
         return moved.hold
 
-    def _moved(self, done: str, tagged: Sequence[Publication]) -> Channel:
-        repository, reason = self.together.repository, self.config.reason
-        if done == "held":
+    def _moved(self, change: str, tagged: Sequence[Publication]) -> Channel:
+        repository, reason = self.publisher.repository, self.config.reason
+        if change == "held":
             return repository.channels.hold(self.tag, reason=reason, who=self._who)
         channel = repository.channels.release(self.tag, reason=reason, who=self._who)
         # A held channel took in no table, and it takes over the hold of a table that it takes in.
-        if self.together.adopt(tagged):
+        if self.publisher.adopt(tagged):
             channel = repository.channels.release(self.tag, reason=reason, who=self._who)
         view = repository.at(channel.commit)
-        for one in tagged:
+        for publication in tagged:
             # The channel went back to a commit before this table, whose tag nobody moved since.
-            if repository.name_of(one.table) not in view:
-                one.table.tags.release(self.tag, reason=reason, who=self._who)
+            if repository.name_of(publication.table) not in view:
+                publication.table.tags.release(self.tag, reason=reason, who=self._who)
         return channel
 
-    def _record(self, node: PromotedNode, done: str, changed: str, scope: Mapping[str, str]) -> None:
-        self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), done)
+    def _record(self, node: PromotedNode, change: str, changed: str, scope: Mapping[str, str]) -> None:
+        self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), change)
         # A materialization would start the readers, although no row changed.
-        about = {f"lance/{done}": changed, **scope, **self.about}
+        about = {f"lance/{change}": changed, **scope, **self.about}
         self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
 
-    def _scope(self, named: Mapping[str, TableView], done: str) -> dict[str, str]:
+    def _scope(self, named: Mapping[str, TableView], change: str) -> dict[str, str]:
         """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""
-        what = f"{done} for all {len(named)} tables of {self.tag}, selected or not" if len(named) > 1 else done
-        until = ", until a release: nothing of them is published before" if done == "held" else ""
+        what = f"{change} for all {len(named)} tables of {self.tag}, selected or not" if len(named) > 1 else change
+        until = ", until a release: nothing of them is published before" if change == "held" else ""
         self.context.log.info("the channel %s is %s%s", self.tag, what, until)
         return {md.SCOPE: f"{what}{until}"}
 
@@ -172,7 +172,7 @@ class TagChanges:
         """
         if not is_written(head):
             return
-        write = write_of(self.together.repository, table, head)
+        write = write_of(self.publisher.repository, table, head)
         if write is not None and not self.record.is_published(write):
             return
         # Rows without a record may have been merged by a person.

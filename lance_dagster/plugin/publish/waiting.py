@@ -79,8 +79,8 @@ class Candidate:
         first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
         # A run whose record was deleted is known only by its branch.
         family = family_of(first[0], instance, (run_id, *log.related(run_id))) or (run_id,)
-        rest = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
-        return cls(run_ids=(*family, *rest), nodes=tuple(nodes))
+        completing = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
+        return cls(run_ids=(*family, *completing), nodes=tuple(nodes))
 
     def reasons(
         self,
@@ -102,10 +102,10 @@ class Candidate:
         why = f"run {newest} " + (
             "ended before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
         )
-        found = {key.to_user_string(): [why] for key in missing}
+        reasons = {key.to_user_string(): [why] for key in missing}
         for node in self.nodes:
-            found.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
-        return found
+            reasons.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
+        return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,41 +115,43 @@ class WaitingSearch:
     Attributes:
         log: The event log.
         record: The record of the lake.
-        beside: Returns the other tables that are published with this one, whole or not at all.
+        other_tables: Returns the other tables that are published with this one, whole or not at all.
     """
 
     log: AuditLog
     record: RecordView
-    beside: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple
+    other_tables: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple
 
 
-def written_with(looked: Sequence[Publication], others: Iterable[Publication], log: AuditLog) -> list[Publication]:
+def written_with(
+    publications: Sequence[Publication], others: Iterable[Publication], log: AuditLog
+) -> list[Publication]:
     """Return the other tables that have to be published too, so that readers see all tables that a run wrote, or none.
 
     These are the tables with branches of the same runs. A table that is added this way may have branches of further
     runs, whose tables are added as well.
 
     Args:
-        looked: The tables that are to be published.
+        publications: The tables that are to be published.
         others: Other tables of the publisher, each with the branches that it could publish.
         log: The event log, which knows the re-executions of a run.
     """
 
-    def runs_of_branches(one: Publication) -> set[str]:
-        runs = {run for source in one.sources if (run := run_of(source.branch)) is not None}
-        return {found for run in runs for found in Candidate.of(run, log, ()).run_ids}
+    def runs_of_branches(publication: Publication) -> set[str]:
+        runs = {run for source in publication.sources if (run := run_of(source.branch)) is not None}
+        return {along for run in runs for along in Candidate.of(run, log, ()).run_ids}
 
-    runs = set[str]().union(*map(runs_of_branches, looked))
-    found, left = list[Publication](), list(others)
+    runs = set[str]().union(*map(runs_of_branches, publications))
+    along, remaining = list[Publication](), list(others)
     # A table that comes along may have branches of further runs, which wrote further tables.
-    while more := [one for one in left if not runs.isdisjoint(runs_of_branches(one))]:
-        found += more
-        left = [one for one in left if one not in more]
+    while more := [publication for publication in remaining if not runs.isdisjoint(runs_of_branches(publication))]:
+        along += more
+        remaining = [publication for publication in remaining if publication not in more]
         runs = runs.union(*map(runs_of_branches, more))
-    return found
+    return along
 
 
-def left_out(
+def deselected_nodes(
     nodes: Iterable[PromotedNode],
     selected: Container[dg.AssetKey],
     chain: RunChain,
@@ -180,7 +182,9 @@ def left_out(
         return opened.table.branches.is_merged(opened.head) is None
 
     runs = chain.run_ids[::-1]
-    deselected = [node for node in nodes if node.promoted not in selected and not log.is_left_out(node.candidate, runs)]
+    deselected = [
+        node for node in nodes if node.promoted not in selected and not log.is_output_skipped(node.candidate, runs)
+    ]
     # Storage is read only for tables that the runs planned to write.
     planned = [node for node in deselected if any(log.plans([node.candidate], run) for run in chain.run_ids)]
     return list(filter(is_unpublished, planned))
@@ -238,12 +242,12 @@ def find_by_backfill(
             if not is_over(run_id, search.log.instance):
                 wait(run_id)
     choice = _choose(publication, _run_branches(waiting), audit, search=search)
-    found = _with(publication, choice)
+    chosen = _with(publication, choice)
     if choice.heads or choice.waits:
-        return found
+        return chosen
     # The publication deletes the branches, so a publisher that is retried finds its result on `main`.
     landed = record.version_with([write for write in own if record.is_published(write)])
-    return found if landed is None else replace(found, landed=landed[1])
+    return chosen if landed is None else replace(chosen, landed=landed[1])
 
 
 def _run_branches(writes: Iterable[RecordedWrite]) -> list[str]:
@@ -292,36 +296,40 @@ def with_whole_run_id(
             with suppress(TableNotFoundError):
                 yield open_table(node)
 
-    given = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
-    whole = {name: resolve_run(tables(), one, record) for name, one in given.items() if one}
-    return config.model_copy(update=whole)
+    names = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
+    resolved = {name: resolve_run(tables(), run, record) for name, run in names.items() if run}
+    return config.model_copy(update=resolved)
 
 
-def resolve_run(tables: Iterable[LanceTable], given: str, record: RecordView) -> str:
+def resolve_run(tables: Iterable[LanceTable], text: str, record: RecordView) -> str:
     """Return the run branch that a run id or the beginning of one names; the branch may be missing.
 
     Args:
         tables: All tables of the publisher: in each of them alone, the beginning may name another run.
-        given: `run/<id>` or `<id>`, whole or shortened.
+        text: `run/<id>` or `<id>`, whole or shortened.
         record: The record of the lake, which knows runs whose branches are deleted.
 
     Raises:
-        InvalidInputError: `given` is not a run id, or the names of several run branches begin with it.
+        InvalidInputError: `text` is not a run id, or the names of several run branches begin with it.
     """
-    name = given if run_of(given) is not None else branch_of(given)
+    name = text if run_of(text) is not None else branch_of(text)
     if _GLOB & set(name) or name == branch_of(""):
-        raise InvalidInputError(f"{given!r} is not a run id: write run/ and the first characters of the id of the run")
+        raise InvalidInputError(f"{text!r} is not a run id: write run/ and the first characters of the id of the run")
     # A whole id needs no search, which would read the names of all branches.
     if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
         return name
-    found = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
+    branches = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
     # Without a branch the run may be published already.
-    found = found or [branch_of(each) for each in record.repository.record.candidates_like(run_of(name) or "")]
-    if name in found or not found:
+    branches = branches or [
+        branch_of(candidate) for candidate in record.repository.record.candidates_like(run_of(name) or "")
+    ]
+    if name in branches or not branches:
         return name
-    if len(found) > 1:
-        raise InvalidInputError(f"{given!r} is the beginning of several branches: {', '.join(found)}; give more of it")
-    return found[0]
+    if len(branches) > 1:
+        raise InvalidInputError(
+            f"{text!r} is the beginning of several branches: {', '.join(branches)}; give more of it"
+        )
+    return branches[0]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -341,9 +349,12 @@ class _Chooser:
         """Choose a branch, or note why it is not published."""
         head = extent.head
         # A branch that was forked from this branch has its rows, and is published in its place.
-        if any(each.contains(extent) for each in self.chosen):
+        if any(newer.contains(extent) for newer in self.chosen):
             return
-        covering = next((each.head for each in self.chosen if each.covers(extent) or each.redoes(extent)), None)
+        covering = next(
+            (newer.head for newer in self.chosen if newer.covers(extent) or newer.redoes(extent)),
+            None,
+        )
         if covering is not None:
             self.overtaken.append((head.branch, covering.branch))
         duplicate = _published_duplicate(extent, self.search.record)
@@ -354,14 +365,14 @@ class _Chooser:
         )
         if newer is not None:
             self._note_superseded(head, newer)
-        elif (left_out := _left_out(extent, duplicate, self.within)) is not None:
-            self.waits.append(left_out)
+        elif (deselected_nodes := _reason_to_wait(extent, duplicate, self.within)) is not None:
+            self.waits.append(deselected_nodes)
         else:
             self._judge(extent)
 
     def _judge(self, extent: BranchExtent) -> None:
         table, head = self.publication.table, extent.head
-        reasons, is_merged = _judged(table, head, self.audit, self.search.beside)
+        reasons, is_merged = _audited(table, head, self.audit, self.search.other_tables)
         # Only a branch that cannot be published is looked for on `main`: another program may have merged it.
         landed = table.branches.is_merged(head) if reasons else None
         if landed is not None:
@@ -371,19 +382,19 @@ class _Chooser:
         # A branch that is merged already was left behind by a publisher that died before it deleted the branch.
         elif is_merged:
             return
-        elif (other := next((each for each in self.chosen if extent.shares(each)), None)) is not None:
-            self.overtaken.append((head.branch, other.head.branch))
-            self.waits.append(_overlap(extent, other))
+        elif (overlapping := next((newer for newer in self.chosen if extent.shares(newer)), None)) is not None:
+            self.overtaken.append((head.branch, overlapping.head.branch))
+            self.waits.append(_overlap(extent, overlapping))
         else:
             self.chosen.append(extent)
 
     def _note_superseded(self, head: Version, newer: object) -> None:
-        self.superseded.append(f"{head} is superseded by {newer}; {_advice(head, self.search.beside())}")
+        self.superseded.append(f"{head} is superseded by {newer}; {_advice(head, self.search.other_tables())}")
 
     def _repeated_by(self, extent: BranchExtent) -> str | None:
         """Return what did all the work of the run that wrote a branch again, or None."""
         run_id, log, record = run_of(extent.head.branch) or "", self.search.log, self.search.record
-        if log.is_left_out(self.publication.candidate, log.family(run_id, RunChain())):
+        if log.is_output_skipped(self.publication.candidate, log.family(run_id, RunChain())):
             return "the next attempt of its step, which succeeded without this output"
         if (repeated := log.repeated_by(run_id)) is not None:
             return f"run {repeated}, which executed all of its steps again"
@@ -426,11 +437,11 @@ def _choose(
     )
 
 
-def _overlap(one: BranchExtent, newer: BranchExtent) -> str:
+def _overlap(extent: BranchExtent, newer: BranchExtent) -> str:
     """Say why a branch waits of which a newer branch, which is published now, replaced a part."""
-    branch = one.head.branch
+    branch = extent.head.branch
     return (
-        f"{one.head} and the newer {newer.head} both replaced {one.shares(newer)}: materialize the rest of what "
+        f"{extent.head} and the newer {newer.head} both replaced {extent.shares(newer)}: materialize the rest of what "
         f"{branch} wrote again, which starts from what is published, then set discard: {branch}"
     )
 
@@ -462,25 +473,25 @@ def _published_duplicate(extent: BranchExtent, record: RecordView) -> _Published
     return None
 
 
-def _left_out(extent: BranchExtent, duplicate: _PublishedDuplicate | None, within: frozenset[str]) -> str | None:
+def _reason_to_wait(extent: BranchExtent, duplicate: _PublishedDuplicate | None, within: frozenset[str]) -> str | None:
     """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
     if duplicate is not None:
-        rest, rows = (
+        remaining, rows = (
             ", ".join(sorted(extent.partitions - duplicate.partitions)),
             ", ".join(sorted(duplicate.partitions)),
         )
         return (
-            f"{extent.head} appended to {rows} as {duplicate.text}: materialize {rest} again by a new run, then set "
-            f"discard: {extent.head.branch}"
+            f"{extent.head} appended to {rows} as {duplicate.text}: materialize {remaining} again by a new run, "
+            f"then set discard: {extent.head.branch}"
         )
     if within and not (extent.partitions and extent.partitions <= within):
         return f"{extent.head} wrote {', '.join(sorted(extent.partitions)) or 'the whole table'}, which is not selected"
     return None
 
 
-def _advice(head: Version, beside: Iterable[tuple[str, LanceTable]]) -> str:
+def _advice(head: Version, others: Iterable[tuple[str, LanceTable]]) -> str:
     """Return what to do with a superseded branch; discarding it also discards what its run wrote to other tables."""
-    waiting = [name for name, table in beside if _is_waiting(table, head.branch)]
+    waiting = [name for name, table in others if _is_waiting(table, head.branch)]
     if not waiting:
         return "discard it"
     return f"its run also wrote {', '.join(waiting)}, which waits with it: re-execute the run, or discard all of it"
@@ -491,11 +502,11 @@ def _is_waiting(table: LanceTable, branch: str) -> bool:
     return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
 
-def _judged(
+def _audited(
     table: LanceTable,
     head: Version,
     audit: Callable[[Version], Sequence[str]],
-    beside: Callable[[], Iterable[tuple[str, LanceTable]]],
+    other_tables: Callable[[], Iterable[tuple[str, LanceTable]]],
 ) -> tuple[Sequence[str], bool]:
     """Return the reasons against publishing a branch, and whether `main` contains the branch already."""
     if reasons := audit(head):
@@ -507,7 +518,7 @@ def _judged(
     against = [
         f"{head} conflicts with what was published since: {conflict}; {advice}" for conflict in merge.conflicts[:1]
     ]
-    if against and (others := [name for name, other in beside() if _is_waiting(other, head.branch)]):
+    if against and (others := [name for name, other_table in other_tables() if _is_waiting(other_table, head.branch)]):
         named = f"its run also wrote {', '.join(others)}, which discard would delete too"
         against = [f"{against[0]}; {named}: to publish only that, select only its nodes, with ref: {head.branch}"]
     return against, merge.already_merged
@@ -515,6 +526,6 @@ def _judged(
 
 def _with(publication: Publication, choice: Choice) -> Publication:
     noted = {md.WAITING: choice.waits, md.SUPERSEDED: choice.superseded}
-    about = {key: list(reasons) for key, reasons in noted.items() if reasons}
-    found = {**publication.about, **about}
-    return replace(publication, sources=choice.heads, overtaken=choice.overtaken, about=found)
+    notes = {key: list(reasons) for key, reasons in noted.items() if reasons}
+    about = {**publication.about, **notes}
+    return replace(publication, sources=choice.heads, overtaken=choice.overtaken, about=about)

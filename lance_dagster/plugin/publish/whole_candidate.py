@@ -50,13 +50,13 @@ def of_this_step(nodes: Sequence[PromotedNode], context: dg.AssetExecutionContex
 def is_computed_from(node: PromotedNode, promoted: Container[dg.AssetKey], context: dg.AssetExecutionContext) -> bool:
     """Return whether the candidate of a node reads promoted nodes, itself or through other assets."""
     graph = context.job_def.asset_layer.asset_graph
-    seen, todo = {node.candidate}, [node.candidate]
+    ancestors, todo = {node.candidate}, [node.candidate]
     while todo:
         key = todo.pop()
-        new = graph.get(key).parent_keys - seen if graph.has(key) else set[dg.AssetKey]()
-        seen |= new
+        new = graph.get(key).parent_keys - ancestors if graph.has(key) else set[dg.AssetKey]()
+        ancestors |= new
         todo += new
-    return any(key in promoted for key in seen)
+    return any(key in promoted for key in ancestors)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class WholeCandidates:
     # merged, or are gone.
     _advice: dict[str, str] = field(init=False, default_factory=dict)
 
-    def others(self, one: Publication) -> Iterator[tuple[str, LanceTable]]:
+    def others(self, publication: Publication) -> Iterator[tuple[str, LanceTable]]:
         """Yield the other tables of the publisher, which are published with this one or not at all."""
         for node in self.nodes:
             with suppress(TableNotFoundError):
-                if node.candidate != one.candidate:
+                if node.candidate != publication.candidate:
                     yield node.candidate.to_user_string(), self.table(node)
 
-    def held_back(self, one: Publication, head: Version) -> list[str]:
+    def held_back(self, publication: Publication, head: Version) -> list[str]:
         """Return the reasons against the other tables of the candidate of a branch."""
         run_id = run_of(head.branch) or ""
         if run_id not in self._against:
@@ -103,39 +103,45 @@ class WholeCandidates:
                 candidate.run_ids, candidate.reasons(self._look_at, self.log, self.is_layered)
             )
         against = self._against[run_id]
-        others = [(name, reasons[0]) for name, reasons in against.items() if name != one.name and reasons]
+        others = [(name, reasons[0]) for name, reasons in against.items() if name != publication.name and reasons]
         return [
             f"{head} waits with {name}, which the same run was to write: {reason}"
-            + (f"; {self._advice[reason]}, {publish_alone([one], head.branch)}" if reason in self._advice else "")
+            + (
+                f"; {self._advice[reason]}, {publish_alone([publication], head.branch)}"
+                if reason in self._advice
+                else ""
+            )
             for name, reason in others
         ]
 
-    def without_overtaken(self, looked: Sequence[Publication], beside: Sequence[Publication]) -> list[Publication]:
+    def without_superseded(
+        self, publications: Sequence[Publication], others: Sequence[Publication]
+    ) -> list[Publication]:
         """Leave out the branches of runs whose rows in another table a newer run replaces in the same publication.
 
         Published without that table, the candidate of such a run would be published in part.
 
         Args:
-            looked: The tables that are to be published.
-            beside: Other tables of the publisher, which are only looked at.
+            publications: The tables that are to be published.
+            others: Other tables of the publisher, which are only looked at.
         """
         reasons: dict[str, str] = {}
-        for one in (*looked, *beside):
-            for older, newer in one.overtaken:
+        for publication in (*publications, *others):
+            for older, newer in publication.overtaken:
                 runs = Candidate.of(run_of(older) or "", self.log, ()).run_ids
                 # A run that continues another one replaces its rows too, and the two are one candidate.
                 if run_of(newer) not in runs:
-                    reason = f"what its run wrote to {one.name} is superseded by {newer}"
+                    reason = f"what its run wrote to {publication.name} is superseded by {newer}"
                     reasons |= {branch_of(run): reason for run in runs}
-        kept = []
-        for one in looked:
-            late = [source for source in one.sources if source.branch in reasons]
-            sources = tuple(source for source in one.sources if source not in late)
+        remaining = []
+        for publication in publications:
+            late = [source for source in publication.sources if source.branch in reasons]
+            sources = tuple(source for source in publication.sources if source not in late)
             advice = "re-execute the run, or discard all of it"
             waits = [f"{source}: {reasons[source.branch]}; {advice}" for source in late]
-            about = {**one.about, md.WAITING: [*one.waiting, *waits]} if waits else one.about
-            kept.append(replace(one, sources=sources, about=about))
-        return kept
+            about = {**publication.about, md.WAITING: [*publication.waiting, *waits]} if waits else publication.about
+            remaining.append(replace(publication, sources=sources, about=about))
+        return remaining
 
     def lost(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reason against a candidate whose rows in a table are gone: neither on a branch nor on `main`.
@@ -143,8 +149,10 @@ class WholeCandidates:
         Somebody deleted the branch, or the table. Run ids are oldest first.
         """
         events = self.log.events(node.candidate, run_ids)
-        made = max((event for event in events if event.check is None), key=lambda event: event.order, default=None)
-        branch = "" if made is None else md.text(made.metadata, md.BRANCH) or ""
+        materialization = max(
+            (event for event in events if event.check is None), key=lambda event: event.order, default=None
+        )
+        branch = "" if materialization is None else md.text(materialization.metadata, md.BRANCH) or ""
         # What another IO manager stored, or an op committed elsewhere, is on no branch of a run.
         if (run_id := run_of(branch)) is None:
             return []
@@ -179,7 +187,7 @@ class WholeCandidates:
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
-        if self.log.is_left_out(node.candidate, run_ids):
+        if self.log.is_output_skipped(node.candidate, run_ids):
             return []
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
@@ -190,7 +198,7 @@ class WholeCandidates:
             return self.lost(node, run_ids)
         if head is None:
             return self.lost(node, run_ids)
-        one = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+        publication = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
         merge = table.preview_merge(head)
         # Published already, and the branch is yet to be deleted: the other tables must not wait for it.
         if merge.already_merged:
@@ -198,4 +206,4 @@ class WholeCandidates:
         held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
         conflicts = list(map(str, merge.conflicts))
         self._advice |= dict.fromkeys(conflicts, "run the job again")
-        return [*held, *self.audit(one, head), *conflicts]
+        return [*held, *self.audit(publication, head), *conflicts]

@@ -92,21 +92,21 @@ class PromotedCommit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditBeside:
+class CrossTableAudit:
     """How a publication is audited on the other tables that its checks read.
 
     Attributes:
-        names_read: Returns the names of these tables in the repository, by asset.
-        look: Is given the publications, these tables at the versions that readers would get, and a hint to append to
-            each failure. It raises to refuse the commit.
+        names_of_tables_read: Returns the names of these tables in the repository, by asset.
+        evaluate: Is given the publications, these tables at the versions that readers would get, and a hint that each
+            failure ends with. It raises to refuse the commit.
     """
 
-    names_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
-    look: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView], str], None]
+    names_of_tables_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
+    evaluate: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView], str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class ChannelPublisher:
     """The publication of the tables of one repository.
 
     Attributes:
@@ -145,13 +145,13 @@ class Together:
         """
         name, tag = self.repository.name_of(opened.table), opened.previous
         view = None if self.started is None else self.repository.at(self.started.commit)
-        found = None if view is None else view.get(name)
+        table = None if view is None else view.get(name)
         # In the usual case the tag is there, and no version is read.
-        if found is None or (tag is not None and tag.ref == f"{MAIN}@{found.at.lands}"):
+        if table is None or (tag is not None and tag.ref == f"{MAIN}@{table.at.lands}"):
             return opened
         # The version is not found where another program has created the table again.
         with suppress(VersionNotFoundError):
-            version = found.version
+            version = table.version
             if version.branch == MAIN:
                 tag = tag or Tag(name=self.channel, branch=MAIN, version=version.number)
                 return opened._replace(previous=replace(tag, branch=MAIN, version=version.number))
@@ -170,11 +170,11 @@ class Together:
         Raises:
             RefNotFoundError: The history of the channel does not reach back that far.
         """
-        read = parse(ref)
-        if read.name == self.channel:
+        expression = parse(ref)
+        if expression.name == self.channel:
             # The bare name is the channel as it is now, which each table resolves by its tag. So it does where the tags
             # are older than the channel, which has no history then.
-            if self.started is None or not (read.steps or read.suffix):
+            if self.started is None or not (expression.steps or expression.suffix):
                 return None
             # A retried step must not go back a second time: `production~1` would be counted from the rollback.
             rollback = self._rolled_back()
@@ -184,7 +184,7 @@ class Together:
             # A table that the channel does not name has no promotion that could count.
             counting = None if names is None else [name for name in names if name in present]
             return self.repository.at(ref, tables=counting or None)
-        if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
+        if expression.kind or not COMMIT_PREFIX.fullmatch(expression.name):
             return None
         try:
             return self.repository.at(ref)
@@ -210,7 +210,7 @@ class Together:
             raise VersionNotFoundError(f"{name} at {commit} is not on main: another program committed there just then")
         return version
 
-    def refuse_unchanged(self, ref: str, view: RepositoryView, found: Sequence[Publication]) -> None:
+    def refuse_unchanged(self, ref: str, view: RepositoryView, publications: Sequence[Publication]) -> None:
         """Refuse an earlier state of the channel at which each table has the version that it has now.
 
         Raises:
@@ -220,27 +220,32 @@ class Together:
         # A retried step is given the commit that the channel names since its first attempt.
         if present is None or present.commit == view.commit.id or parse(ref).name != self.channel:
             return
-        if not found or any(one.previous is None or not is_at(one, one.previous) for one in found):
+        if not publications or any(
+            publication.previous is None or not is_at(publication, publication.previous) for publication in publications
+        ):
             return
         changed = self.repository.at(present.commit).commit.changed_from(view.commit)
         others = f", and since then only {', '.join(changed[:_SHOWN])} changed" if changed else ""
         remedy = f"set ref to {self.channel}~1 to roll it back by its last promotion"
         raise PublishRefusedError(
             f"{ref} changes nothing",
-            [f"{one.name}: {self.channel} names {one.version}, and so did {ref}{others}; {remedy}" for one in found],
+            [
+                f"{publication.name}: {self.channel} names {publication.version}, and so did {ref}{others}; {remedy}"
+                for publication in publications
+            ],
         )
 
     def commit(
         self,
-        found: Sequence[Publication],
+        publications: Sequence[Publication],
         plan_again: Callable[[Publication], Publication],
-        audit: AuditBeside,
+        audit: CrossTableAudit,
         restored: RepositoryView | None = None,
     ) -> PublishedTables:
         """Commit the audited versions of all tables; nothing is promoted yet.
 
         Args:
-            found: The tables, each with the version that was audited; an older version of `main` is restored.
+            publications: The tables, each with the version that was audited; an older version of `main` is restored.
             plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
             audit: How the publications are audited again on other tables, at the versions that the commit would name.
             restored: For a rollback of all tables, the tables at the commit that it restores.
@@ -251,96 +256,99 @@ class Together:
                 published, and commits of another program to `main` of a table conflict with it.
         """
         # `again` replaces entries, so that the publications that are returned are those that were committed.
-        current = {self.repository.name_of(one.table): one for one in found}
+        current = {self.repository.name_of(publication.table): publication for publication in publications}
 
         def again(name: str) -> VersionToPublish:
-            one = current[name]
+            publication = current[name]
             # A person chose what to withdraw; what has landed since was not part of the choice.
-            if is_rollback(one):
-                raise moved_meanwhile(one, one.table.head(MAIN))
-            current[name] = plan_again(one)
+            if is_rollback(publication):
+                raise moved_meanwhile(publication, publication.table.head(MAIN))
+            current[name] = plan_again(publication)
             return self._wanted(current[name])
 
-        beside = audit.names_read(found)
+        read_names = audit.names_of_tables_read(publications)
         # Whoever promotes the commit after this publisher died has to promote it as a rollback.
         about = self.about if restored is None else {**self.about, RESTORES: restored.commit.id}
         try:
-            done = self.repository.publish_versions(
-                {name: self._wanted(one) for name, one in current.items()},
+            published = self.repository.publish_versions(
+                {name: self._wanted(publication) for name, publication in current.items()},
                 plan_again=again,
-                message=commit_message(found, self.about),
+                message=commit_message(publications, self.about),
                 properties=about,
                 channel=self.channel,
-                audit=partial(self._look, current, beside, audit),
-                reads=beside.values(),
+                audit=partial(self._audit_last, current, read_names, audit),
+                reads=read_names.values(),
             )
         finally:
             # `_wanted` made these branches, also for a commit that was refused.
-            for one in current.values():
-                if is_rollback(one):
-                    drop_branch(one.table, preview_branch(self.chain, "rollback"))
+            for publication in current.values():
+                if is_rollback(publication):
+                    drop_branch(publication.table, preview_branch(self.chain, "rollback"))
         # Nothing is promoted then: the tags of a channel must not name versions that `main` lacks.
-        if done.lagging:
-            which = "; ".join(map(str, done.lagging))
-            raise ConflictError(f"published as commit {done.commit.short_id}, but main could not follow: {which}")
-        view = self.repository.at(done.commit.id)
+        if published.lagging:
+            which = "; ".join(map(str, published.lagging))
+            raise ConflictError(f"published as commit {published.commit.short_id}, but main could not follow: {which}")
+        view = self.repository.at(published.commit.id)
 
         def landed(name: str) -> Publication:
             # The commit may have a newer version of a table, which was not audited; then the audited one is promoted.
-            one, found = current[name], view[name]
-            return replace(one, landed=found.landed) if found.at == done.versions[name] else one
+            publication, table = current[name], view[name]
+            return replace(publication, landed=table.landed) if table.at == published.versions[name] else publication
 
-        return PublishedTables(commit=done.commit, published=tuple(in_turns(landed, current)), versions=done.versions)
+        return PublishedTables(
+            commit=published.commit, published=tuple(in_turns(landed, current)), versions=published.versions
+        )
 
-    def _look(
+    def _audit_last(
         self,
         current: Mapping[str, Publication],
-        beside: Mapping[dg.AssetKey, str],
-        audit: AuditBeside,
+        table_names: Mapping[dg.AssetKey, str],
+        audit: CrossTableAudit,
         views: Mapping[str, TableView],
     ) -> None:
-        """Look at the publications for the last time before the commit: at their branches, and beside other tables.
+        """Audit the publications for the last time before the commit.
 
-        They are audited with other tables as the commit names them, and as the channel keeps naming them.
+        The branches must be there. Checks that read other tables are evaluated on these tables as the commit names
+        them, and as the channel keeps naming them.
 
         Args:
             current: The publications, by table.
-            beside: The tables that checks read, by asset.
+            table_names: The tables that checks read, by asset.
             audit: How they are audited.
             views: The tables as the commit would name them.
         """
         # The tag of a version that is published as it is keeps its branch.
-        refuse_deleted(one for name, one in current.items() if not _is_kept(one, views.get(name)))
-        if not beside:
+        refuse_deleted(
+            publication for name, publication in current.items() if not _is_kept(publication, views.get(name))
+        )
+        if not table_names:
             return
 
-        def look(views: Mapping[str, TableView], hint: str) -> None:
-            named = {asset: views[name] for asset, name in beside.items() if name in views}
-            audit.look(list(current.values()), named, hint)
+        def evaluate(views: Mapping[str, TableView], hint: str) -> None:
+            named = {asset: views[name] for asset, name in table_names.items() if name in views}
+            audit.evaluate(list(current.values()), named, hint)
 
-        look(views, "")
+        evaluate(views, "")
         # A table that is not published now keeps its version in the channel, and `main` may be ahead of that version.
         others = [name for name in views if name not in current]
         present = self.channel_now() if others else None
         named = {} if present is None else self.repository.at(present.commit)
-        if kept := {name: named[name] for name in others if name in named and named[name].at != views[name].at}:
-            places = ", ".join(f"{name} at {_place(view.at)}" for name, view in sorted(kept.items()))
+        if lagging := {name: named[name] for name in others if name in named and named[name].at != views[name].at}:
+            places = ", ".join(f"{name} at {_place(view.at)}" for name, view in sorted(lagging.items()))
             hint = (
                 f"; channel {self.channel!r} names {places}, and main of the repository another version: publish "
                 "both at once, or the other table first, with ref: main"
             )
-            look({**views, **kept}, hint)
+            evaluate({**views, **lagging}, hint)
 
-    def newest(self) -> Mapping[str, TableView]:
-        """Return the tables at the newest commit of `main`, by name; none before the first publication."""
-        with suppress(RefNotFoundError):
-            return self.repository.at(MAIN)
-        return {}
-
-    def adopt(self, found: Iterable[Publication]) -> Mapping[str, str]:
+    def adopt(self, publications: Iterable[Publication]) -> Mapping[str, str]:
         """Add tables that have the tag already to the channel, at the version of the tag; return these versions."""
         # A table without the tag was never published, and enters the channel with this publication.
-        new = [self.repository.name_of(one.table) for one in found if one.previous is not None]
+        new = [
+            self.repository.name_of(publication.table)
+            for publication in publications
+            if publication.previous is not None
+        ]
         # A table that the channel named when the step started was added before; the others are looked for once more.
         new = self._unnamed(new, self.started)
         if new:
@@ -354,19 +362,19 @@ class Together:
         return [name for name in names if name not in named]
 
     def promote(
-        self, done: PublishedTables, restored: RepositoryView | None, *, divide: bool = False
+        self, published: PublishedTables, restored: RepositoryView | None, *, divide: bool = False
     ) -> list[Publication]:
         """Move the channel to the published versions of all tables at once; the tags of the tables follow.
 
         Other tables keep their versions in the channel: this publisher did not audit newer ones.
 
         Args:
-            done: The commit.
+            published: The commit.
             restored: For a rollback of all tables, the tables at the commit that it restores.
             divide: Whether a person chose the tables, so that readers may see an older commit in these tables alone.
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
-        properties = {**self.about, md.REPORTED: _names(done.versions)}
+        properties = {**self.about, md.REPORTED: _names(published.versions)}
         since = None if restored is not None or self.started is None else self.started.entry
         if restored is not None:
             rollback = self._rolled_back()
@@ -376,29 +384,33 @@ class Together:
             restored = None if restored.commit.id in repeated else restored
         moved = self.repository.channels.advance(
             self.channel,
-            done.commit.id,
-            done.versions,
-            reason=self.about.get(md.REASON, done.commit.message),
+            published.commit.id,
+            published.versions,
+            reason=self.about.get(md.REASON, published.commit.message),
             properties=properties,
             # A person who rolls back is expected to know of other rollbacks.
             since=since,
             restores=None if restored is None else restored.commit,
             divide=divide,
         )
-        return self._promoted(moved, done.published, done.versions)
+        return self._promoted(moved, published.published, published.versions)
 
-    def divided(self, found: Iterable[Publication]) -> dict[str, RepositoryCommit]:
+    def divided(self, publications: Iterable[Publication]) -> dict[str, RepositoryCommit]:
         """Return the tables in which readers would lack a commit whose rows the publications would show them."""
-        names = [self.repository.name_of(one.table) for one in found]
-        known = None if self.started is None else self.started.entry
-        return self.repository.channels.divided(self.channel, names, known=known, head=self.record.head)
+        names = [self.repository.name_of(publication.table) for publication in publications]
+        entry = None if self.started is None else self.started.entry
+        return self.repository.channels.divided(self.channel, names, known=entry, head=self.record.head)
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
         # Each publication leaves a tag in each of its tables, so a look at one table is enough.
         # It has no more of them than versions of `main`, and a branch for each: few versions need no look.
-        many = [one for one in published[:1] if one.landed is None or one.landed.number > _MANY_HELD // 2]
-        for name in [self.repository.name_of(one.table) for one in many]:
+        many = [
+            publication
+            for publication in published[:1]
+            if publication.landed is None or publication.landed.number > _MANY_HELD // 2
+        ]
+        for name in [self.repository.name_of(publication.table) for publication in many]:
             held = self.repository.held_versions(name)
             if held > _MANY_HELD:
                 return (
@@ -407,12 +419,16 @@ class Together:
                 )
         return None
 
-    def left_behind(self, to: RepositoryView, found: Sequence[Publication]) -> str | None:
+    def left_behind(self, to: RepositoryView, publications: Sequence[Publication]) -> str | None:
         """Return a warning that a rollback leaves out tables that were promoted with those that go back."""
-        if self.started is None or not any(map(is_rollback, found)):
+        if self.started is None or not any(map(is_rollback, publications)):
             return None
         present = self.repository.at(self.started.commit)
-        selected = [name for name in map(self.repository.name_of, (one.table for one in found)) if name in present]
+        selected = [
+            name
+            for name in map(self.repository.name_of, (publication.table for publication in publications))
+            if name in present
+        ]
         # What the rollback withdraws, whether it is a hold or a revert.
         planned = self.repository.channels.rollback(
             self.channel, tables=selected, to=to.commit, reason=self.about.get(md.REASON) or "planned", dry_run=True
@@ -455,8 +471,8 @@ class Together:
                 return []
             head = self.repository.head(before.parents[0])
         finished: list[PromotedCommit] = []
-        known = None if self.started is None else self.started.entry
-        for commit in self.repository.channels.unpromoted(self.channel, known=known, head=head):
+        entry = None if self.started is None else self.started.entry
+        for commit in self.repository.channels.unpromoted(self.channel, known=entry, head=head):
             parent = self.repository.head(commit.parents[0]) if commit.parents else None
             names = tuple(name for name in commit.changed_from(parent) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks. Where another program was
@@ -492,32 +508,36 @@ class Together:
             return all(view[name].version.branch == MAIN for name in names)
         return False
 
-    def ahead(self, one: Publication) -> str:
+    def ahead(self, publication: Publication) -> str:
         """Return what `main` of a table has and its channel was moved back from or never got; empty for nothing.
 
         A publisher of another channel, or a person, put it there. It is promoted when a person asks for it.
         """
-        at = self.record.head.tables.get(self.repository.name_of(one.table))
-        named = 0 if one.previous is None else one.previous.version
-        if at is None or at.lands <= named or (one.previous is not None and one.previous.branch != MAIN):
+        at = self.record.head.tables.get(self.repository.name_of(publication.table))
+        named = 0 if publication.previous is None else publication.previous.version
+        if (
+            at is None
+            or at.lands <= named
+            or (publication.previous is not None and publication.previous.branch != MAIN)
+        ):
             return ""
-        version = self.repository.at(self.record.head.id)[self.repository.name_of(one.table)].version
-        behind = f"and {self.channel} names {one.previous.ref if one.previous else 'no version'}"
+        version = self.repository.at(self.record.head.id)[self.repository.name_of(publication.table)].version
+        behind = f"and {self.channel} names {publication.previous.ref if publication.previous else 'no version'}"
         if restored := version.properties.get(md.ROLLED_BACK_TO):
             return f"nothing waits, but {version} is a rollback to {restored}, {behind}: to promote it, set ref: {MAIN}"
         runs = runs_of(version)
         has, ref = (f"has what run/{runs[-1]} wrote", f"run/{runs[-1]}, or ref: {MAIN}") if runs else ("is newer", MAIN)
         return f"nothing waits, but {version} {has}, {behind}: to promote it, set ref: {ref}"
 
-    def has_left(self, one: Publication, version: Version) -> bool:
+    def has_left(self, publication: Publication, version: Version) -> bool:
         """Return whether the channel once named a version of a table, or a later one, and was moved back from it.
 
         Args:
-            one: The table.
+            publication: The table.
             version: The version of `main`, which the channel does not name.
         """
         present = self.channel_now()
-        of = self.record.head.tables.get(self.repository.name_of(one.table))
+        of = self.record.head.tables.get(self.repository.name_of(publication.table))
         if present is None or of is None:
             return False
         for entry in self.repository.channels.history(self.channel):
@@ -537,7 +557,7 @@ class Together:
         is_same = newest and newest.action == "rollback" and newest.reason == self.about.get(md.REASON)
         return newest if is_same else None
 
-    def roll_back(self, to: RepositoryView | None, found: Sequence[Publication]) -> list[Publication]:
+    def roll_back(self, to: RepositoryView | None, publications: Sequence[Publication]) -> list[Publication]:
         """Move the channel back and hold it there, for all tables at once, including those that are not selected.
 
         Raises:
@@ -548,7 +568,10 @@ class Together:
                 f"a rollback that holds moves all tables of {self.channel}: set ref to {self.channel}~1 or to the id "
                 "of a commit, or roll this table back with rollback: revert"
             )
-        properties = {**self.about, md.REPORTED: _names(self.repository.name_of(one.table) for one in found)}
+        properties = {
+            **self.about,
+            md.REPORTED: _names(self.repository.name_of(publication.table) for publication in publications),
+        }
         moved = self.repository.channels.rollback(
             self.channel,
             reason=self.about[md.REASON],
@@ -556,7 +579,7 @@ class Together:
             who=self.about.get(md.WHO, ""),
             properties=properties,
         )
-        return self._promoted(moved, found, {})
+        return self._promoted(moved, publications, {})
 
     def _promoted(
         self, moved: Channel, published: Sequence[Publication], landed: Mapping[str, TableVersion]
@@ -572,74 +595,97 @@ class Together:
         about = {
             md.REPOSITORY_COMMIT: moved.commit,
             md.CHANNEL_ENTRY: f"{self.channel}@{moved.entry.number}",
-            md.LAGGING: [str(one) for one in moved.lagging],
+            md.LAGGING: [str(lagging) for lagging in moved.lagging],
         }
         if self.chain.run_id is not None:
             # Downstream steps of this run read what it published, even if the run read the channel before.
             self.repository.pin_again(self.chain.run_id, self.channel, moved.commit)
 
-        def promoted(one: Publication) -> Publication:
-            name = self.repository.name_of(one.table)
+        def promoted(lagging: Publication) -> Publication:
+            name = self.repository.name_of(lagging.table)
             # `landed` was read a moment ago, and is the version to return unless the channel names another one.
-            read = one.landed if one.landed is not None and view[name].at == landed.get(name) else view[name].version
+            version = (
+                lagging.landed
+                if lagging.landed is not None and view[name].at == landed.get(name)
+                else view[name].version
+            )
             tables = _other_tables(view, landed, name)
-            return replace(one, promoted_to=read, about={**one.about, **about, md.COMMIT_TABLES: tables})
+            return replace(lagging, promoted_to=version, about={**lagging.about, **about, md.COMMIT_TABLES: tables})
 
         return in_turns(promoted, published)
 
-    def _wanted(self, one: Publication) -> VersionToPublish:
-        if is_rollback(one):
-            restored = restore_on_branch(one, one.table.head(MAIN), self.chain, self.about)
-            about = rollback_properties(one, self.chain, self.about)
+    def _wanted(self, publication: Publication) -> VersionToPublish:
+        if is_rollback(publication):
+            restored = restore_on_branch(publication, publication.table.head(MAIN), self.chain, self.about)
+            about = rollback_properties(publication, self.chain, self.about)
             withdrawn = NumberSet.of(
-                write.number for write in withdrawn_writes(one, self.repository) if self.record.is_published(write)
+                write.number
+                for write in withdrawn_writes(publication, self.repository)
+                if self.record.is_published(write)
             )
             return VersionToPublish(
-                version=restored, message=rollback_message(one, self.about), properties=about, withdraws=withdrawn
+                version=restored,
+                message=rollback_message(publication, self.about),
+                properties=about,
+                withdraws=withdrawn,
             )
         # A version of `main` is committed as it is; there is no merge commit, and so no message.
-        if one.planned is None and (one.landed is not None or not one.sources):
-            return VersionToPublish(version=one.version, message="", writes=one.writes, drops=one.drops)
-        message, about = landing_message(one), landing_properties(one, self.chain)
+        if publication.planned is None and (publication.landed is not None or not publication.sources):
+            return VersionToPublish(
+                version=publication.version, message="", writes=publication.writes, drops=publication.drops
+            )
+        message, about = landing_message(publication), landing_properties(publication, self.chain)
         return VersionToPublish(
-            version=one.planned or one.sources[0], message=message, properties=about, writes=one.writes, drops=one.drops
+            version=publication.planned or publication.sources[0],
+            message=message,
+            properties=about,
+            writes=publication.writes,
+            drops=publication.drops,
         )
 
-    def with_writes(self, one: Publication) -> Publication:
+    def with_writes(self, publication: Publication) -> Publication:
         """Return a publication with the recorded writes that it publishes, and those that it supersedes."""
-        writes = [write for source in one.sources for write in self.record.on_branch(one.table, source)]
+        writes = [write for source in publication.sources for write in self.record.on_branch(publication.table, source)]
         if not writes:
-            return one
-        older = [beside for beside in self.record.open_writes(one.table) if beside not in writes]
+            return publication
+        older = [open_write for open_write in self.record.open_writes(publication.table) if open_write not in writes]
         drops: dict[RecordedWrite, RecordedWrite] = {}
         # Mostly nothing else is open, and then nobody asks what the candidate wrote before.
         for write in writes if older else ():
             excluded = excluded_by(write, self.record.of_candidate(write.request.candidate))
-            drops |= {beside: write for beside in older if write.supersedes(beside) or beside in excluded}
+            drops |= {
+                open_write: write for open_write in older if write.supersedes(open_write) or open_write in excluded
+            }
         # Branches that were looked at are noted already, with advice.
-        noted = {reason.partition("@")[0] for reason in one.superseded}
+        noted = {reason.partition("@")[0] for reason in publication.superseded}
         superseded = [
-            f"{beside} is superseded by {write}, and will not be published"
-            for beside, write in drops.items()
-            if beside.request.branch not in noted
+            f"{open_write} is superseded by {write}, and will not be published"
+            for open_write, write in drops.items()
+            if open_write.request.branch not in noted
         ]
-        about = {**one.about, md.SUPERSEDED: [*one.superseded, *superseded]} if superseded else one.about
-        return replace(one, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
+        about = (
+            {**publication.about, md.SUPERSEDED: [*publication.superseded, *superseded]}
+            if superseded
+            else publication.about
+        )
+        return replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
 
 
-def _is_kept(one: Publication, staged: TableView | None) -> bool:
+def _is_kept(publication: Publication, staged: TableView | None) -> bool:
     """Return whether the versions of a publication are staged as they are, and kept by a tag."""
     return (
-        staged is not None and bool(staged.at.pin) and {source.branch for source in one.sources} == {staged.at.branch}
+        staged is not None
+        and bool(staged.at.pin)
+        and {source.branch for source in publication.sources} == {staged.at.branch}
     )
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:
     """Return the other tables of a commit with their versions; those that were published with the table come first."""
-    others = sorted((other for other in view if other != name), key=lambda other: (other not in changed, other))
+    others = sorted((table for table in view if table != name), key=lambda table: (table not in changed, table))
     lines = [
-        f"- `{other}` {_place(view[other].at)}" + (", published with it" if other in changed else "")
-        for other in others[:_SHOWN]
+        f"- `{table}` {_place(view[table].at)}" + (", published with it" if table in changed else "")
+        for table in others[:_SHOWN]
     ]
     more = [f"- and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
     return dg.MetadataValue.md("\n".join([*lines, *more])) if others else None
