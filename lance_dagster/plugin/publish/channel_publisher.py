@@ -8,11 +8,11 @@ versions that their tags name, so that a rollback can return to these versions. 
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import dagster as dg
 
@@ -91,18 +91,19 @@ class PromotedCommit(NamedTuple):
     channel: Channel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossTableAudit:
-    """How a publication is audited on the other tables that its checks read.
+class CommitAudit(Protocol):
+    """What audits publications while they are committed (`publication_audit`)."""
 
-    Attributes:
-        names_of_tables_read: Returns the names of these tables in the repository, by asset.
-        evaluate: Is given the publications, these tables at the versions that readers would get, and a hint that each
-            failure ends with. It raises to refuse the commit.
-    """
+    def replan(self, publication: Publication) -> Publication:
+        """Preview and audit a merge again, because `main` has moved."""
 
-    names_of_tables_read: Callable[[Iterable[Publication]], Mapping[dg.AssetKey, str]]
-    evaluate: Callable[[Sequence[Publication], Mapping[dg.AssetKey, TableView], str], None]
+    def names_of_tables_read(self, publications: Iterable[Publication]) -> Mapping[dg.AssetKey, str]:
+        """Return the names in the repository of the other tables that checks read, by asset."""
+
+    def audit_with_tables(
+        self, publications: Sequence[Publication], views: Mapping[dg.AssetKey, TableView], hint: str
+    ) -> None:
+        """Evaluate these checks on tables as readers would get them; raise to refuse the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,16 +239,15 @@ class ChannelPublisher:
     def commit(
         self,
         publications: Sequence[Publication],
-        plan_again: Callable[[Publication], Publication],
-        audit: CrossTableAudit,
+        audit: CommitAudit,
         restored: RepositoryView | None = None,
     ) -> PublishedTables:
         """Commit the audited versions of all tables; nothing is promoted yet.
 
         Args:
             publications: The tables, each with the version that was audited; an older version of `main` is restored.
-            plan_again: Makes and audits the preview of a merge, when `main` has moved since the audit.
-            audit: How the publications are audited again on other tables, at the versions that the commit would name.
+            audit: Audits a merge again when `main` has moved since, and the other tables that checks read, at the
+                versions that the commit would name.
             restored: For a rollback of all tables, the tables at the commit that it restores.
 
         Raises:
@@ -263,7 +263,7 @@ class ChannelPublisher:
             # A person chose what to withdraw; what has landed since was not part of the choice.
             if is_rollback(publication):
                 raise moved_meanwhile(publication, publication.table.head(MAIN))
-            current[name] = plan_again(publication)
+            current[name] = audit.replan(publication)
             return self._wanted(current[name])
 
         read_names = audit.names_of_tables_read(publications)
@@ -303,7 +303,7 @@ class ChannelPublisher:
         self,
         current: Mapping[str, Publication],
         table_names: Mapping[dg.AssetKey, str],
-        audit: CrossTableAudit,
+        audit: CommitAudit,
         views: Mapping[str, TableView],
     ) -> None:
         """Audit the publications for the last time before the commit.
@@ -314,7 +314,7 @@ class ChannelPublisher:
         Args:
             current: The publications, by table.
             table_names: The tables that checks read, by asset.
-            audit: How they are audited.
+            audit: What audits them.
             views: The tables as the commit would name them.
         """
         # The tag of a version that is published as it is keeps its branch.
@@ -326,7 +326,7 @@ class ChannelPublisher:
 
         def evaluate(views: Mapping[str, TableView], hint: str) -> None:
             named = {asset: views[name] for asset, name in table_names.items() if name in views}
-            audit.evaluate(list(current.values()), named, hint)
+            audit.audit_with_tables(list(current.values()), named, hint)
 
         evaluate(views, "")
         # A table that is not published now keeps its version in the channel, and `main` may be ahead of that version.

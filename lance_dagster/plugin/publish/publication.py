@@ -1,8 +1,8 @@
 """The steps that take audited run branches to the channel that readers follow.
 
 1. find:   look up the version to publish in every table
-2. commit: one commit of the repository names these versions, or the audited previews of their merges (`reaudit`), and
-           `main` of every table follows (`channel_publisher`)
+2. commit: one commit of the repository names these versions, or the audited previews of their merges
+           (`publication_audit`), and `main` of every table follows (`channel_publisher`)
 3. move:   move the channel, for all tables at once; the tag of every table follows
 4. retire: delete the run branches, which nothing needs after the commit; a failure is only reported
 
@@ -140,44 +140,6 @@ class Opened(NamedTuple):
         """Read a tag of a table, and the head of the newest branch of a chain that has commits of its own."""
         head = None if chain is None else RunBranch(table=table, chain=chain).written()
         return cls(table, find_tag(table, tag), head)
-
-
-@dataclass(slots=True)
-class Search:
-    """The result of a search through the tables: what to publish, and what is missing, wrong, held or refused."""
-
-    publications: list[Publication] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    nothing_new: bool = False
-
-    def refuse_part(self, candidates: Sequence[dg.AssetKey], nodes: Sequence[dg.AssetKey]) -> None:
-        """Refuse all tables that were found, because the run writes others whose promoted nodes it does not select.
-
-        Args:
-            candidates: The candidates that are left out.
-            nodes: Their promoted nodes.
-        """
-        others, missing = (", ".join(key.to_user_string() for key in keys) for keys in (candidates, nodes))
-        self.missing += [
-            f"{publication.name}: the run also writes {others}, and what a run writes is published as a whole: select "
-            f"{missing} too. When the run is over, {publication.promoted.to_user_string()} materialized by itself "
-            "publishes all of it"
-            for publication in self.publications
-        ]
-        self.refused += [publication.name for publication in self.publications]
-        self.publications.clear()
-
-    def refusal(self, tag: str, *, chosen: bool) -> PublishRefusedError:
-        """Return the error that says why nothing is published; `chosen` says that a person named what to publish."""
-        if self.held and not self.wrong:
-            return PublishRefusedError(f"{tag} is held, so nothing was published", self.missing)
-        if self.refused and not self.wrong:
-            return PublishRefusedError(f"refused to publish {', '.join(self.refused)}", self.missing)
-        hint = "" if chosen else "; to publish something else, set ref to main@<n> or run/<run id>"
-        return PublishRefusedError(f"nothing to publish{hint}", [*self.wrong, *self.missing])
 
 
 def find_by_run(publication: Publication, chain: RunChain, *, head: Version | None, record: RecordView) -> Publication:

@@ -4,79 +4,41 @@ The order is that of `publication`: find, audit, commit, move, retire. Nothing i
 passed, and the channel moves for all tables at once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import dagster as dg
 
-from lance_dagster.errors import (
-    NotFoundError,
-    PublishRefusedError,
-    RefNotFoundError,
-    TableNotFoundError,
-    VersionNotFoundError,
-)
-from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.table_check import describe_asset
 from lance_dagster.plugin.commit_properties import runs_of
-from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher, CrossTableAudit, PromotedCommit
-from lance_dagster.plugin.publish.dependencies import Dependencies, read_by
+from lance_dagster.plugin.publish.channel_publisher import PromotedCommit
+from lance_dagster.plugin.publish.dependencies import read_by
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
 from lance_dagster.plugin.publish.publication import (
-    Opened,
     Publication,
-    Search,
-    find_by_ref,
-    find_by_run,
-    in_turns,
-    refuse_branches_named,
     retire_all,
 )
-from lance_dagster.plugin.publish.publish_config import PublishConfig, Rollback, check_config, require_reason
+from lance_dagster.plugin.publish.publication_audit import PublicationAudit, drop_stale_previews
+from lance_dagster.plugin.publish.publication_search import PublicationSearch
+from lance_dagster.plugin.publish.publish_config import Rollback, check_config, require_reason
 from lance_dagster.plugin.publish.publish_gate import (
-    AuditLog,
-    Subject,
-    reasons_against,
     refuse_cancelled,
-    verdicts_on,
 )
-from lance_dagster.plugin.publish.reaudit import Reaudit, drop_stale_previews, recorded_audit
-from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.publish.rollback import (
     about_rollback,
-    audited_behind,
     is_rollback,
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
 from lance_dagster.plugin.publish.waiting import (
-    Candidate,
-    WaitingSearch,
-    deselected_nodes,
-    find_by_backfill,
-    find_waiting,
-    wait,
     with_whole_run_id,
-    without_foreign_backfill,
-    written_with,
 )
-from lance_dagster.plugin.publish.whole_candidate import WholeCandidates, is_computed_from, of_this_step
-from lance_dagster.plugin.recorded_writes import join_candidate
-from lance_dagster.plugin.resource import LanceResource, PinnedTable
-from lance_dagster.plugin.run_branch import READS, RunChain, run_of, who_launched
-from lance_dagster.repository import LanceRepository
-from lance_dagster.repository.commits.snapshot import ChannelHold
-from lance_dagster.repository.view import RepositoryView, TableView
-from lance_dagster.table import LanceTable
+from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
+from lance_dagster.plugin.run_branch import READS
 
-# How often, and after how many seconds, a publisher is retried while runs that it depends on have yet to publish.
-_RETRIES = 60
-_RETRY_AFTER = 3.0
 _LOGGED = 20  # the most tables that one log line names
 
 
@@ -84,48 +46,23 @@ _LOGGED = 20  # the most tables that one log line names
 class PublishStep:
     """One execution of the publisher's step.
 
-    `partitioned` says that the publisher has the partitions of its candidates, and is part of each run of a backfill.
+    Attributes:
+        run: The run of the publisher.
+        audit: What audits its publications.
+        search: What finds them.
     """
 
-    context: dg.AssetExecutionContext
-    config: PublishConfig
-    lance: LanceResource
-    tag: str
-    checks: Sequence[dg.AssetCheckKey]
-    nodes: Sequence[PromotedNode]
-    partitioned: bool
-    unchecked: bool
-    accept_stale: bool = False
-    log: AuditLog = field(init=False)
-    record: RecordView = field(init=False)
-    chain: RunChain = field(init=False)
-    publisher: ChannelPublisher = field(init=False)
-    hold: ChannelHold | None = field(init=False)
-    chosen: RepositoryView | None = field(init=False, default=None)
-    candidates: WholeCandidates = field(init=False)
-    # The tables that the checks of this step have read, shared by all of its `Reaudit` values.
-    pinned_by_check: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(init=False, default_factory=dict)
+    run: PublishingRun
+    audit: PublicationAudit = field(init=False)
+    search: PublicationSearch = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the event log, the record and the channel once for all tables."""
-        repository = self.lance.repository_to_publish()
-        self.record = RecordView(repository=repository)
-        self.log = AuditLog(self.instance, self.record)
-        self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
-        self.publisher = self._channel_publisher(repository)
-        join_candidate(repository, self.chain)
-        self.hold = self.publisher.hold
-        self.candidates = WholeCandidates(
-            nodes=self.nodes,
-            tag=self.tag,
-            table=self._table,
-            audit=lambda publication, head: self._audit_of(publication, head)[1],
-            log=self.log,
-            record=self.record,
-            is_layered=lambda node: is_computed_from(node, {own.promoted for own in self.nodes}, self.context),
-        )
+        """Start without publications."""
+        self.audit = PublicationAudit(run=self.run, checks=self.run.checks)
+        candidates = WholeCandidates(run=self.run, audit=self.audit)
+        self.search = PublicationSearch(run=self.run, audit=self.audit, candidates=candidates)
 
-    def execute(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def execute(self) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Do what the config asks for, and yield the promoted nodes whose tag moved.
 
         Raises:
@@ -133,39 +70,44 @@ class PublishStep:
                 cancelled.
             InvalidInputError: The config contradicts itself or lacks a reason.
         """
-        check_config(self.config)
-        self.config = with_whole_run_id(self.config, self.nodes, self._table, self.record)
-        requests = {"discarded": bool(self.config.discard), "held": self.config.hold, "released": self.config.release}
+        check_config(self.run.config)
+        nodes = [node for node in self.run.nodes if node.promoted in self.run.context.selected_asset_keys]
+        self.run.config = with_whole_run_id(self.run.config, self.run.nodes, self.run.table, self.run.record)
+        requests = {
+            "discarded": bool(self.run.config.discard),
+            "held": self.run.config.hold,
+            "released": self.run.config.release,
+        }
         for change in (change for change, is_requested in requests.items() if is_requested):
-            refuse_cancelled(self.context)
+            refuse_cancelled(self.run.context)
             if change == "discarded":
                 # A candidate is discarded as a whole: a table that is left could be published without the others.
-                self._changes.discard(self.nodes)
+                TagChanges(run=self.run).discard(self.run.nodes)
             else:
                 # `_sort` reads the hold afterwards: one config may ask for a release and a publication.
-                self.hold = self._changes.move(change, nodes)
+                self.run.hold = TagChanges(run=self.run).move(change, nodes)
         # The publication comes last: `release` together with `ref` first releases the tag, so that it may be moved.
-        if self.config.ref or not any(requests.values()):
+        if self.run.config.ref or not any(requests.values()):
             yield from self._publish(nodes)
 
     def _publish(self, nodes: Sequence[PromotedNode]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-        finished = {} if self.config.dry_run else self._finish(nodes)
+        finished = {} if self.run.config.dry_run else self._finish(nodes)
         # The gate comes first because it reads the event log only; the audit of a planned merge reads rows.
-        publications, ignored = self._gate(self._find(nodes, is_finished=bool(finished)))
-        publications, refused = self.reaudit.plan(publications)
+        publications, ignored = self._gate(self.search.find(nodes, is_finished=bool(finished)))
+        publications, refused = self.audit.plan(publications)
         merged: list[Publication] = []
         try:
             # This stands inside the `try`, because a refusal has to drop the previews too.
-            ignored += self._refuse(publications, refused)
-            if self.config.dry_run:
+            ignored += self.run.refuse(publications, refused)
+            if self.run.config.dry_run:
                 for publication in publications:
                     verb = "roll back to" if is_rollback(publication) else "publish"
-                    self.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, publication.audited)))
+                    self.run.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, publication.audited)))
                 return
             merged = self._merge(publications, finished)
         finally:
             # After the merge, `main` contains the previews; without it, nobody needs them.
-            self.reaudit.drop([*publications, *merged])
+            self.audit.drop([*publications, *merged])
         self._log_moves(merged)
         published = {publication.candidate for publication in merged}
         moved = [*(publication for publication in finished.values() if publication.candidate not in published), *merged]
@@ -175,33 +117,35 @@ class PublishStep:
     def _report(self, moved: Sequence[Publication], ignored: Sequence[str]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Yield the materializations of promoted nodes, and log those of nodes that this run does not select."""
         # In most publications each table links to one run, and all tables link to the same run.
-        has_run = cache(self.instance.has_run)
+        has_run = cache(self.run.instance.has_run)
         for publication in moved:
             # A second event for the same version would start the readers for nothing.
             if self._is_unchanged(publication):
-                self.context.log.info(
-                    "nothing new for %s of %s: it is at %s", self.tag, publication.name, publication.promoted_to
+                self.run.context.log.info(
+                    "nothing new for %s of %s: it is at %s", self.run.tag, publication.name, publication.promoted_to
                 )
             else:
-                move = {"lance/tag": self.tag, md.WHO: self.who, md.REASON: self.config.reason}
+                move = {"lance/tag": self.run.tag, md.WHO: self.run.who, md.REASON: self.run.config.reason}
                 result = promoted_result(publication, move, ignored, has_run)
-                if publication.promoted in self.context.selected_asset_keys:
+                if publication.promoted in self.run.context.selected_asset_keys:
                     yield result
                 else:
                     # It came along: the same run wrote it, or its publication died, perhaps that of other partitions.
-                    for key in (publication.sources and self._partition_keys) or (None,):
-                        self.context.log_event(as_event(result, publication.promoted_to or publication.version, key))
+                    for key in (publication.sources and self.run.partition_keys) or (None,):
+                        self.run.context.log_event(
+                            as_event(result, publication.promoted_to or publication.version, key)
+                        )
 
     def _finish(self, nodes: Sequence[PromotedNode]) -> dict[dg.AssetKey, Publication]:
         """Do what is left of publications whose publishers died; return the publications of the nodes to report."""
-        if self.hold is not None:
+        if self.run.hold is not None:
             return {}
         # A publisher that died after it moved the channel left `main` and the tags behind.
-        if self._is_alone:
-            self.publisher.catch_up(self._names_of(nodes))
-        finished = self._of_dead(self.publisher.newest_promotion())
-        if promoted := self.publisher.finish():
-            self.publisher = replace(self.publisher, started=self.publisher.channel_now())
+        if self.run.is_alone:
+            self.run.publisher.catch_up(self.run.names_of(nodes))
+        finished = self._of_dead(self.run.publisher.newest_promotion())
+        if promoted := self.run.publisher.finish():
+            self.run.read_channel()
         return finished | self._of_dead(promoted, is_new=True)
 
     def _of_dead(self, promoted: Iterable[PromotedCommit], *, is_new: bool = False) -> dict[dg.AssetKey, Publication]:
@@ -211,279 +155,45 @@ class PublishStep:
             promoted: The commits.
             is_new: Whether this step promoted them, so that nobody has reported them.
         """
-        names = dict(zip(self._names_of(self.nodes), self.nodes, strict=True))
+        names = dict(zip(self.run.names_of(self.run.nodes), self.run.nodes, strict=True))
         finished: dict[dg.AssetKey, Publication] = {}
         for promotion in promoted:
             by = promotion.commit.properties.get(md.RUN_ID, "")
-            run = self.instance.get_run_by_id(by)
+            run = self.run.instance.get_run_by_id(by)
             # A publisher that is alive, or succeeded, reports its own nodes and deletes its branches. What a publisher
             # of another instance promoted is reported there.
             is_dead = is_new if run is None else run.is_finished and not run.is_success
-            if by != self.chain.run_id and not is_dead:
+            if by != self.run.chain.run_id and not is_dead:
                 continue
-            view = self.publisher.repository.at(promotion.channel.commit)
+            view = self.run.publisher.repository.at(promotion.channel.commit)
             for node in (names[name] for name in promotion.names if name in names and name in view):
-                version = view[str(self.lance.address_of(node.candidate, node.metadata))].version
-                publication = replace(self._empty(node, self._open(node)), landed=version, promoted_to=version)
+                version = view[str(self.run.lance.address_of(node.candidate, node.metadata))].version
+                publication = replace(
+                    self.run.publication(node, self.run.opened(node)), landed=version, promoted_to=version
+                )
                 finished[node.candidate] = replace(publication, previous=None) if is_new else publication
             if is_new:
-                self.context.log.info("finished the publication of run %s: %s", by, ", ".join(promotion.names))
+                self.run.context.log.info("finished the publication of run %s: %s", by, ", ".join(promotion.names))
         return finished
 
     def _clean_up(self, merged: Sequence[Publication]) -> None:
         """Delete the run branches that were published, and warn about branches that only other jobs delete."""
         # After the results: the promoted nodes are materialized even if a branch cannot be deleted.
-        readers = read_by(self.context, [publication.candidate for publication in merged])
+        readers = read_by(self.run.context, [publication.candidate for publication in merged])
         for publication in merged:
             if steps := readers.get(publication.candidate):
                 reason_kept = (
                     f"{publication.name}: {', '.join(steps)} may be reading it; the branch sweeper deletes it later"
                 )
-                self.context.log.info("branch kept: %s", reason_kept)
+                self.run.context.log.info("branch kept: %s", reason_kept)
         for reason in retire_all(
-            [publication for publication in merged if publication.candidate not in readers], self.chain
+            [publication for publication in merged if publication.candidate not in readers], self.run.chain
         ):
-            self.context.log.warning("branch kept: %s", reason)
-        for publication in merged if self.chain.backfill_id is not None else ():
-            drop_stale_previews(publication.table, self.chain, self.instance, READS)
-        if waits := self.publisher.uncollected(merged):
-            self.context.log.warning(waits)
-
-    def _find(self, nodes: Sequence[PromotedNode], *, is_finished: bool) -> list[Publication]:
-        """Return the publications of the tables that have something to publish.
-
-        Args:
-            nodes: The selected nodes.
-            is_finished: Whether the publication of another publisher was finished, so that there need be nothing else.
-
-        Raises:
-            PublishRefusedError: No table has anything that may be published, or a table lacks a version that it needs.
-        """
-        search = Search(nothing_new=is_finished)
-        # A run is looked up in each table separately. Any other ref may name one commit of all tables.
-        if self.config.ref and run_of(self.config.ref) is None:
-            # A rollback that holds moves all tables; else the promotions of the selected tables count.
-            names = None if self.config.rollback is Rollback.hold else self._names_of(nodes)
-            self.chosen = self.publisher.view_of(self.config.ref, names)
-        for publication in self._publications_of_runs(nodes, search):
-            self._sort(publication, search)
-        self._keep_together(search)
-        self._keep_dependent_back(search)
-        self._keep_undivided(search)
-        if search.wrong or not (search.publications or (search.nothing_new and not search.refused)):
-            raise search.refusal(self.tag, chosen=bool(self.config.ref))
-        refuse_branches_named(self.tag, search.publications)
-        self._check_rollback(search.publications)
-        for reason in search.missing:
-            self.context.log.warning("not published, so its readers are not run: %s", reason)
-        for publication in search.publications:
-            for reason in publication.waiting:
-                self.context.log.warning("%s: it waits: %s", publication.name, reason)
-            # A superseded branch loses no rows, so this is not a warning.
-            for superseded in publication.superseded:
-                self.context.log.info("%s: %s", publication.name, superseded)
-        return search.publications
-
-    def _publications_of_runs(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
-        """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""
-        publications, deselected = (
-            self._publications_of(nodes, search),
-            [node for node in self.nodes if node not in nodes],
-        )
-        if not (deselected and self._is_alone):
-            return self.candidates.without_superseded(publications, ())
-        # With a search of its own: its messages are about nodes that nobody selected.
-        others = self._publications_of(deselected, Search())
-        whole_publications, whole_others = (
-            self.candidates.without_superseded(publications, others),
-            self.candidates.without_superseded(others, publications),
-        )
-        return [*whole_publications, *written_with(whole_publications, whole_others, self.log)]
-
-    def _publications_of(self, nodes: Sequence[PromotedNode], search: Search) -> list[Publication]:
-        """Return the publication of each table that was found."""
-        publications, by_run = list[Publication](), not self.config.ref or run_of(self.config.ref) is not None
-        # Storage is read for several tables at a time; the event log is read by this thread only.
-        for node, opened in zip(nodes, in_turns(self._opened_or_missing, nodes), strict=True):
-            try:
-                publications.append(self._look(node, opened))
-            except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
-                # A run may write only some of the tables, so its branch may be missing in others. Any other ref
-                # must exist in every table, and so must a table that the run has written.
-                lost = self.candidates.lost(node, self._named_runs()) if by_run else []
-                noted = search.missing if by_run and not lost else search.wrong
-                noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
-        return publications
-
-    def _named_runs(self) -> Sequence[str]:
-        """Return the runs of the candidate that `ref` names, or of this step without a ref, oldest first."""
-        named = run_of(self.config.ref) if self.config.ref else None
-        return self.chain.run_ids[::-1] if named is None else Candidate.of(named, self.log, self.nodes).run_ids
-
-    def _keep_together(self, search: Search) -> None:
-        """Leave out all tables of a run when one of them is held or not selected: they are published together."""
-        # With `ref` a person chose the tables. In a run of the publisher alone, `WholeCandidates` has decided already.
-        if not search.publications or self.config.ref or self._is_alone:
-            return
-        selected = self.context.selected_asset_keys
-        if search.held:
-            search.missing += [
-                f"{publication.name}: it waits with {', '.join(search.held)}" for publication in search.publications
-            ]
-            search.publications.clear()
-            return
-        nodes = of_this_step(self.nodes, self.context, self.log)
-        if deselected := deselected_nodes(
-            nodes, selected, self.chain, self.log, open_table=self._opened_or_missing, lost=self.candidates.lost
-        ):
-            search.refuse_part([node.candidate for node in deselected], [node.promoted for node in deselected])
-
-    def _keep_dependent_back(self, search: Search) -> None:
-        """Leave out rows that were computed from unpublished versions of other runs of the same backfill."""
-        # `ignore_failed_checks` covers these too. Without a backfill a run reads only what is published.
-        own = self.chain.backfill_id is None and not (self.config.ref or self._is_alone)
-        if not (own or self.config.ignore_failed_checks):
-            dependencies = Dependencies(self.instance, self.record, self.lance.open_uri)
-            search.publications, waiting = dependencies.keep_back(search.publications)
-            # When each run of a backfill publishes, an earlier run may be about to publish what is missing.
-            if dependencies.under_way and self.chain.backfill_id is not None:
-                raise dg.RetryRequested(max_retries=_RETRIES, seconds_to_wait=_RETRY_AFTER)
-            search.missing += [
-                f"{publication.name}: {reason}" for publication in waiting for reason in publication.waiting
-            ]
-            # A run of *Materialize* succeeds, since it publishes whatever waits; a backfill was to publish these.
-            search.refused += [publication.name for publication in waiting if self.chain.backfill_id is not None]
-
-    def _keep_undivided(self, search: Search) -> None:
-        """Leave out all tables where readers would see an older commit in these alone, since its rows come along."""
-        # With `ref` a person chose the tables.
-        lacking = self.publisher.divided(search.publications) if search.publications and not self.config.ref else {}
-        if not lacking:
-            return
-        others = [node for name, node in zip(self._names_of(self.nodes), self.nodes, strict=True) if name in lacking]
-        promoted = [*(publication.promoted for publication in search.publications), *(node.promoted for node in others)]
-        commits = ", ".join(dict.fromkeys(map(str, lacking.values())))
-        advice = f"materialize {', '.join(key.to_user_string() for key in promoted)} together, with ref: {MAIN}"
-        search.missing += [
-            f"{publication.name}: it waits with {', '.join(lacking)}: {commits} would come along in part, because "
-            f"{self.tag} was moved back from it or died before it was promoted; {advice}"
-            for publication in search.publications
-        ]
-        # A run of *Materialize* succeeds, since it publishes whatever can be published.
-        search.nothing_new |= self._is_alone
-        search.refused += [] if self._is_alone else [publication.name for publication in search.publications]
-        search.publications.clear()
-
-    def _sort(self, publication: Publication, search: Search) -> None:
-        """Decide whether a table is published, is left out with a warning, or stops the publication of all."""
-        hold = (publication.previous.hold if publication.previous else None) or self.hold
-        # A rollback that holds may take a held channel further back.
-        if publication.audited and hold and not self._rolls_back_all:
-            # The table is neither merged nor promoted: its branch waits, and is published after the release.
-            search.held.append(publication.name)
-            search.missing.append(
-                f"{publication.name}: {self.tag} is {hold}; set release: true and a reason to publish it again"
-            )
-        elif publication.audited:
-            search.publications.append(publication)
-        # The event log says that a run wrote the table. A missing branch is then an error: it was
-        # deleted, or the run wrote under another root.
-        elif runs := self.log.written_by(publication.candidate, self.chain):
-            search.wrong.append(
-                f"{publication.name}: run {runs[0]} materialized it, but left no branch in {publication.table.uri}"
-            )
-        # At the end of a backfill every branch of the table failed: other tables are published without it.
-        elif publication.waiting and self.chain.backfill_id is not None:
-            search.refused.append(publication.name)
-            search.missing += publication.waiting
-        # This is not an error: a run of *Materialize* succeeds when everything is published already.
-        elif self._is_alone:
-            search.nothing_new = True
-            search.missing += [f"{publication.name}: it waits: {reason}" for reason in publication.waiting]
-            if not publication.waiting and (ahead := self.publisher.ahead(publication)):
-                search.missing.append(f"{publication.name}: {ahead}")
-        else:
-            search.missing.append(f"{publication.name}: no run branch of this run")
-
-    def _open(self, node: PromotedNode) -> Opened:
-        return self.publisher.as_named(Opened.of(self._table(node), self.tag, None if self.config.ref else self.chain))
-
-    def _opened_or_missing(self, node: PromotedNode) -> Opened | NotFoundError:
-        try:
-            return self._open(node)
-        except NotFoundError as error:
-            return error
-
-    def _empty(self, node: PromotedNode, opened: Opened) -> Publication:
-        table, previous = opened.table, opened.previous
-        return Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
-
-    def _look(self, node: PromotedNode, opened: Opened | NotFoundError) -> Publication:
-        if isinstance(opened, NotFoundError):
-            raise opened
-        empty = self._empty(node, opened)
-        if self.config.ref:
-            if self.chosen is not None:
-                landed = self.publisher.version_in(self.chosen, empty, self.config.ref)
-                return replace(empty, landed=landed, chosen=True)
-            return find_by_ref(empty, self.config.ref, instance=self.instance, record=self.record)
-        # The branch of a run may have rows of an attempt that failed; the next one left the optional output out.
-        is_output_skipped = self.log.is_output_skipped(node.candidate, self.chain.run_ids[::-1])
-        head = None if is_output_skipped else opened.head
-        publication = find_by_run(empty, self.chain, head=head, record=self.record)
-        if publication.audited:
-            return publication
-
-        def audit(head: Version) -> list[str]:
-            return self._audit_of(publication, head)[1] or self.candidates.held_back(publication, head)
-
-        search = WaitingSearch(
-            log=self.log, record=self.record, other_tables=partial(self.candidates.others, publication)
-        )
-        # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
-        if (backfill := self.chain.backfill_id) is not None and not self.partitioned:
-            later = partial(wait, self.context) if self._is_alone else None
-            return self._unless_withdrawn(find_by_backfill(empty, backfill, audit, search=search, wait=later))
-        # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
-        if not self._is_alone:
-            return publication
-        return find_waiting(empty, audit, search=search, within=self._partition_keys)
-
-    def _unless_withdrawn(self, publication: Publication) -> Publication:
-        """Return a table without the version that its backfill published, if the channel was moved back from it."""
-        named = publication.previous.version if publication.previous and publication.previous.branch == MAIN else 0
-        if (
-            publication.landed is None
-            or publication.landed.number <= named
-            or not self.publisher.has_left(publication, publication.landed)
-        ):
-            return publication
-        return replace(publication, landed=None)
-
-    @property
-    def _partition_keys(self) -> tuple[str, ...]:
-        has_partitions = self.context.has_partition_key or self.context.has_partition_key_range
-        return tuple(self.context.partition_keys) if self.partitioned and has_partitions else ()
-
-    def _check_rollback(self, publications: Sequence[Publication]) -> None:
-        """Refuse a rollback that changes none of its tables, and warn of tables that it leaves out."""
-        if self.chosen is None:
-            return
-        self.publisher.refuse_unchanged(self.config.ref, self.chosen, publications)
-        if not self._rolls_back_all and (stay := self.publisher.left_behind(self.chosen, publications)):
-            self.context.log.warning(stay)
-
-    @property
-    def _rolls_back_all(self) -> bool:
-        return self.chosen is not None and self.config.rollback is Rollback.hold
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the run writes no candidate before this step, as where the publisher was launched by itself."""
-        # All candidates count, not only those of the selected nodes: a run that writes any of them is that of a job.
-        executed = self.context.job_def.asset_layer.executable_asset_keys
-        writing = [node for node in self.nodes if node.candidate in executed]
-        return not (self.config.ref or of_this_step(writing, self.context, self.log))
+            self.run.context.log.warning("branch kept: %s", reason)
+        for publication in merged if self.run.chain.backfill_id is not None else ():
+            drop_stale_previews(publication.table, self.run.chain, self.run.instance, READS)
+        if waits := self.run.publisher.uncollected(merged):
+            self.run.context.log.warning(waits)
 
     def _gate(self, publications: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Verify the audit of every version, and return the reasons against it that the config ignores.
@@ -496,44 +206,10 @@ class PublishStep:
         for publication in publications:
             passing = publication
             for version in publication.audited:
-                passing, against = self._audit_of(passing, version)
+                passing, against = self.audit.audit_version(passing, version)
                 reasons += against
             gated.append(passing)
-        return gated, self._refuse(publications, reasons)
-
-    def _audit_of(self, publication: Publication, version: Version) -> tuple[Publication, list[str]]:
-        """Return the reasons against one version, and the publication with what was evaluated to find them."""
-        version = audited_behind(publication.table, version)
-        if recorded_audit(version):
-            return self.reaudit.audit_recorded(publication, version)
-        subject = Subject.of(publication.candidate, version)
-        if not isinstance(subject, str):
-            verdicts = self.record.verdicts(publication.table, subject.commit_id)
-            reasons = reasons_against(
-                subject, self.checks, log=self.log, chain=self.chain, verdicts=verdicts, unchecked=self.unchecked
-            )
-            if not publication.chosen:
-                return publication, reasons
-            # A check may have been added since readers had the version, or the asset may have got another key.
-            passed = verdicts_on(subject, self.checks, log=self.log, chain=self.chain, verdicts=verdicts)
-            if reasons and (not passed or False in passed.values()):
-                return publication, reasons
-            missing = [check for check, verdict in passed.items() if verdict is None]
-            if not missing:
-                return self.reaudit.audit_chosen(publication, version)
-            return replace(self.reaudit, checks=missing).audit_main(publication, version, reasons[0])
-        if version.branch == MAIN:
-            return self.reaudit.audit_main(publication, version, subject)
-        return publication, [subject]
-
-    def _refuse(self, publications: Sequence[Publication], reasons: list[str]) -> list[str]:
-        if reasons and not self.config.ignore_failed_checks:
-            raise PublishRefusedError(
-                f"refused to publish {', '.join(publication.name for publication in publications)}", reasons
-            )
-        for reason in reasons:
-            self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
-        return reasons
+        return gated, self.run.refuse(publications, reasons)
 
     def _merge(
         self, publications: Sequence[Publication], finished: dict[dg.AssetKey, Publication]
@@ -544,117 +220,42 @@ class PublishStep:
             publications: The publications.
             finished: Gets the publications of publishers that committed meanwhile and died.
         """
-        refuse_cancelled(self.context)
+        refuse_cancelled(self.run.context)
         # The withdrawn versions are listed before a revert adds its own commit to the log of `main`.
         withdrawn = {
             publication.name: withdrawn_by(publication) for publication in publications if is_rollback(publication)
         }
         if withdrawn:
-            require_reason(self.config.reason, "a rollback")
-            describe = partial(about_rollback, kind=self.config.rollback.name, partitioned=self.partitioned)
+            require_reason(self.run.config.reason, "a rollback")
+            describe = partial(about_rollback, kind=self.run.config.rollback.name, partitioned=self.run.partitioned)
             publications = [
                 describe(publication, withdrawn[publication.name]) if publication.name in withdrawn else publication
                 for publication in publications
             ]
-            if self.partitioned:
-                self.context.log.warning("the rollback of %s moves all partitions, not one", ", ".join(withdrawn))
-        self._begin(publications)
-        publications = [self.publisher.with_writes(publication) for publication in publications]
+            if self.run.partitioned:
+                self.run.context.log.warning("the rollback of %s moves all partitions, not one", ", ".join(withdrawn))
+        self.run.begin(publications)
+        publications = [self.run.publisher.with_writes(publication) for publication in publications]
         # A rollback that holds makes no commit: the channel names an earlier one again.
-        if withdrawn and self.config.rollback is Rollback.hold:
-            return self.publisher.roll_back(self.chosen, publications)
-        audit = CrossTableAudit(
-            names_of_tables_read=self.reaudit.names_of_tables_read, evaluate=self._audit_with_tables
-        )
-        restored = self.chosen if withdrawn else None
-        committed = self.publisher.commit(publications, self._replan, audit, restored)
+        if withdrawn and self.run.config.rollback is Rollback.hold:
+            return self.run.publisher.roll_back(self.search.chosen, publications)
+        restored = self.search.chosen if withdrawn else None
+        committed = self.run.publisher.commit(publications, self.audit, restored)
         # What other publishers committed before comes first.
-        finished |= self._of_dead(self.publisher.finish(before=committed.commit), is_new=True)
-        return self.publisher.promote(committed, restored, divide=bool(self.config.ref))
-
-    def _begin(self, publications: Sequence[Publication]) -> None:
-        """Create the repository if there is none, and add tables that have the tag already to the channel."""
-        # A lake whose tables were written by another program has none so far; a refused publication makes none.
-        self.lance.create_repository()
-        if adopted := self.publisher.adopt(publications):
-            named = ", ".join(f"{name} at {version}" for name, version in adopted.items())
-            root = self.publisher.repository.root
-            self.context.log.info("%s of the repository %s begins with what the tags name: %s", self.tag, root, named)
-
-    def _tagged(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
-        """Return the tables of some nodes that have the tag."""
-        opened = zip(nodes, in_turns(self._opened_or_missing, nodes), strict=True)
-        publications = [self._empty(node, table) for node, table in opened if not isinstance(table, NotFoundError)]
-        return [table for table in publications if table.previous is not None]
-
-    def _channel_publisher(self, repository: LanceRepository) -> ChannelPublisher:
-        publisher = ChannelPublisher(
-            repository=repository,
-            channel=self.tag,
-            chain=self.chain,
-            about=self._about_move,
-            record=self.record,
-        )
-        return replace(publisher, started=publisher.channel_now())
-
-    def _replan(self, publication: Publication) -> Publication:
-        """Preview and audit a merge, because `main` moved since the audit of the source or since the last preview."""
-        self.reaudit.drop([publication])
-        planned, reasons = self.reaudit.audit(self.reaudit.preview(publication))
-        try:
-            self._refuse([publication], reasons)
-            # The audit may have taken long.
-            refuse_cancelled(self.context)
-        except PublishRefusedError:
-            # `_publish` drops the previews that it knows of; this one was made later.
-            self.reaudit.drop([planned])
-            raise
-        return planned
-
-    def _audit_with_tables(
-        self, publications: Sequence[Publication], views: Mapping[dg.AssetKey, TableView], hint: str
-    ) -> None:
-        """Audit publications again whose checks read other versions of tables than readers would get."""
-        # Tables of the same publication are committed as they were audited; `views` names their staged versions.
-        audited = {publication.candidate: publication.pinned for publication in publications}
-        for asset in views.keys() - audited.keys():
-            table = self.lance.table(asset, describe_asset(self.context, asset)[0])
-            audited[asset] = PinnedTable(table=table, version=views[asset].version)
-        for publication in publications:
-            self._refuse(
-                [publication], [reason + hint for reason in self.reaudit.audit_with_tables(publication, audited)]
-            )
+        finished |= self._of_dead(self.run.publisher.finish(before=committed.commit), is_new=True)
+        return self.run.publisher.promote(committed, restored, divide=bool(self.run.config.ref))
 
     def _log_moves(self, moved: Sequence[Publication]) -> None:
         """Log the move of the channel, and the tables that lag behind."""
         # Each line of the log is an event that Dagster stores, so there is one for all tables that moved together.
         if moved:
             more = [f"and {len(moved) - _LOGGED} more"] if len(moved) > _LOGGED else []
-            self.context.log.info(
-                "%s of %s", self.tag, "; ".join([*(publication.move for publication in moved[:_LOGGED]), *more])
+            self.run.context.log.info(
+                "%s of %s", self.run.tag, "; ".join([*(publication.move for publication in moved[:_LOGGED]), *more])
             )
         for publication in moved:
             for reason in publication.lagging:
-                self.context.log.warning("%s lags behind the channel: %s", publication.name, reason)
-
-    @property
-    def _changes(self) -> TagChanges:
-        return TagChanges(
-            context=self.context,
-            config=self.config,
-            lance=self.lance,
-            tag=self.tag,
-            publisher=self.publisher,
-            table=self._table,
-            tagged=self._tagged,
-            begin=self._begin,
-            record=self.record,
-            about=self._about_move,
-        )
-
-    def _names_of(self, nodes: Iterable[PromotedNode]) -> list[str]:
-        """Return the names that tables have in a repository: their places below the root."""
-        return [str(self.lance.address_of(node.candidate, node.metadata)) for node in nodes]
+                self.run.context.log.warning("%s lags behind the channel: %s", publication.name, reason)
 
     def _is_unchanged(self, publication: Publication) -> bool:
         """Return whether the tag did not move, and the promoted node has an event for its version."""
@@ -665,44 +266,6 @@ class PublishStep:
         ):
             return False
         # The readers of a re-executed run wait for this step, though an earlier attempt moved the tag.
-        if not self.config.ref and set(runs_of(publication.version)) & set(self.chain.run_ids):
+        if not self.run.config.ref and set(runs_of(publication.version)) & set(self.run.chain.run_ids):
             return False
-        return is_reported(publication, self._partition_keys, self.instance)
-
-    def _table(self, node: PromotedNode) -> LanceTable:
-        # A table of the repository caches what it read, so the commit does not read again what this step has read. In
-        # an environment the resource opens the table, because that forks it at its first use.
-        if not self.lance.environment:
-            with suppress(TableNotFoundError):
-                return self.publisher.repository.table(str(self.lance.address_of(node.candidate, node.metadata)))
-        return self.lance.table(node.candidate, node.metadata)
-
-    @property
-    def reaudit(self) -> Reaudit:
-        """What evaluates the checks that this step has to evaluate itself."""
-        return Reaudit(
-            context=self.context,
-            lance=self.lance,
-            chain=self.chain,
-            checks=self.checks,
-            log=self.log,
-            record=self.record,
-            accept_stale=self.accept_stale,
-            pinned_by_check=self.pinned_by_check,
-        )
-
-    @property
-    def instance(self) -> dg.DagsterInstance:
-        """The Dagster instance of the run."""
-        instance: dg.DagsterInstance = self.context.instance
-        return instance
-
-    @property
-    def who(self) -> str:
-        """The person or automation that launched the run, by the tags of the run; empty when these do not say."""
-        return who_launched(self.context.run)
-
-    @property
-    def _about_move(self) -> dict[str, str]:
-        about = {md.RUN_ID: self.chain.run_id, md.REASON: self.config.reason, md.WHO: self.who}
-        return {key: value for key, value in about.items() if value}
+        return is_reported(publication, self.run.partition_keys, self.run.instance)

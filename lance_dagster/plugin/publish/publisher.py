@@ -161,10 +161,10 @@ def build_publisher(
         from lance_dagster.plugin.checks.evaluation import blocking_checks
         from lance_dagster.plugin.publish.publish_gate import wait_for_checks
         from lance_dagster.plugin.publish.publish_step import PublishStep
+        from lance_dagster.plugin.publish.publishing_run import PublishingRun
 
         wait_for_checks(context, named)
-        selected = [node for node in nodes if node.promoted in context.selected_asset_keys]
-        step = PublishStep(
+        run = PublishingRun(
             context=context,
             config=config,
             lance=getattr(context.resources, resource_key),
@@ -175,7 +175,7 @@ def build_publisher(
             partitioned=partitions_def is not None,
             accept_stale=options.get("stale_checks") == "accept",
         )
-        yield from _retried_only_after_storage_failures(step.execute(selected))
+        yield from _retried_only_after_storage_failures(PublishStep(run=run).execute())
 
     node_def = _waiting_graph(name, publisher, nodes) if waits else publisher
     setattr(node_def, _TRAITS, PublisherTraits(candidates=tuple(keys), checks=tuple(named), unchecked=unchecked))

@@ -4,7 +4,7 @@ A discard is a commit that drops the writes of the run. So of a discard and a pu
 one happens, whichever process dies or is slow.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -12,13 +12,10 @@ import dagster as dg
 from lance_dagster.errors import ConflictError, NotFoundError, PublishRefusedError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Publication
-from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.recorded_writes import write_of
-from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import is_over, is_written, run_of
 from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.channel_moves import Channel
@@ -32,28 +29,10 @@ class TagChanges:
     """Changes what the config of a step names.
 
     Attributes:
-        context: The context of the step.
-        config: What a person asks for, and why.
-        lance: The resource.
-        tag: The name of the tag, and of the channel.
-        publisher: The repository and the channel.
-        table: Opens the table of a node.
-        tagged: Returns the tables of some nodes that have the tag.
-        begin: Creates the repository if there is none, and adds such tables to the channel.
-        record: The record of the lake.
-        about: Reason, person and run.
+        run: The run of the publisher.
     """
 
-    context: dg.AssetExecutionContext
-    config: PublishConfig
-    lance: LanceResource
-    tag: str
-    publisher: ChannelPublisher
-    table: Callable[[PromotedNode], LanceTable]
-    tagged: Callable[[Sequence[PromotedNode]], Sequence[Publication]]
-    begin: Callable[[Sequence[Publication]], None]
-    record: RecordView
-    about: Mapping[str, str]
+    run: PublishingRun
 
     def discard(self, nodes: Sequence[PromotedNode]) -> None:
         """Drop what a run wrote, delete its branch in all tables, and record it as an observation of promoted nodes.
@@ -73,9 +52,9 @@ class TagChanges:
         missing = []
         for node in nodes:
             try:
-                table = self.table(node)
+                table = self.run.table(node)
                 # What a run wrote to a branch that is gone is dropped too.
-                branch, opened = self.config.discard, self.record.open_writes(table)
+                branch, opened = self.run.config.discard, self.run.record.open_writes(table)
                 writes += [write for write in opened if write.request.branch == branch]
                 heads[node.candidate] = self._head(table)
             except NotFoundError as error:
@@ -85,22 +64,22 @@ class TagChanges:
         self._drop(writes)
         for node in nodes:
             if (head := heads.get(node.candidate)) is not None:
-                self.table(node).branches.delete(head.branch)
+                self.run.table(node).branches.delete(head.branch)
                 self._record(node, "discarded", str(head), {})
 
     def _head(self, table: LanceTable) -> Version:
         """Return the head of the branch to discard, which nobody needs."""
-        head = table.head(self.config.discard)
+        head = table.head(self.run.config.discard)
         self._refuse_published(table, head)
-        _refuse_used(table, head, self.context.instance)
+        _refuse_used(table, head, self.run.context.instance)
         return head
 
     def _drop(self, writes: Sequence[RecordedWrite]) -> None:
         if not writes:
             return
-        message = f"discard {self.config.discard}: {self.config.reason}"
-        commit = self.publisher.repository.drop_writes(writes, message=message, properties=self.about)
-        self.record.refresh()
+        message = f"discard {self.run.config.discard}: {self.run.config.reason}"
+        commit = self.run.publisher.repository.drop_writes(writes, message=message, properties=self.run.about)
+        self.run.record.refresh()
         if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
             raise ConflictError(
                 f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
@@ -120,48 +99,48 @@ class TagChanges:
         Raises:
             PublishRefusedError: Nothing was published yet.
         """
-        tagged = self.tagged(nodes)
+        tagged = self.run.tagged(nodes)
         if tagged:
-            self.begin(tagged)
-        if self.publisher.channel_now() is None:
+            self.run.begin(tagged)
+        if self.run.publisher.channel_now() is None:
             names = [node.candidate.to_user_string() for node in nodes]
-            reasons = [f"{name}: nothing was published to {self.tag} yet" for name in names]
+            reasons = [f"{name}: nothing was published to {self.run.tag} yet" for name in names]
             raise PublishRefusedError(f"nothing to be {change}", reasons)
         moved = self._moved(change, tagged)
-        view = self.publisher.repository.at(moved.commit)
+        view = self.run.publisher.repository.at(moved.commit)
         scope = self._scope(view, change)
         for node in nodes:
-            name = str(self.lance.address_of(node.candidate, node.metadata))
+            name = str(self.run.lance.address_of(node.candidate, node.metadata))
             if name in view:
                 self._record(node, change, str(view[name].version), scope)
         return moved.hold
 
     def _moved(self, change: str, tagged: Sequence[Publication]) -> Channel:
-        repository, reason = self.publisher.repository, self.config.reason
+        repository, reason = self.run.publisher.repository, self.run.config.reason
         if change == "held":
-            return repository.channels.hold(self.tag, reason=reason, who=self._who)
-        channel = repository.channels.release(self.tag, reason=reason, who=self._who)
+            return repository.channels.hold(self.run.tag, reason=reason, who=self.run.who)
+        channel = repository.channels.release(self.run.tag, reason=reason, who=self.run.who)
         # A held channel took in no table, and it takes over the hold of a table that it takes in.
-        if self.publisher.adopt(tagged):
-            channel = repository.channels.release(self.tag, reason=reason, who=self._who)
+        if self.run.publisher.adopt(tagged):
+            channel = repository.channels.release(self.run.tag, reason=reason, who=self.run.who)
         view = repository.at(channel.commit)
         for publication in tagged:
             # The channel went back to a commit before this table, whose tag nobody moved since.
             if repository.name_of(publication.table) not in view:
-                publication.table.tags.release(self.tag, reason=reason, who=self._who)
+                publication.table.tags.release(self.run.tag, reason=reason, who=self.run.who)
         return channel
 
     def _record(self, node: PromotedNode, change: str, changed: str, scope: Mapping[str, str]) -> None:
-        self.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), change)
+        self.run.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), change)
         # A materialization would start the readers, although no row changed.
-        about = {f"lance/{change}": changed, **scope, **self.about}
-        self.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
+        about = {f"lance/{change}": changed, **scope, **self.run.about}
+        self.run.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
 
     def _scope(self, named: Mapping[str, TableView], change: str) -> dict[str, str]:
         """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""
-        what = f"{change} for all {len(named)} tables of {self.tag}, selected or not" if len(named) > 1 else change
+        what = f"{change} for all {len(named)} tables of {self.run.tag}, selected or not" if len(named) > 1 else change
         until = ", until a release: nothing of them is published before" if change == "held" else ""
-        self.context.log.info("the channel %s is %s%s", self.tag, what, until)
+        self.run.context.log.info("the channel %s is %s%s", self.run.tag, what, until)
         return {md.SCOPE: f"{what}{until}"}
 
     def _refuse_published(self, table: LanceTable, head: Version) -> None:
@@ -172,11 +151,11 @@ class TagChanges:
         """
         if not is_written(head):
             return
-        write = write_of(self.publisher.repository, table, head)
-        if write is not None and not self.record.is_published(write):
+        write = write_of(self.run.publisher.repository, table, head)
+        if write is not None and not self.run.record.is_published(write):
             return
         # Rows without a record may have been merged by a person.
-        place = table.branches.is_merged(head) if write is None else f"commit {self.record.head.short_id}"
+        place = table.branches.is_merged(head) if write is None else f"commit {self.run.record.head.short_id}"
         if place is not None:
             raise ConflictError(
                 f"{head.branch} of {table.uri} cannot be discarded: {place} has its rows, and without the branch the "
@@ -184,10 +163,6 @@ class TagChanges:
                 "promoted node, which finishes their publication and deletes the branch (after a release, if the tag "
                 "is held), and then roll back to an older version: set ref and a reason"
             )
-
-    @property
-    def _who(self) -> str:
-        return self.about.get(md.WHO, "")
 
 
 def _refuse_used(table: LanceTable, head: Version, instance: dg.DagsterInstance) -> None:

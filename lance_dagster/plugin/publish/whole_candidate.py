@@ -5,11 +5,9 @@ is held, was not written because the run failed before, has lost its branch, or 
 other tables back.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-
-import dagster as dg
 
 from lance_dagster.errors import TableNotFoundError
 from lance_dagster.format.layout import MAIN
@@ -18,45 +16,11 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import has_source
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
-from lance_dagster.plugin.publish.publish_gate import AuditLog
-from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.publication_audit import PublicationAudit
+from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
 from lance_dagster.table import LanceTable
-
-
-def of_this_step(nodes: Sequence[PromotedNode], context: dg.AssetExecutionContext, log: AuditLog) -> list[PromotedNode]:
-    """Return the nodes of a publisher without those that a later step of the run has to publish.
-
-    Dagster splits a publisher into several steps where a candidate reads a node that the publisher promotes: what is
-    computed from a promoted table is published after that table.
-
-    Args:
-        nodes: The nodes of the publisher.
-        context: The context of the step.
-        log: The event log, which has what the run is to materialize.
-    """
-    own = context.selected_asset_keys
-
-    def is_later(node: PromotedNode) -> bool:
-        # The event log is asked last: this is called often, and most nodes are of this step.
-        if node.promoted in own or not is_computed_from(node, own, context):
-            return False
-        return all(log.plans([key], context.run.run_id) for key in (node.candidate, node.promoted))
-
-    return [node for node in nodes if not is_later(node)]
-
-
-def is_computed_from(node: PromotedNode, promoted: Container[dg.AssetKey], context: dg.AssetExecutionContext) -> bool:
-    """Return whether the candidate of a node reads promoted nodes, itself or through other assets."""
-    graph = context.job_def.asset_layer.asset_graph
-    ancestors, todo = {node.candidate}, [node.candidate]
-    while todo:
-        key = todo.pop()
-        new = graph.get(key).parent_keys - ancestors if graph.has(key) else set[dg.AssetKey]()
-        ancestors |= new
-        todo += new
-    return any(key in promoted for key in ancestors)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,22 +28,12 @@ class WholeCandidates:
     """Look at the candidates of runs, each once.
 
     Attributes:
-        nodes: The nodes of the publisher, which are published together.
-        tag: The name of the tag.
-        table: Opens the table of a node.
-        audit: Returns the reasons against a version of a table.
-        log: The event log.
-        record: The record of the lake.
-        is_layered: Returns whether a candidate is computed from promoted nodes, so that others are published before it.
+        run: The run of the publisher.
+        audit: What audits a version of a table.
     """
 
-    nodes: Sequence[PromotedNode]
-    tag: str
-    table: Callable[[PromotedNode], LanceTable]
-    audit: Callable[[Publication, Version], Sequence[str]]
-    log: AuditLog
-    record: RecordView
-    is_layered: Callable[[PromotedNode], bool]
+    run: PublishingRun
+    audit: PublicationAudit
     # The reasons against each table of a candidate, by the id of each run that wrote the candidate.
     _against: dict[str, Mapping[str, Sequence[str]]] = field(init=False, default_factory=dict)
     # What to do about those of the reasons that no repetition of the publication changes: the rows of a table cannot be
@@ -88,19 +42,19 @@ class WholeCandidates:
 
     def others(self, publication: Publication) -> Iterator[tuple[str, LanceTable]]:
         """Yield the other tables of the publisher, which are published with this one or not at all."""
-        for node in self.nodes:
+        for node in self.run.nodes:
             with suppress(TableNotFoundError):
                 if node.candidate != publication.candidate:
-                    yield node.candidate.to_user_string(), self.table(node)
+                    yield node.candidate.to_user_string(), self.run.table(node)
 
     def held_back(self, publication: Publication, head: Version) -> list[str]:
         """Return the reasons against the other tables of the candidate of a branch."""
         run_id = run_of(head.branch) or ""
         if run_id not in self._against:
-            candidate = Candidate.of(run_id, self.log, self.nodes)
+            candidate = Candidate.of(run_id, self.run.log, self.run.nodes)
             # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
             self._against |= dict.fromkeys(
-                candidate.run_ids, candidate.reasons(self._look_at, self.log, self.is_layered)
+                candidate.run_ids, candidate.reasons(self._look_at, self.run.log, self.run.is_layered)
             )
         against = self._against[run_id]
         others = [(name, reasons[0]) for name, reasons in against.items() if name != publication.name and reasons]
@@ -128,7 +82,7 @@ class WholeCandidates:
         reasons: dict[str, str] = {}
         for publication in (*publications, *others):
             for older, newer in publication.overtaken:
-                runs = Candidate.of(run_of(older) or "", self.log, ()).run_ids
+                runs = Candidate.of(run_of(older) or "", self.run.log, ()).run_ids
                 # A run that continues another one replaces its rows too, and the two are one candidate.
                 if run_of(newer) not in runs:
                     reason = f"what its run wrote to {publication.name} is superseded by {newer}"
@@ -148,7 +102,7 @@ class WholeCandidates:
 
         Somebody deleted the branch, or the table. Run ids are oldest first.
         """
-        events = self.log.events(node.candidate, run_ids)
+        events = self.run.log.events(node.candidate, run_ids)
         materialization = max(
             (event for event in events if event.check is None), key=lambda event: event.order, default=None
         )
@@ -158,7 +112,7 @@ class WholeCandidates:
             return []
         reason = f"run {run_id} materialized it, but left no branch with its rows, and {MAIN} lacks them"
         with suppress(TableNotFoundError):
-            table = self.table(node)
+            table = self.run.table(node)
             head = table.branches.newest(branch)
             is_there = head is not None and bool(table.branches.unmerged(head))
             # The record is read after the branch: a publisher that is at work deletes the branch after its commit.
@@ -176,10 +130,12 @@ class WholeCandidates:
             run_id: The id of the run.
             is_kept: Whether the run has a branch still, so that a run without recorded writes wrote nothing.
         """
-        self.record.refresh()
-        candidate = RunChain.of(self.log.instance.get_run_by_id(run_id), self.log.instance).candidate_id or run_id
-        writes = self.record.writes_of_runs(candidate, [run_id], table)
-        is_closed = all(self.record.is_published(write) or self.record.is_dropped(write) for write in writes)
+        self.run.record.refresh()
+        candidate = (
+            RunChain.of(self.run.log.instance.get_run_by_id(run_id), self.run.log.instance).candidate_id or run_id
+        )
+        writes = self.run.record.writes_of_runs(candidate, [run_id], table)
+        is_closed = all(self.run.record.is_published(write) or self.run.record.is_dropped(write) for write in writes)
         if is_closed and (writes or is_kept):
             return True
         # A person may have merged the branch and deleted it.
@@ -187,12 +143,12 @@ class WholeCandidates:
 
     def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
-        if self.log.is_output_skipped(node.candidate, run_ids):
+        if self.run.log.is_output_skipped(node.candidate, run_ids):
             return []
         # A chain is newest first, and the runs of a candidate are oldest first.
         chain = RunChain(run_ids=tuple(reversed(run_ids)))
         try:
-            table, previous, head = Opened.of(self.table(node), self.tag, chain)
+            table, previous, head = Opened.of(self.run.table(node), self.run.tag, chain)
         except TableNotFoundError:
             # A table that was never created has nothing to refuse; `Candidate.reasons` names it if it was needed.
             return self.lost(node, run_ids)
@@ -203,7 +159,7 @@ class WholeCandidates:
         # Published already, and the branch is yet to be deleted: the other tables must not wait for it.
         if merge.already_merged:
             return []
-        held = [f"{self.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
+        held = [f"{self.run.tag} is {previous.hold}"] if previous is not None and previous.hold is not None else []
         conflicts = list(map(str, merge.conflicts))
         self._advice |= dict.fromkeys(conflicts, "run the job again")
-        return [*held, *self.audit(publication, head), *conflicts]
+        return [*held, *self.audit.audit_version(publication, head)[1], *conflicts]

@@ -32,7 +32,7 @@ from typing import Any
 
 import dagster as dg
 
-from lance_dagster.errors import MergeConflictError, NotFoundError, RefNotFoundError
+from lance_dagster.errors import MergeConflictError, NotFoundError, PublishRefusedError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.format.validation import parsed_json
@@ -51,11 +51,18 @@ from lance_dagster.plugin.publish.publication import (
     named_conflicts,
     next_steps,
 )
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against, tables_read
-from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.publish_gate import (
+    Subject,
+    reasons_against,
+    refuse_cancelled,
+    tables_read,
+    verdicts_on,
+)
+from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
-from lance_dagster.plugin.resource import LanceResource, PinnedTable
+from lance_dagster.plugin.resource import PinnedTable
 from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch, run_of
+from lance_dagster.repository.view import TableView
 from lance_dagster.table import LanceTable
 
 # The entry of a recorded audit with the plain checks that could not be evaluated again.
@@ -65,18 +72,48 @@ _LISTS = ("checks", "ignored", _ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reaudit:
-    """Evaluates the checks that one execution of a publisher has to evaluate itself."""
+class PublicationAudit:
+    """Audits the versions that one run of a publisher is about to publish.
 
-    context: dg.AssetExecutionContext
-    lance: LanceResource
-    chain: RunChain
+    Attributes:
+        run: The run of the publisher.
+        checks: The blocking checks.
+        pinned_by_check: By check, the other tables at the versions that its last evaluation read.
+    """
+
+    run: PublishingRun
     checks: Sequence[dg.AssetCheckKey]
-    log: AuditLog
-    record: RecordView
-    accept_stale: bool = False
-    # By check, the other tables at the versions that its last evaluation read.
     pinned_by_check: dict[dg.AssetCheckKey, dict[dg.AssetKey, PinnedTable]] = field(default_factory=dict)
+
+    def audit_version(self, publication: Publication, version: Version) -> tuple[Publication, list[str]]:
+        """Return the reasons against one version, and the publication with what was evaluated to find them."""
+        version = audited_behind(publication.table, version)
+        if recorded_audit(version):
+            return self.audit_recorded(publication, version)
+        subject = Subject.of(publication.candidate, version)
+        if not isinstance(subject, str):
+            verdicts = self.run.record.verdicts(publication.table, subject.commit_id)
+            reasons = reasons_against(
+                subject,
+                self.checks,
+                log=self.run.log,
+                chain=self.run.chain,
+                verdicts=verdicts,
+                unchecked=self.run.unchecked,
+            )
+            if not publication.chosen:
+                return publication, reasons
+            # A check may have been added since readers had the version, or the asset may have got another key.
+            passed = verdicts_on(subject, self.checks, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
+            if reasons and (not passed or False in passed.values()):
+                return publication, reasons
+            missing = [check for check, verdict in passed.items() if verdict is None]
+            if not missing:
+                return self.audit_chosen(publication, version)
+            return replace(self, checks=missing).audit_main(publication, version, reasons[0])
+        if version.branch == MAIN:
+            return self.audit_main(publication, version, subject)
+        return publication, [subject]
 
     def plan(self, publications: Sequence[Publication]) -> tuple[list[Publication], list[str]]:
         """Make and audit the previews of the tables that need one.
@@ -125,16 +162,16 @@ class Reaudit:
         Raises:
             MergeConflictError: A source conflicts with `main` or with a source before it.
         """
-        table, name = publication.table, preview_branch(self.chain, "merge")
+        table, name = publication.table, preview_branch(self.run.chain, "merge")
         # A killed attempt of this step may have left its preview under the name that is needed now.
-        drop_stale_previews(table, self.chain, self.context.instance)
+        drop_stale_previews(table, self.run.chain, self.run.context.instance)
         # The head is read once: `base` has to be what the preview was forked from, even if `main` moves meanwhile.
         head = table.head(MAIN)
-        about = {md.PUBLISHED_BY: self.chain.run_id or "", PREVIEW_OF: str(publication.sources[-1])}
+        about = {md.PUBLISHED_BY: self.run.chain.run_id or "", PREVIEW_OF: str(publication.sources[-1])}
         table.branches.create(name, at=head, metadata=about)
         landed: Version | None = None
         for source in publication.sources:
-            properties = merge_properties(publication, source, self.chain)
+            properties = merge_properties(publication, source, self.run.chain)
             message = f"publish {publication.name} from {source}"
             try:
                 merged = table.merge(source, into=name, message=message, properties=properties)
@@ -215,7 +252,7 @@ class Reaudit:
         names = ", ".join(repr(check.name) for check in missing)
         problem = f"{publication.name}: {version} was published without the approval of the blocking checks {names}"
         # What cannot be evaluated on the version has at least to pass where the rows come from.
-        bound = check_values(self.context, [publication.candidate])
+        bound = check_values(self.run.context, [publication.candidate])
         plain = [check for check in missing if check not in bound]
         reasons = [
             reason
@@ -224,16 +261,60 @@ class Reaudit:
         ]
         return (publication, [problem, *reasons]) if reasons else self.audit_main(publication, version, problem)
 
+    def replan(self, publication: Publication) -> Publication:
+        """Preview and audit a merge, because `main` moved since the audit of the source or since the last preview.
+
+        Raises:
+            MergeConflictError: As for `preview`.
+            PublishRefusedError: A check refuses the merge, or the run was cancelled; the preview is deleted.
+        """
+        self.drop([publication])
+        planned, reasons = self.audit(self.preview(publication))
+        try:
+            self.run.refuse([publication], reasons)
+            # The audit may have taken long.
+            refuse_cancelled(self.run.context)
+        except PublishRefusedError:
+            # `_publish` drops the previews that it knows of; this one was made later.
+            self.drop([planned])
+            raise
+        return planned
+
     def names_of_tables_read(self, publications: Iterable[Publication]) -> dict[dg.AssetKey, str]:
         """Return the names in the repository of the other tables that blocking checks read, by asset."""
         # When checks read a ref other than `main`, a commit to `main` does not change what they read.
-        if self.lance.read_ref != MAIN:
+        if self.run.lance.read_ref != MAIN:
             return {}
-        bound = check_values(self.context, [publication.candidate for publication in publications])
+        bound = check_values(self.run.context, [publication.candidate for publication in publications])
         assets = {asset for key in self.checks if key in bound for asset in bound[key].check.reads}
-        return {asset: str(self.lance.address_of(asset, describe_asset(self.context, asset)[0])) for asset in assets}
+        return {
+            asset: str(self.run.lance.address_of(asset, describe_asset(self.run.context, asset)[0])) for asset in assets
+        }
 
-    def audit_with_tables(self, publication: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
+    def audit_with_tables(
+        self, publications: Sequence[Publication], views: Mapping[dg.AssetKey, TableView], hint: str
+    ) -> None:
+        """Audit publications again whose checks read other versions of tables than readers would get.
+
+        Args:
+            publications: The publications.
+            views: The tables that checks read, at the versions that readers would get.
+            hint: What each reason ends with.
+
+        Raises:
+            PublishRefusedError: A check refuses a publication.
+        """
+        # Tables of the same publication are committed as they were audited; `views` names their staged versions.
+        audited = {publication.candidate: publication.pinned for publication in publications}
+        for asset in views.keys() - audited.keys():
+            table = self.run.lance.table(asset, describe_asset(self.run.context, asset)[0])
+            audited[asset] = PinnedTable(table=table, version=views[asset].version)
+        for publication in publications:
+            self.run.refuse(
+                [publication], [reason + hint for reason in self._reasons_with_tables(publication, audited)]
+            )
+
+    def _reasons_with_tables(self, publication: Publication, named: Mapping[dg.AssetKey, PinnedTable]) -> list[str]:
         """Evaluate checks again that read other versions of tables than readers would get; return the reasons.
 
         Args:
@@ -248,7 +329,7 @@ class Reaudit:
         ):
             return []
         version, reasons = publication.planned or publication.sources[-1], []
-        for key, bound in check_values(self.context, [publication.candidate]).items():
+        for key, bound in check_values(self.run.context, [publication.candidate]).items():
             pinned = self.pinned_by_check.get(key, {})
             moved = {
                 asset: named[asset]
@@ -294,12 +375,12 @@ class Reaudit:
         return bool(missing) and (isinstance(subject, str) or bool(self._reasons(subject, missing, publication.table)))
 
     def _reasons(self, subject: Subject, checks: Sequence[dg.AssetCheckKey], table: LanceTable) -> list[str]:
-        verdicts = self.record.verdicts(table, subject.commit_id)
-        return reasons_against(subject, checks, log=self.log, chain=self.chain, verdicts=verdicts)
+        verdicts = self.run.record.verdicts(table, subject.commit_id)
+        return reasons_against(subject, checks, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
 
     def _missing(self, publication: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
         """Return the checks of this publisher that are not among those that a recorded audit let pass."""
-        passed = {*record.get("checks", ()), *(record.get(_ACCEPTED, ()) if self.accept_stale else ())}
+        passed = {*record.get("checks", ()), *(record.get(_ACCEPTED, ()) if self.run.accept_stale else ())}
         return [check for check in self.checks if check.asset_key == publication.candidate and check.name not in passed]
 
     def drop(self, publications: Iterable[Publication]) -> None:
@@ -334,7 +415,7 @@ class Reaudit:
             return False
         checks = {
             key: bound
-            for key, bound in check_values(self.context, [publication.candidate]).items()
+            for key, bound in check_values(self.run.context, [publication.candidate]).items()
             if bound.check.reads
         }
         # Most checks read their own table only; the event log is not read for them.
@@ -343,10 +424,10 @@ class Reaudit:
             return False
         others = _others(publication, all_of)
         for key in (key for key in checks if key in self.checks):
-            verdicts = self.record.verdicts(publication.table, subject.commit_id)
-            versions = tables_read(subject, key, log=self.log, chain=self.chain, verdicts=verdicts)
+            verdicts = self.run.record.verdicts(publication.table, subject.commit_id)
+            versions = tables_read(subject, key, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
             for asset in checks[key].check.reads:
-                pinned = others.get(asset) or open_other(self.lance, self.context, asset)
+                pinned = others.get(asset) or open_other(self.run.lance, self.run.context, asset)
                 self.pinned_by_check.setdefault(key, {})[asset] = pinned
                 # An evaluation that did not record what it read is taken to have read another version.
                 if versions is None or versions.get(asset.to_user_string()) != md.version_mark(pinned.version):
@@ -377,7 +458,7 @@ class Reaudit:
         # Foreign commits are on `main` already, so what they change shows in comparison with the tag's version only.
         before = publication.table.at(f"branch:{tag.ref}") if foreign and tag is not None else None
         bound = {
-            key: replace(of, seen=before) for key, of in check_values(self.context, [publication.candidate]).items()
+            key: replace(of, seen=before) for key, of in check_values(self.run.context, [publication.candidate]).items()
         }
         reasons: list[str] = []
         passed: list[str] = []
@@ -395,14 +476,14 @@ class Reaudit:
         # Compaction and settings change no row, so what a plain check saw on the run branch holds for the merge.
         if stale and not _has_new_rows(publication):
             passed, stale = [*passed, *stale], []
-        if not self.accept_stale:
+        if not self.run.accept_stale:
             reasons += [_stale_reason(publication, name, version) for name in stale]
         return reasons, {
             "version": str(version),
             "main": str(publication.base or version),
             "checks": passed,
             **({"foreign commits": [_committed(commit) for commit in foreign]} if foreign else {}),
-            **({_ACCEPTED: stale} if stale and self.accept_stale else {}),
+            **({_ACCEPTED: stale} if stale and self.run.accept_stale else {}),
         }
 
     def _every_partition(self, table: LanceTable, version: Version, bound: BoundCheck) -> tuple[str, ...]:
@@ -415,7 +496,7 @@ class Reaudit:
         pinned = [
             PinnedTable(table=table, version=of_table) for of_table in (version, bound.seen) if of_table is not None
         ]
-        return partitions_with_rows(self.context, bound, pinned)
+        return partitions_with_rows(self.run.context, bound, pinned)
 
     def _outcome(
         self,
@@ -432,11 +513,13 @@ class Reaudit:
         for asset in bound.check.reads:
             # A table that is missing is reported by the evaluation.
             with suppress(NotFoundError):
-                pinned_tables.setdefault(asset, others.get(asset) or open_other(self.lance, self.context, asset))
+                pinned_tables.setdefault(
+                    asset, others.get(asset) or open_other(self.run.lance, self.run.context, asset)
+                )
         self.pinned_by_check[key] = pinned_tables
         pinned = PinnedTable(table=publication.table, version=version)
         outcome = evaluate_check(
-            bound, pinned, lance=self.lance, context=self.context, partition_keys=keys, others=pinned_tables
+            bound, pinned, lance=self.run.lance, context=self.run.context, partition_keys=keys, others=pinned_tables
         )
         self._report(key, bound, outcome, version)
         return outcome
@@ -444,7 +527,7 @@ class Reaudit:
     def _report(self, key: dg.AssetCheckKey, bound: BoundCheck, outcome: CheckOutcome, version: Version) -> None:
         """Record an evaluation in the event log, so that the check's page shows why a publication was refused."""
         # The event belongs to no run: the gate reads what the runs of a branch evaluated, and this is about the merge.
-        self.context.instance.report_runless_asset_event(
+        self.run.context.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key.asset_key,
                 check_name=key.name,
@@ -452,7 +535,11 @@ class Reaudit:
                 severity=outcome.severity,
                 blocking=True,
                 description=f"on {version}, before publishing: {outcome.description or bound.check.description}",
-                metadata={**outcome.counts, **md.version_metadata(version), md.PUBLISHED_BY: self.chain.run_id or ""},
+                metadata={
+                    **outcome.counts,
+                    **md.version_metadata(version),
+                    md.PUBLISHED_BY: self.run.chain.run_id or "",
+                },
             )
         )
 
