@@ -243,7 +243,7 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction, read=head)
+    return commit_transaction(context.versions, head.branch, transaction, base=head)
 
 
 def _is_useful(group: Group, files: Sequence[StagedFile]) -> bool:

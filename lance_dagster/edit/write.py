@@ -125,7 +125,7 @@ def submit(
     transaction = Transaction(
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
-    return commit_transaction(context.versions, head.branch, transaction, read=head, check=check, by_name=by_name)
+    return commit_transaction(context.versions, head.branch, transaction, base=head, check=check, by_name=by_name)
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:

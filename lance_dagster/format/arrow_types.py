@@ -5,8 +5,8 @@ described by the fields below them. Where the published list of logical types an
 timestamps, `time32`, `map`), this module follows pylance.
 
 An extension type is stored as its storage type plus two metadata entries on the column: the extension's name and its
-serialized parameters. pyarrow serializes the parameters of extension types defined in Python. It does not expose those
-of its built-in types, so this module serializes them as Arrow's list of canonical extension types specifies.
+serialized parameters. pyarrow serializes the parameters of extension types defined in Python. It does not expose the
+parameters of its built-in types, so this module serializes them as Arrow's list of canonical extension types specifies.
 
 JSON is the only extension type with a logical type of its own: a string column in Arrow, a binary form on disk.
 """

@@ -18,7 +18,7 @@ from lance_dagster.format.schema import (
 def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) -> tuple[Fields, Fields]:
     """Return the fields with one column of another type at the same position, and the fields of that column alone.
 
-    The second are none where the column has the type already.
+    The fields of the column are none if the column has the type already.
 
     Raises:
         InvalidInputError: The path does not exist or is not a column, the Arrow type cannot be stored, or it adds,
@@ -32,12 +32,16 @@ def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) ->
     new = renumber_fields(fields_from_arrow(column), first_id)
     if arrow_from_fields(new).field(0).type == arrow_from_fields(old).field(0).type:
         return fields, ()
-    made = _annotated_as(old, new)
-    ids = {other.id for other in old}
-    position = next(position for position, other in enumerate(fields) if other.id == field.id)
-    result = (*fields[:position], *made, *(other for other in fields[position:] if other.id not in ids))
+    annotated = _annotated_as(old, new)
+    ids = {column_field.id for column_field in old}
+    position = next(position for position, table_field in enumerate(fields) if table_field.id == field.id)
+    result = (
+        *fields[:position],
+        *annotated,
+        *(table_field for table_field in fields[position:] if table_field.id not in ids),
+    )
     check_primary_key(result)
-    return result, made
+    return result, annotated
 
 
 def _annotated_as(old: Fields, new: Fields) -> Fields:
@@ -57,8 +61,8 @@ def _annotated_as(old: Fields, new: Fields) -> Fields:
 
 
 def _with_metadata_of(before: Field | None, field: Field) -> Field:
-    kept = before.metadata.items() if before is not None else ()
-    kept_metadata = {key: value for key, value in kept if key not in (EXTENSION_NAME, EXTENSION_METADATA)}
+    entries = before.metadata.items() if before is not None else ()
+    kept_metadata = {key: value for key, value in entries if key not in (EXTENSION_NAME, EXTENSION_METADATA)}
     return with_metadata(field, {**kept_metadata, **field.metadata})
 
 

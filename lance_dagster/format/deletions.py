@@ -36,15 +36,15 @@ _MOST_UNKNOWN = 1 << 24
 """The rows that a fragment is taken to have at most where a very old manifest does not say it."""
 
 
-def same_deletion_vector(one: DeletionFile | None, other: DeletionFile | None) -> bool:
+def same_deletion_vector(first: DeletionFile | None, second: DeletionFile | None) -> bool:
     """Return whether two deletion files are known to hold the same offsets, without reading them.
 
     False means that they may differ. This package and pylance choose ids at random, so equal ids imply one file. Other
     writers may number deletion files, so the read version and the row count have to be equal too.
     """
-    if one is None or other is None:
-        return one is other
-    return (one.id, one.read_version, one.deleted_rows) == (other.id, other.read_version, other.deleted_rows)
+    if first is None or second is None:
+        return first is second
+    return (first.id, first.read_version, first.deleted_rows) == (second.id, second.read_version, second.deleted_rows)
 
 
 def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
@@ -61,18 +61,18 @@ def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
 def _around(count: int) -> tuple[bytes, bytes]:
     """Return the bytes before and after the values in an Arrow file with a number of offsets.
 
-    They are equal in all files with that number. A merge may write a thousand files, and Arrow takes longer to
-    assemble one than the disk to write it.
+    They are equal in all files with the same number of offsets. A merge may write a thousand files, and Arrow takes
+    longer to assemble a file than the disk to write it.
     """
     # These values occur nowhere else in the file, so that they can be searched for in the finished bytes.
     values = [0xA5C3F107 - number for number in range(count)]
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, _SCHEMA) as writer:
         writer.write_batch(pa.record_batch([pa.array(values, pa.uint32())], schema=_SCHEMA))
-    head, found, tail = (
+    head, body, tail = (
         sink.getvalue().partition(array("I", values).tobytes()) if values else (sink.getvalue(), b"", b"")
     )
-    if values and not found:
+    if values and not body:
         raise ValueError(f"the {count} offsets are not where they were put")
     return head, tail
 
@@ -122,7 +122,7 @@ def _from_arrow(data: bytes, rows: int) -> BitMap:
     # The ratio alone lets a file of megabytes claim gigabytes. Twice the width of an offset leaves room for padding.
     if unpacked > len(data) + 2 * _WIDTH * rows:
         raise ValueError(f"{len(data)} bytes would unpack to {unpacked}, and offsets of {rows} rows need less")
-    found = BitMap()
+    deleted = BitMap()
     with pa.ipc.open_file(pa.BufferReader(data)) as reader:
         # pylance refuses any other name, type or nullability as corrupt, so a reader must not be more generous.
         if reader.schema != _SCHEMA:
@@ -132,8 +132,8 @@ def _from_arrow(data: bytes, rows: int) -> BitMap:
             if offsets.null_count:
                 raise ValueError("it holds nulls")
             # pyroaring reads an `array` as a buffer; a numpy array it would iterate element by element.
-            found.update(array("I", offsets.to_numpy().tobytes()))
-    return found
+            deleted.update(array("I", offsets.to_numpy().tobytes()))
+    return deleted
 
 
 def _unpacked_size(file: bytes) -> int:
@@ -183,8 +183,8 @@ def _field(data: memoryview, table: int, number: int) -> int:
     # A table starts with the distance back to its vtable, which lists the offsets of the fields that are present.
     # Writers leave out fields at the end, so the vtable may be shorter than the number of the field.
     layout = table - _read("<i", data, table)
-    known = 4 + 2 * number < _read("<H", data, layout)
-    offset = _read("<H", data, layout + 4 + 2 * number) if known else 0
+    present = 4 + 2 * number < _read("<H", data, layout)
+    offset = _read("<H", data, layout + 4 + 2 * number) if present else 0
     return table + offset if offset else 0
 
 
@@ -195,5 +195,5 @@ def _follow(data: memoryview, place: int) -> int:
 def _read(form: str, data: memoryview, place: int) -> int:
     if place < 0:
         raise ValueError("an offset in it points before its start")
-    found: tuple[Any, ...] = struct.unpack_from(form, data, place)
-    return int(found[0])
+    values: tuple[Any, ...] = struct.unpack_from(form, data, place)
+    return int(values[0])

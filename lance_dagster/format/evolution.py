@@ -38,29 +38,29 @@ def find_field(fields: Sequence[Field], path: str) -> Field:
     """Return the field at a path: a column, or `column.field` for a field of a struct.
 
     Raises:
-        InvalidInputError: There is no such field; the message lists the existing ones.
+        InvalidInputError: There is no such field; the message lists the existing fields.
     """
-    parent, rest = -1, path
+    parent, remaining = -1, path
     while True:
         level = {field.name: field for field in fields if field.parent_id == parent}
         # A field name may itself contain a dot, so the longest matching name wins.
-        fitting = [name for name in level if rest == name or rest.startswith(f"{name}.")]
+        fitting = [name for name in level if remaining == name or remaining.startswith(f"{name}.")]
         if not fitting:
-            where = "the table" if parent < 0 else f"{path.removesuffix(rest).rstrip('.')!r}"
+            where = "the table" if parent < 0 else f"{path.removesuffix(remaining).rstrip('.')!r}"
             raise InvalidInputError(f"there is no column {path!r}; {where} has {', '.join(map(repr, level)) or 'none'}")
         name = max(fitting, key=len)
-        if rest == name:
+        if remaining == name:
             return level[name]
-        parent, rest = level[name].id, rest[len(name) + 1 :]
+        parent, remaining = level[name].id, remaining[len(name) + 1 :]
 
 
 def subtree(fields: Sequence[Field], field: Field) -> Fields:
     """Return a field and its descendants, in depth-first order."""
     ids = {field.id}
-    for other in fields:
-        if other.parent_id in ids:
-            ids.add(other.id)
-    return tuple(other for other in fields if other.id in ids)
+    for candidate in fields:
+        if candidate.parent_id in ids:
+            ids.add(candidate.id)
+    return tuple(candidate for candidate in fields if candidate.id in ids)
 
 
 def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
@@ -72,25 +72,25 @@ def add_columns(fields: Fields, columns: pa.Schema, first_id: int) -> Fields:
     if not len(columns):
         raise InvalidInputError("no column to add was given")
     # Names are checked here although `fields_from_arrow` checks them: it does not see the existing columns.
-    taken = {field.name for field in fields if field.parent_id < 0}
+    existing = {field.name for field in fields if field.parent_id < 0}
     for name in columns.names:
-        if not name or name in taken or columns.names.count(name) > 1:
+        if not name or name in existing or columns.names.count(name) > 1:
             problem = "a column needs a name" if not name else f"there is a column {name!r} already"
-            raise InvalidInputError(f"{problem}; another one needs a name of its own")
+            raise InvalidInputError(f"{problem}; give the new column a name of its own")
     return (*fields, *renumber_fields(fields_from_arrow(columns), first_id))
 
 
 def add_fields(fields: Fields, inside: str, columns: pa.Schema, first_id: int) -> Fields:
-    """Return the fields with new nullable ones at the end of a struct, whose ids start at `first_id`.
+    """Return the fields with new nullable fields at the end of a struct, whose ids start at `first_id`.
 
     Args:
         fields: The fields of a table.
-        inside: The path of the struct; that of the structs in a list goes over the name of its items: `lines.item`.
+        inside: The path of the struct; for the structs in a list it has the name of the list's items: `lines.item`.
         columns: The new fields.
-        first_id: The id of the first of them.
+        first_id: The id of the first new field.
 
     Raises:
-        InvalidInputError: The path is not that of a struct of plain fields, a name is empty, taken or duplicated, a
+        InvalidInputError: The path does not lead to a struct of plain fields, a name is empty, taken or duplicated, a
             field is not nullable, or an Arrow type cannot be stored.
     """
     struct = find_field(fields, inside)
@@ -115,27 +115,27 @@ def drop_fields(fields: Fields, paths: Iterable[str]) -> Fields:
     Raises:
         InvalidInputError: A path does not exist, or the table or a struct would be left without fields.
     """
-    gone: set[int] = set()
+    dropped: set[int] = set()
     for path in paths:
         field = find_field(fields, path)
-        parent = next((other for other in fields if other.id == field.parent_id), None)
+        parent = next((candidate for candidate in fields if candidate.id == field.parent_id), None)
         # A list needs its item, and a map its keys and values.
         if parent is not None and parent.logical_type != "struct":
             raise InvalidInputError(
                 f"{path!r} is inside a {parent.logical_type}; only fields of structs can be dropped"
             )
-        gone.update(other.id for other in subtree(fields, field))
-    if not gone:
+        dropped.update(descendant.id for descendant in subtree(fields, field))
+    if not dropped:
         raise InvalidInputError("no column to drop was given")
-    left = tuple(field for field in fields if field.id not in gone)
-    if not left:
+    remaining = tuple(field for field in fields if field.id not in dropped)
+    if not remaining:
         raise InvalidInputError("a table cannot be without any column")
-    parents = {field.parent_id for field in left}
-    for field in left:
+    parents = {field.parent_id for field in remaining}
+    for field in remaining:
         # pylance loses the values of columns behind a struct without fields (see `file_versions`).
         if field.logical_type == "struct" and field.id not in parents:
             raise InvalidInputError(f"nothing would be left of the struct {field.name!r}; drop it whole")
-    return left
+    return remaining
 
 
 def rename_field(fields: Fields, path: str, name: str) -> Fields:
@@ -145,7 +145,7 @@ def rename_field(fields: Fields, path: str, name: str) -> Fields:
         InvalidInputError: The path does not exist, or the new name is empty, taken or not allowed.
     """
     field = find_field(fields, path)
-    siblings = {other.name for other in fields if other.parent_id == field.parent_id and other.id != field.id}
+    siblings = {sibling.name for sibling in fields if sibling.parent_id == field.parent_id and sibling.id != field.id}
     if not name or name in siblings:
         why = "that name is taken" if name else "a column needs a name"
         raise InvalidInputError(f"cannot rename {path!r} to {name!r}: {why}")
@@ -190,11 +190,11 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
 
 def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable: bool) -> None:
     around = list(_around(fields, field))
-    kinds = [other.logical_type for other in around]
+    kinds = [outer_field.logical_type for outer_field in around]
     keyed = kinds[1:2] == ["map"] and subtree(fields, around[0])[1] == field
     if nullable and (keyed or kinds[:1] == ["map"]):
         raise InvalidInputError(f"{path!r} is the {'key' if keyed else 'entry'} of a map, which is never null")
-    outer = next((other for other in around if other.logical_type != "struct"), None)
+    outer = next((outer_field for outer_field in around if outer_field.logical_type != "struct"), None)
     if not nullable and outer is not None and field.nullable:
         raise InvalidInputError(
             f"cannot forbid nulls in {path!r}: it lies inside of the {outer.logical_type.partition('.')[0]} "
@@ -203,8 +203,8 @@ def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable:
 
 
 def _around(fields: Fields, field: Field) -> Iterator[Field]:
-    """Yield the fields around a field, from the inner to the outer ones."""
-    by_id = {other.id: other for other in fields}
+    """Yield the fields around a field, from the innermost to the outermost field."""
+    by_id = {candidate.id: candidate for candidate in fields}
     current = by_id.get(field.parent_id)
     while current is not None:
         yield current

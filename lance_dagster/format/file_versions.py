@@ -77,10 +77,10 @@ def check_newly_storable(before: Sequence[Field], after: Sequence[Field], file_v
     """
     # Tables of early Lance releases record no version.
     problems = storage_problems(after, file_version) if file_version else {}
-    known = storage_problems(before, file_version) if problems else {}
-    for number, found in problems.items():
-        if known.get(number) != found:
-            raise InvalidInputError(f"column {found[0]!r}: {found[1]}")
+    earlier = storage_problems(before, file_version) if problems else {}
+    for number, problem in problems.items():
+        if earlier.get(number) != problem:
+            raise InvalidInputError(f"column {problem[0]!r}: {problem[1]}")
 
 
 def takes_nulls(column: Field, file_version: str) -> bool:
@@ -157,9 +157,9 @@ def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[in
     if field.logical_type == "struct":
         # Only "false" under the short key is harmless; pylance writes a struct with any other value but cannot
         # read it.
-        asked = field.metadata.get("lance-encoding:packed", field.metadata.get("packed", b"true"))
-        if asked.lower() != b"true" and (asked.lower() != b"false" or "lance-encoding:packed" in field.metadata):
-            return f"Lance packs a struct whose metadata says 'true', and cannot read one that says {asked!r}"
+        packed = field.metadata.get("lance-encoding:packed", field.metadata.get("packed", b"true"))
+        if packed.lower() != b"true" and (packed.lower() != b"false" or "lance-encoding:packed" in field.metadata):
+            return f"Lance packs a struct whose metadata says 'true', and cannot read a struct that says {packed!r}"
     parent = by_id.get(field.parent_id)
     if parent is None or not is_packed(parent):
         return None
@@ -176,10 +176,10 @@ def _packing_problem(field: Field, by_id: Mapping[int, Field], version: tuple[in
 def _encoding_problem(field: Field, version: tuple[int, int]) -> str | None:
     if version < (2, 1):
         return None
-    for key, known in _CHOICES.items():
-        asked = field.metadata.get(key)
-        if asked is not None and asked.decode("utf-8", "replace") not in known:
-            return f"Lance takes {', '.join(known)} as {key}, and not {asked.decode('utf-8', 'replace')!r}"
+    for key, choices in _CHOICES.items():
+        choice = field.metadata.get(key)
+        if choice is not None and choice.decode("utf-8", "replace") not in choices:
+            return f"Lance takes {', '.join(choices)} as {key}, and not {choice.decode('utf-8', 'replace')!r}"
     return None
 
 

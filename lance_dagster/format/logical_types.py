@@ -54,15 +54,15 @@ def arrow_type(name: str, children: "Sequence[pa.Field[Any]] | None" = None) -> 
     # Compare with None: a pyarrow struct type without fields is falsy.
     if nested is not None:
         return nested
-    # Parameters are separated by colons; a reader that expects a colon inside of one takes the parts and joins them.
-    kind, _, rest = name.partition(":")
-    read = _PARAMETRIZED.get(kind)
-    return None if read is None else read(*rest.split(":"))
+    # Parameters are separated by colons. A parser of a parameter that may contain colons gets the parts and joins them.
+    kind, _, parameters = name.partition(":")
+    parse = _PARAMETRIZED.get(kind)
+    return None if parse is None else parse(*parameters.split(":"))
 
 
 def _nested_type(name: str, children: "Sequence[pa.Field[Any]]") -> pa.DataType | None:
     """Return the Arrow type of a logical type with child fields; None when the name is not a nested type."""
-    kind, _, rest = name.partition(":")
+    kind, _, parameters = name.partition(":")
     if name == "struct":
         return pa.struct(children)
     if name in ("list", "list.struct"):
@@ -75,7 +75,7 @@ def _nested_type(name: str, children: "Sequence[pa.Field[Any]]") -> pa.DataType 
         make: Callable[..., pa.DataType] = pa.map_
         return make(*_exactly(2, [entries.field(index) for index in range(entries.num_fields)]))
     if name.startswith(FIXED_SIZE_LIST_OF_STRUCTS):
-        return pa.list_(_exactly(1, children)[0], _number(rest.rpartition(":")[2], least=1))
+        return pa.list_(_exactly(1, children)[0], _number(parameters.rpartition(":")[2], least=1))
     if children:
         raise ValueError(f"{kind} cannot have child fields")
     return None
@@ -88,17 +88,17 @@ def _exactly(count: int, children: "Sequence[pa.Field[Any]]") -> "Sequence[pa.Fi
 
 
 def _known(name: str) -> pa.DataType:
-    found = arrow_type(name)
-    if found is None:
+    arrow = arrow_type(name)
+    if arrow is None:
         raise ValueError(f"{name!r} is not a logical type")
-    return found
+    return arrow
 
 
 def _number(text: str, least: int = -(2**31)) -> int:
-    found = int(text) if _NUMBER.fullmatch(text) else None
-    if found is None or not least <= found < 2**31:
+    number = int(text) if _NUMBER.fullmatch(text) else None
+    if number is None or not least <= number < 2**31:
         raise ValueError(f"{text!r} is not a number that fits")
-    return found
+    return number
 
 
 # A time zone may itself contain a colon ("+01:00"), so the parts after the unit are joined again.
@@ -118,8 +118,8 @@ def _vector(*parts: str) -> pa.DataType:
     # The size is the last part: the type of the values may contain colons itself, as `timestamp:us:UTC` does.
     value, size = ":".join(parts[:-1]), _number(parts[-1], least=1)
     if value == BFLOAT16:
-        known = {EXTENSION_NAME: BFLOAT16, EXTENSION_METADATA: ""}
-        return pa.list_(pa.field("item", pa.binary(2), metadata=known), size)
+        metadata = {EXTENSION_NAME: BFLOAT16, EXTENSION_METADATA: ""}
+        return pa.list_(pa.field("item", pa.binary(2), metadata=metadata), size)
     return pa.list_(_known(value), size)
 
 

@@ -196,7 +196,7 @@ class FragmentDecoder(Protocol):
     def decode(self, data: bytes) -> Fragment:
         """Decode one fragment."""
 
-    def same_files(self, one: bytes, other: bytes) -> bool:
+    def same_files(self, first: bytes, second: bytes) -> bool:
         """Return whether two fragments name the same data files."""
 
     def paths(self, data: bytes) -> Sequence[str]:
@@ -223,7 +223,7 @@ class Fragments(Sequence[Fragment]):
         self.decoder = decoder
         self._outline: FragmentsSummary | None = None
         self._positions: dict[int, int] | None = None
-        # Fragments found by id are kept decoded: a merge or a diff asks for the same ones repeatedly.
+        # Fragments found by id are kept decoded: a merge or a diff asks for the same fragments repeatedly.
         self._found: dict[int, Fragment] = {}
         self._checked = False
 
@@ -265,7 +265,7 @@ class Fragments(Sequence[Fragment]):
         return self._read(self.items[index])
 
     def __iter__(self) -> Iterator[Fragment]:
-        """Decode one fragment after the other."""
+        """Decode the fragments one by one."""
         return map(self._read, self.items)
 
     def __eq__(self, other: object) -> bool:
@@ -274,8 +274,8 @@ class Fragments(Sequence[Fragment]):
             return isinstance(other, Sequence) and tuple(self) == tuple(other)
         # Versions share almost all of their encoded fragments; only pairs whose bytes differ are decoded.
         return len(self) == len(other) and all(
-            one == two or self[position] == other[position]
-            for position, (one, two) in enumerate(zip(self.items, other.items, strict=True))
+            item == counterpart or self[position] == other[position]
+            for position, (item, counterpart) in enumerate(zip(self.items, other.items, strict=True))
         )
 
     __hash__ = None  # type: ignore[assignment]  # equality compares content, which is too long to hash
@@ -286,25 +286,25 @@ class Fragments(Sequence[Fragment]):
 
     def find(self, number: int) -> Fragment | None:
         """Return the fragment with an id, or None."""
-        found = self._found.get(number)
-        if found is None and (position := self._by_id().get(number)) is not None:
-            found = self._found[number] = self._read(self.items[position])
-        return found
+        fragment = self._found.get(number)
+        if fragment is None and (position := self._by_id().get(number)) is not None:
+            fragment = self._found[number] = self._read(self.items[position])
+        return fragment
 
     def item(self, number: int) -> Fragment | bytes:
         """Return the item with an id, which has to be there, as it is held."""
         return self.items[self._by_id()[number]]
 
-    def same_files(self, number: int, other: "Fragments") -> bool:
-        """Return whether a fragment names the same data files in another version, in which it is too.
+    def same_files(self, number: int, fragments: "Fragments") -> bool:
+        """Return whether a fragment names the same data files here and in the fragments of another version.
 
         Encoded fragments are compared without decoding them.
         """
-        one, two = self.item(number), other.item(number)
-        if isinstance(one, bytes) and isinstance(two, bytes) and self.decoder is not None:
-            return one == two or self.decoder.same_files(one, two)
-        found = other.find(number)
-        return found is not None and self._read(one).files == found.files
+        item, counterpart = self.item(number), fragments.item(number)
+        if isinstance(item, bytes) and isinstance(counterpart, bytes) and self.decoder is not None:
+            return item == counterpart or self.decoder.same_files(item, counterpart)
+        fragment = fragments.find(number)
+        return fragment is not None and self._read(item).files == fragment.files
 
     def paths(self, number: int) -> Sequence[str]:
         """Return the names of the data files of a fragment, which is not decoded for this."""
@@ -318,21 +318,21 @@ class Fragments(Sequence[Fragment]):
         # The first decoder serves both parts: decoders differ only in the path that messages name.
         new = more if isinstance(more, Fragments) else Fragments(more)
         result = Fragments([*self.items, *new.items], self.decoder or new.decoder)
-        known = self._outline
-        if known is not None:
+        outline = self._outline
+        if outline is not None:
             # A summary that exists is extended: the next access would otherwise parse all fragments again.
             extra = new.summary
-            ids = [*known.ids, *extra.ids]
+            ids = [*outline.ids, *extra.ids]
             result._outline = FragmentsSummary(
                 ids,
-                known.rows + extra.rows,
-                known.deletions or extra.deletions,
-                known.has_row_counts and extra.has_row_counts,
+                outline.rows + extra.rows,
+                outline.deletions or extra.deletions,
+                outline.has_row_counts and extra.has_row_counts,
             )
         return result
 
     def changed(self, removed: Collection[int], updated: "Mapping[int, Fragment] | Fragments") -> "Fragments":
-        """Return these fragments without the removed ids, and with the updated ones replaced at their positions.
+        """Return these fragments without the removed ids, and with the updated fragments at their positions.
 
         Updated fragments that are encoded stay so.
 
@@ -354,9 +354,13 @@ class Fragments(Sequence[Fragment]):
         for number, item in replaced.items():
             items[positions[number]] = item
         # Positions are used, because updates keep them; the removed items are left out afterwards.
-        gone = {positions[number] for number in removed}
-        kept = [item for position, item in enumerate(items) if position not in gone] if gone else items
-        return Fragments(kept, decoder)
+        removed_positions = {positions[number] for number in removed}
+        remaining = (
+            [item for position, item in enumerate(items) if position not in removed_positions]
+            if removed_positions
+            else items
+        )
+        return Fragments(remaining, decoder)
 
     def held_as(self, items: Sequence[bytes], decoder: FragmentDecoder) -> "Fragments":
         """Return the same fragments, held as these bytes; what was found out about them is not looked for again."""
@@ -395,15 +399,18 @@ class Fragments(Sequence[Fragment]):
         return self._outline
 
     def _mixed_outline(self, encoded: Sequence[bytes]) -> FragmentsSummary:
-        read = _outline_of([item for item in self.items if isinstance(item, Fragment)])
+        decoded_outline = _outline_of([item for item in self.items if isinstance(item, Fragment)])
         if not encoded or self.decoder is None:
-            return read
-        rest = self.decoder.outline(encoded)
+            return decoded_outline
+        encoded_outline = self.decoder.outline(encoded)
         # The two summaries are woven together again in the order of the items.
-        ids_read, ids_rest = iter(read.ids), iter(rest.ids)
+        ids_read, ids_rest = iter(decoded_outline.ids), iter(encoded_outline.ids)
         ids = [next(ids_rest) if isinstance(item, bytes) else next(ids_read) for item in self.items]
         return FragmentsSummary(
-            ids, read.rows + rest.rows, read.deletions or rest.deletions, read.has_row_counts and rest.has_row_counts
+            ids,
+            decoded_outline.rows + encoded_outline.rows,
+            decoded_outline.deletions or encoded_outline.deletions,
+            decoded_outline.has_row_counts and encoded_outline.has_row_counts,
         )
 
 
@@ -478,7 +485,7 @@ class Manifest:
     max_fragment_id: int | None = None
     transaction_file: str = ""
     writer: WriterVersion | None = None
-    # Used only with stable row ids; one that is too low would give two rows one id, without any error.
+    # Used only with stable row ids; a value that is too low would give two rows the same id, without any error.
     next_row_id: int = 0
     # The version is empty where no storage format is recorded. The format is too, unless the manifest has one that says
     # nothing: pylance cannot open that version.
@@ -508,12 +515,12 @@ class Manifest:
         """Return a fragment that has to be there.
 
         Raises:
-            LookupError: There is none of that id.
+            LookupError: There is no fragment with that id.
         """
-        found = self.fragments.find(number)
-        if found is None:
+        fragment = self.fragments.find(number)
+        if fragment is None:
             raise LookupError(f"version {self.version} has no fragment {number}")
-        return found
+        return fragment
 
     @cached_property
     def stable_row_ids(self) -> bool:

@@ -43,12 +43,12 @@ def fields_from_arrow(schema: pa.Schema) -> tuple[Field, ...]:
             metadata is not UTF-8, or a column is nested too deeply.
     """
     _check_unique("column", schema.names)
-    found: list[Field] = []
+    fields: list[Field] = []
     for column in schema:
         check_field_name(column.name, inside=False)
-        _number(column, None, found, 1)
-    check_primary_key(found)
-    return tuple(_without_description(field) if is_described_inner_struct(field, found) else field for field in found)
+        _number(column, None, fields, 1)
+    check_primary_key(fields)
+    return tuple(_without_description(field) if is_described_inner_struct(field, fields) else field for field in fields)
 
 
 def _without_description(field: Field) -> Field:
@@ -160,8 +160,8 @@ def _parents(fields: Sequence[Field], path: str) -> dict[int, int]:
 def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2)) -> tuple[int, ...]:
     """Return the ids of the fields that own a column of a data file, in column order.
 
-    Leaves own a column. Structs, lists and maps own none in files of version 2.1 and newer, and one each in older ones.
-    Blobs and packed structs own one column in every version, and their descendants own none.
+    A leaf owns a column. A struct, list or map owns no column in files of version 2.1 and newer, and a column in older
+    files. A blob or packed struct owns a column in every version, and its descendants own none.
 
     Args:
         fields: The schema the file was written with.
@@ -170,18 +170,18 @@ def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2))
     # One pass is enough: fields are in depth-first order, so a parent comes before its descendants.
     parents = {field.parent_id for field in fields}
     inside: set[int] = set()
-    found: list[int] = []
+    ids: list[int] = []
     for field in fields:
-        whole = _is_whole(field)
+        is_whole = _is_whole(field)
         if field.parent_id in inside:
             inside.add(field.id)
             continue
-        if whole:
+        if is_whole:
             inside.add(field.id)
         # From version 2.1 on, the validity and the lengths of a nested value are stored with its leaves.
-        if whole or field.id not in parents or version < (2, 1):
-            found.append(field.id)
-    return tuple(found)
+        if is_whole or field.id not in parents or version < (2, 1):
+            ids.append(field.id)
+    return tuple(ids)
 
 
 def is_packed(field: Field) -> bool:
@@ -197,7 +197,7 @@ def is_layout_key(key: str) -> bool:
 def stored_layout(field: Field) -> tuple[object, ...]:
     """Return what the metadata of a field says about how its values are stored.
 
-    Values that were written under one layout are read as nulls, or not at all, under another one.
+    Values that were written under one layout are read as nulls, or not at all, under a different layout.
     """
     extension = {key: value for key, value in field.metadata.items() if key.startswith(_EXTENSION)}
     return is_packed(field), LEGACY_BLOB in field.metadata, extension
@@ -220,12 +220,12 @@ def is_described_inner_struct(field: Field, fields: Sequence[Field]) -> bool:
 
     pylance 14 cannot read rows by a filter where there is such a struct.
     """
-    # Only metadata matters, and nearly every struct has none: the others are not looked up.
+    # Nearly every struct has no metadata, and is not looked up.
     if field.logical_type != "struct" or not field.metadata or _is_whole(field) or field.parent_id < 0:
         return False
-    if sum(other.parent_id == field.id for other in fields) <= 1:
+    if sum(candidate.parent_id == field.id for candidate in fields) <= 1:
         return False
-    by_id = {other.id: other for other in fields}
+    by_id = {candidate.id: candidate for candidate in fields}
     around = by_id.get(field.parent_id)
     # Inside of lists and maps pylance can read it.
     while around is not None and around.logical_type == "struct" and not _is_whole(around):
@@ -237,14 +237,14 @@ def _is_whole(field: Field) -> bool:
     return field.extension_name == BLOB or is_packed(field)
 
 
-def _number(column: ArrowField, parent: Field | None, found: list[Field], depth: int) -> None:
+def _number(column: ArrowField, parent: Field | None, fields: list[Field], depth: int) -> None:
     # A deeper schema is refused where a manifest is read, so it must not be written.
     if depth > MAX_DEPTH:
         raise InvalidInputError(f"field {column.name!r} is {depth} levels deep in its column; {MAX_DEPTH} are possible")
     metadata = _text(column.metadata, f"column {column.name!r}")
     stored = stored_column(column, metadata)
     plain = Field(
-        id=len(found),
+        id=len(fields),
         name=column.name,
         logical_type=stored.logical_type,
         parent_id=-1 if parent is None else parent.id,
@@ -253,12 +253,12 @@ def _number(column: ArrowField, parent: Field | None, found: list[Field], depth:
     )
     # The field goes into the list before its children: ids are numbered depth-first.
     own = with_metadata(plain, stored.metadata)
-    found.append(own)
+    fields.append(own)
     children = list(_children(stored.storage))
     _check_unique(f"in column {column.name!r}, field", [child.name for child in children])
     for child in children:
         check_field_name(child.name, inside=True)
-        _number(child, own, found, depth + 1)
+        _number(child, own, fields, depth + 1)
 
 
 def _children(arrow: Any) -> Iterator[ArrowField]:  # noqa: ANN401  # the stubs have no common class
@@ -303,14 +303,14 @@ def check_field_name(name: str, *, inside: bool) -> None:
 
 def _text(metadata: Mapping[bytes, bytes] | None, what: str) -> dict[str, bytes]:
     """Decode the keys of metadata. Metadata that is not UTF-8 is refused: other writers would replace its bytes."""
-    found: dict[str, bytes] = {}
+    decoded: dict[str, bytes] = {}
     for key, value in (metadata or {}).items():
         try:
             value.decode()
-            found[key.decode()] = value
+            decoded[key.decode()] = value
         except UnicodeDecodeError as error:
             raise InvalidInputError(f"{what}: the metadata {key!r} is not UTF-8: {error}") from error
-    return found
+    return decoded
 
 
 def _arrow_field(field: Field, children: Mapping[int, Sequence[Field]], path: str) -> ArrowField:
@@ -351,9 +351,9 @@ def with_field_metadata(fields: Sequence[Field], updates: Mapping[int, MapUpdate
     missing = sorted(updates.keys() - {field.id for field in fields})
     if missing:
         raise InvalidInputError(f"the table has no field {missing[0]}")
-    found = tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
-    check_primary_key(found)
-    return found
+    described = tuple(_described(field, updates[field.id]) if field.id in updates else field for field in fields)
+    check_primary_key(described)
+    return described
 
 
 def _described(field: Field, update: MapUpdate) -> Field:

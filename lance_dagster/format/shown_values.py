@@ -30,10 +30,10 @@ def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 def shown_values(values: Any) -> list[Any]:  # noqa: ANN401  # an array, or a column of several
     """Return the values of an array. A value that Python has no object for is text."""
     try:
-        found: list[Any] = values.to_pylist()
+        shown: list[Any] = values.to_pylist()
     except _NO_OBJECT:
         return [shown_value(value) for value in values]
-    return found
+    return shown
 
 
 def shown_value(value: Any) -> Any:  # noqa: ANN401  # the scalar of an array, and whatever it is in Python

@@ -30,21 +30,21 @@ Bound = int | float | str | dt.date | dt.datetime
 
 
 def all_of(*filters: str | None) -> str | None:
-    """Combine filters with AND; an empty or missing filter is left out, and None means that none is left.
+    """Combine filters with AND; empty and missing filters are left out. None means that no filter remains.
 
     Raises:
-        InvalidInputError: A filter is not a whole one (`check_closed`), so that another one would change its meaning.
+        InvalidInputError: A filter is not a closed condition (`check_closed`), so combining would change its meaning.
     """
-    given = [one for one in filters if one]
-    for one in given:
-        check_closed("the filter", one)
-    if len(given) <= 1:
-        return given[0] if given else None
-    return " AND ".join(f"({one})" for one in given)
+    conditions = [condition for condition in filters if condition]
+    for condition in conditions:
+        check_closed("the filter", condition)
+    if len(conditions) <= 1:
+        return conditions[0] if conditions else None
+    return " AND ".join(f"({condition})" for condition in conditions)
 
 
 def check_closed(what: str, sql: object) -> None:
-    """Refuse a text that is no single condition or expression, or would escape from parentheses around it.
+    """Refuse a text that is not a single condition or expression, or would escape from parentheses around it.
 
     In parentheses, as `all_of` and `enclosed` write them, `a = 1) AND (b = 2` would mean something else. Lance finds
     every other error when it gets the text from `enclosed`.
@@ -59,7 +59,7 @@ def check_closed(what: str, sql: object) -> None:
             quotes, which Lance takes for a value and standard SQL for a column.
     """
     check_string(what, sql)
-    doubtful = next((one for one in _QUOTED.findall(str(sql)) if one.startswith('"')), None)
+    doubtful = next((quoted for quoted in _QUOTED.findall(str(sql)) if quoted.startswith('"')), None)
     if doubtful is not None:
         named = doubtful.strip('"')
         raise InvalidInputError(
@@ -75,9 +75,9 @@ def check_closed(what: str, sql: object) -> None:
     if depth or re.search("['\"`]", bare):
         single = "a parenthesis" if depth else "a quote"
         raise InvalidInputError(f"{what} {sql!r} has {single} without its partner; write both")
-    found = next((mark for mark in (";", "--", "/*") if mark in bare), None)
-    if found is not None:
-        raise InvalidInputError(f"{what} {sql!r} has {found!r} outside of quotes; leave out what it begins or ends")
+    separator = next((mark for mark in (";", "--", "/*") if mark in bare), None)
+    if separator is not None:
+        raise InvalidInputError(f"{what} {sql!r} has {separator!r} outside of quotes; leave out what it begins or ends")
     if listed:
         raise InvalidInputError(
             f"{what} {sql!r} has ',' outside of parentheses; give one expression, or join conditions with AND"
@@ -102,12 +102,12 @@ def enclosed(what: str, sql: str) -> str:
 
 
 def columns_in(sql: str, columns: Iterable[str]) -> list[str]:
-    """Return those of some columns that a condition or an expression names.
+    """Return the columns that a condition or an expression names.
 
     A column is named by its name in backticks, or by the bare name in any case, as Lance finds it. A word at a place
-    where no column can stand is none: a function in front of its arguments, a type, an operator, a field of a struct.
-    A word of SQL that stands between other words, such as `IS` in `a IS NULL`, counts as a column of that name, since
-    Lance takes it for one in other places.
+    where no column can stand is no column: a function in front of its arguments, a type, an operator, a field of a
+    struct. A word of SQL that stands between other words, such as `IS` in `a IS NULL`, counts as a column of that name,
+    since Lance takes it for a column in other places.
 
     Args:
         sql: A text that `check_closed` accepts.
@@ -121,7 +121,7 @@ def columns_in(sql: str, columns: Iterable[str]) -> list[str]:
 
 
 def fields_in(sql: str, fields: Iterable[str]) -> list[str]:
-    """Return those of some fields inside of columns that a condition may name: after a dot, or as a text.
+    """Return the fields inside of columns that a condition may name: after a dot, or as a text.
 
     Besides `a.b`, Lance takes `a['b']` and `get_field(a, 'b')`.
     """
@@ -133,8 +133,8 @@ def fields_in(sql: str, fields: Iterable[str]) -> list[str]:
 
 def _tokens(sql: str) -> list[tuple[str, str]]:
     """Return the tokens of a text of Lance SQL without spaces and comments, each with its kind."""
-    found = ((str(token.lastgroup), token[0]) for token in _TOKEN.finditer(sql))
-    return [(kind, text) for kind, text in found if kind != "comment"]
+    tokens = ((str(token.lastgroup), token[0]) for token in _TOKEN.finditer(sql))
+    return [(kind, text) for kind, text in tokens if kind != "comment"]
 
 
 def _may_name(tokens: Sequence[tuple[str, str]], place: int) -> bool:

@@ -1,7 +1,7 @@
 """Transactions: the description of a change, with one frozen class per operation of the format.
 
 An operation with an unknown number or an unknown field is refused when it is decoded. Fragments may be given as any
-sequence; those of a decoded transaction are `Fragments`, still encoded.
+sequence; the fragments of a decoded transaction are `Fragments`, still encoded.
 
 This module also names the transaction properties and table metadata keys in which this package records claims, merges,
 picks and reverts.
@@ -33,7 +33,7 @@ SQUASHED_PREFIX = "lance_dagster.squashed."
 MERGE_STRATEGY = "lance_dagster.merge.strategy"
 """The property with the strategy that a merge, pick or revert was given, as JSON: winners by unit or kind."""
 NEEDS_BACKFILL = "lance_dagster.merge.needs_backfill"
-"""The property with the columns that one side of a merge added, as JSON: how many rows of the other are null there."""
+"""The property with the columns that a merge side added, as JSON: in how many rows of the other side they are null."""
 COLUMNS_MOVED = "lance_dagster.merge.columns"
 """The property with the ids of the fields for which a merge wrote values of relocated rows."""
 UPDATED_IN_PLACE = "lance_dagster.merge.updated_in_place"
@@ -90,8 +90,8 @@ class Overwrite:
     """Replace all rows and the schema. The first version of a table is an overwrite too."""
 
     fragments: Sequence[Fragment]
-    # Fields and schema metadata replace the old ones, while the table config is kept and `config_upserts` are added to
-    # it. Fragment ids and row ids continue, because older versions still use the old ones.
+    # Fields and schema metadata are replaced, while the table config is kept and `config_upserts` are added to it.
+    # Fragment ids and row ids continue, because older versions still use the old ids.
     fields: tuple[Field, ...]
     schema_metadata: Mapping[str, bytes] = field(default_factory=dict)
     config_upserts: Mapping[str, str] = field(default_factory=dict)
@@ -175,9 +175,9 @@ class Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Make an older version the current one."""
+    """Make an older version of the branch the current version."""
 
-    # The version is one of the same branch. The commit writes a new version with its content; no version is removed.
+    # The commit writes a new version with the content of the older version; no version is removed.
     version: int
 
 
@@ -198,14 +198,14 @@ class Clone:
 class CreateIndex:
     """Add indices, remove indices, or both."""
 
-    # The name of the operation is misleading: dropping an index is one with `removed_indices` alone.
+    # The name of the operation is misleading: dropping an index is a `CreateIndex` with `removed_indices` alone.
     new_indices: tuple[IndexMetadata, ...] = ()
     removed_indices: tuple[IndexMetadata, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Old fragments and the new ones that replace them, with the same rows in the same order."""
+    """Old fragments and the new fragments that replace them, with the same rows in the same order."""
 
     old: Sequence[Fragment]
     new: Sequence[Fragment]
@@ -226,7 +226,7 @@ class RewrittenIndex:
 class Rewrite:
     """Compaction: move rows to other fragments. The ids of the new fragments were reserved beforehand."""
 
-    # Fragments are grouped, because an index covers the new fragments of a group only if it covered all old ones.
+    # Fragments are grouped, because an index covers the new fragments of a group only if it covered all old fragments.
     groups: tuple[RewriteGroup, ...]
     rewritten_indices: tuple[RewrittenIndex, ...] = ()
 
@@ -272,7 +272,7 @@ class UpdateConfig:
 class DataReplacement:
     """Replace data files by files of the same fields, as pairs of fragment id and new file."""
 
-    # A new file replaces the one with exactly the same fields; fields that no file has are added with it.
+    # A new file replaces the file with exactly the same fields; fields that no file has are added with it.
     replacements: tuple[tuple[int, DataFile], ...]
 
 

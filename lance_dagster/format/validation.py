@@ -20,25 +20,25 @@ LONGEST_PATTERN = 256
 """Characters of a glob pattern. Names of branches are shorter, and a pattern takes time by the square of its length."""
 
 
-def check_string(what: str, given: object) -> None:
+def check_string(what: str, value: object) -> None:
     """Refuse a value that cannot be encoded as a UTF-8 string; `what` names the argument in messages.
 
     Raises:
         InvalidInputError: The value is not a string, or contains an unpaired surrogate.
     """
-    if not isinstance(given, str):
-        raise InvalidInputError(f"{what} has to be a string, not {reprlib.repr(given)}")
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what} has to be a string, not {reprlib.repr(value)}")
     try:
-        given.encode()
+        value.encode()
     except UnicodeEncodeError as error:
-        surrogate = given[error.start]
+        surrogate = value[error.start]
         raise InvalidInputError(
             f"{what} has {surrogate!r} at character {error.start}, an unpaired surrogate that UTF-8 cannot encode"
         ) from error
 
 
 def check_pattern(pattern: object) -> None:
-    """Refuse a glob pattern that is no string, or so long that it takes time to translate.
+    """Refuse a glob pattern that is not a string, or so long that it takes time to translate.
 
     Raises:
         InvalidInputError: It is not a string, or has more than 256 characters.
@@ -46,146 +46,146 @@ def check_pattern(pattern: object) -> None:
     check_string("a pattern", pattern)
     if len(str(pattern)) > LONGEST_PATTERN:
         raise InvalidInputError(
-            f"a pattern has at most {LONGEST_PATTERN} characters, and one that starts with {str(pattern)[:40]!r} has "
-            f"{len(str(pattern))}"
+            f"a pattern has at most {LONGEST_PATTERN} characters, and the pattern that starts with "
+            f"{str(pattern)[:40]!r} has {len(str(pattern))}"
         )
 
 
-def check_string_mapping(what: str, given: object, *, removing: bool = False) -> None:
+def check_string_mapping(what: str, mapping: object, *, removing: bool = False) -> None:
     """Refuse a value that is not a mapping from strings to strings.
 
     Args:
         what: The argument, for messages.
-        given: The value.
+        mapping: The value.
         removing: Whether None is allowed as a value: it removes the key.
 
     Raises:
-        InvalidInputError: The value is not a mapping, or a key or value is invalid; the error names the first one.
+        InvalidInputError: The value is not a mapping, or a key or value is invalid; the error names the first.
     """
-    for key, value in require_mapping(what, given, "{'ticket': '77'}").items():
+    for key, value in require_mapping(what, mapping, "{'ticket': '77'}").items():
         check_string(f"a key of the {what}", key)
         if not (removing and value is None):
             check_string(f"{key!r} of the {what}", value)
 
 
-def require_mapping(what: str, given: object, example: str) -> Mapping[Any, Any]:
-    """Return a mapping, and refuse any other value, also pairs that `dict` would take for one.
+def require_mapping(what: str, mapping: object, example: str) -> Mapping[Any, Any]:
+    """Return a mapping, and refuse any other value, also pairs that `dict` would accept.
 
     Raises:
         InvalidInputError: The value is not a mapping; the message shows the example.
     """
-    if not isinstance(given, Mapping):
-        raise InvalidInputError(f"{what} have to be a mapping such as {example}, not {reprlib.repr(given)}")
-    return given
+    if not isinstance(mapping, Mapping):
+        raise InvalidInputError(f"{what} have to be a mapping such as {example}, not {reprlib.repr(mapping)}")
+    return mapping
 
 
-def check_class(what: str, given: object, kind: type, example: str) -> None:
+def check_class(what: str, value: object, kind: type, example: str) -> None:
     """Refuse a value of another class.
 
     Raises:
         InvalidInputError: The message names the class, and shows how to get an object of it.
     """
-    if not isinstance(given, kind):
-        raise InvalidInputError(f"{what} has to be a {kind.__name__}, such as {example}, not {reprlib.repr(given)}")
+    if not isinstance(value, kind):
+        raise InvalidInputError(f"{what} has to be a {kind.__name__}, such as {example}, not {reprlib.repr(value)}")
 
 
-def check_names(what: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(what: str, names: Iterable[str], allowed: Collection[str]) -> None:
     """Refuse names that are not known; the message has the nearest known name.
 
     Args:
         what: What the names are, for messages, such as "option of stage".
-        given: The names.
-        known: The names that are allowed.
+        names: The names.
+        allowed: The names that are allowed.
 
     Raises:
         InvalidInputError: A name is unknown.
     """
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    for name in names:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(allowed)}"
             raise InvalidInputError(f"unknown {what} {name!r}; {hint}")
 
 
-def check_options(call: Callable[..., object], given: Iterable[str], options: type) -> None:
+def check_options(call: Callable[..., object], keywords: Iterable[str], options: type) -> None:
     """Refuse keyword arguments that a function does not have; `Unpack` declares them for type checkers only.
 
     Args:
         call: The function.
-        given: The keywords that reached its `**options`.
+        keywords: The keywords that reached its `**options`.
         options: The `TypedDict` of its options.
 
     Raises:
         InvalidInputError: A keyword is unknown; without this check it would be ignored.
     """
     parameters = inspect.signature(call).parameters.values()
-    named = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    check_names(f"option of {call.__name__}", given, (*named, *options.__annotations__))
+    named = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    check_names(f"option of {call.__name__}", keywords, (*named, *options.__annotations__))
 
 
-def require_sequence(what: str, given: object, example: str) -> None:
+def require_sequence(what: str, value: object, example: str) -> None:
     """Refuse a single string where a sequence is expected: Python would iterate over its characters.
 
     Raises:
         InvalidInputError: The value is a string or not iterable; the message shows a list of one element.
     """
     # `bytes` is iterable as well, and would yield integers.
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInputError(f"{what}: a list such as [{example!r}] is wanted, not {reprlib.repr(given)}")
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInputError(f"{what}: must be a list such as [{example!r}], not {reprlib.repr(value)}")
 
 
-def string_list(what: str, given: object, example: str) -> tuple[str, ...]:
+def string_list(what: str, value: object, example: str) -> tuple[str, ...]:
     """Return a sequence of strings as a tuple.
 
     Args:
         what: The argument, for messages.
-        given: The value.
+        value: The value.
         example: An element that would be valid, for messages.
 
     Raises:
         InvalidInputError: The value is a single string, is not iterable, or has an element that is not a string.
     """
-    require_sequence(what, given, example)
-    found = tuple(given) if isinstance(given, Iterable) else ()
-    for one in found:
-        check_string(f"an element of {what}", one)
-    return found
+    require_sequence(what, value, example)
+    elements = tuple(value) if isinstance(value, Iterable) else ()
+    for element in elements:
+        check_string(f"an element of {what}", element)
+    return elements
 
 
-def whole_number(what: str, given: object, least: int) -> int:
+def whole_number(what: str, value: object, least: int) -> int:
     """Return a whole number, also one of another type such as numpy's.
 
     Raises:
         InvalidInputError: The value is not a whole number, or less than `least`.
     """
-    # True is an int in Python, and would mean one.
-    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+    # True is an int in Python, and would mean 1.
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         # Arrays have `__index__` too, which raises unless they are a single number.
         with suppress(TypeError):
-            if (found := operator.index(given)) >= least:
-                return found
-    raise InvalidInputError(f"{what} has to be a whole number of {least} or more, not {reprlib.repr(given)}")
+            if (number := operator.index(value)) >= least:
+                return number
+    raise InvalidInputError(f"{what} has to be a whole number of {least} or more, not {reprlib.repr(value)}")
 
 
-def optional_limit(what: str, given: object) -> int | None:
-    """Return the largest number of things that are wanted; None for all of them.
+def optional_limit(what: str, value: object) -> int | None:
+    """Return how many items a caller asks for at most; None for all.
 
     Raises:
         InvalidInputError: The value is not None, and not a whole number of 0 or more.
     """
-    found = None if given is None else whole_number(what, given, 0)
+    limit = None if value is None else whole_number(what, value, 0)
     # More than there can be. Slices of Arrow and `islice` take no number of 2**63 or more, and callers may add to it.
-    return None if found is not None and found >= _UNCOUNTABLE else found
+    return None if limit is not None and limit >= _UNCOUNTABLE else limit
 
 
-def check_flag(what: str, given: object) -> None:
-    """Refuse a value that is neither True nor False: None or text such as "no" would count as one of them.
+def check_flag(what: str, value: object) -> None:
+    """Refuse a value that is neither True nor False: None would count as False, and text such as "no" as True.
 
     Raises:
         InvalidInputError: The value is not a boolean.
     """
-    if type(given) is not bool:
-        raise InvalidInputError(f"{what} has to be True or False, not {reprlib.repr(given)}")
+    if type(value) is not bool:
+        raise InvalidInputError(f"{what} has to be True or False, not {reprlib.repr(value)}")
 
 
 def validate_commit_info(message: object, properties: object) -> None:
@@ -203,7 +203,7 @@ def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON is anything
     """Parse JSON that any program may have written.
 
     Raises:
-        ValueError: It is no JSON in UTF-8, or its brackets are nested too deep for the parser.
+        ValueError: The text is not JSON in UTF-8, or its brackets are nested too deep for the parser.
     """
     try:
         return json.loads(text)

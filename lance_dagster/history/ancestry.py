@@ -68,14 +68,14 @@ class Ancestry:
     _names: dict[str, str] | None = None
     _described: dict[VersionRef, Version] = field(default_factory=dict)
 
-    def numbers(self, branch: str) -> list[int]:
+    def numbers(self, name: str) -> list[int]:
         """Return the numbers of a branch's versions, ascending."""
-        if branch not in self._numbers:
-            found = self.branch(branch)
+        if name not in self._numbers:
+            branch = self.branch(name)
             # A version below the first one was put by a late writer to an earlier branch of the name.
-            first = 0 if found is None else found.first
-            self._numbers[branch] = [number for number in self.versions.numbers(branch) if number >= first]
-        return self._numbers[branch]
+            first = 0 if branch is None else branch.first
+            self._numbers[name] = [number for number in self.versions.numbers(name) if number >= first]
+        return self._numbers[name]
 
     def list_newest(self, name: str) -> None:
         """List the newest version of a name that may be a branch; call this before its file is read."""
@@ -85,18 +85,18 @@ class Ancestry:
 
     def newest(self, name: str) -> int | None:
         """Return the newest version of a branch; None when it has none."""
-        found = self.branch(name)
+        branch = self.branch(name)
         listed = self._newest.get(name)
-        if listed is not None and found is not None and listed >= found.first:
+        if listed is not None and branch is not None and listed >= branch.first:
             return listed
         # A version below the first one was put by a late writer to an earlier branch of the name.
         self._newest.pop(name, None)
         return self.versions.newest(name)
 
     def branch_of(self, place: VersionRef) -> Branch | None:
-        """Return the branch of a version whose file was read after the version was listed as the newest one.
+        """Return the branch of a version, if its file was read after the version was listed as the newest version.
 
-        Such a version belongs to this branch, and not to an earlier or a later one of the name.
+        Such a version belongs to this branch, and not to an earlier or a later branch of the name.
         """
         return self._branches.get(place.branch) if self._newest.get(place.branch) == place.number else None
 
@@ -111,9 +111,9 @@ class Ancestry:
             at = name
             # The whole chain of forks is read at once, since a walk along first parents asks for each of them anyway.
             while at != MAIN and at not in self._branches:
-                found = self._branches[at] = self.refs.branch(at)
+                branch = self._branches[at] = self.refs.branch(at)
                 line.append(at)
-                at = MAIN if found is None else found.parent_branch
+                at = MAIN if branch is None else branch.parent_branch
             if at in line:
                 path = f"{self.refs.store.uri}/{branch_file(name)}"
                 raise CorruptFileError(path, f"branch {name!r} is said to be forked from itself, through others")
@@ -121,8 +121,8 @@ class Ancestry:
 
     def id_of(self, name: str) -> str | None:
         """Return the id of a branch, or None when it does not exist."""
-        found = self.branch(name)
-        return MAIN if name == MAIN else None if found is None else found.id
+        branch = self.branch(name)
+        return MAIN if name == MAIN else None if branch is None else branch.id
 
     def exists(self, place: VersionRef) -> bool:
         """Tell whether there is such a version."""
@@ -130,12 +130,12 @@ class Ancestry:
 
     def describe(self, place: VersionRef) -> Version:
         """Describe a version."""
-        found = self._described.get(place)
-        if found is None:
+        version = self._described.get(place)
+        if version is None:
             # The listed numbers are passed on, so that describing many versions lists each branch once.
-            found = self.versions.describe_number(place.branch, place.number, self.numbers(place.branch))
-            self._described[place] = found
-        return found
+            version = self.versions.describe_number(place.branch, place.number, self.numbers(place.branch))
+            self._described[place] = version
+        return version
 
     def before(self, place: VersionRef) -> VersionRef | None:
         """Return the next older version that exists, on the same branch or below its fork point; None when none does.
@@ -160,15 +160,15 @@ class Ancestry:
         place = self.resolve_recorded(RecordedVersion(version.parents[1], version.properties.get(MERGED_BRANCH, "")))
         return place if place is not None and self.exists(place) else None
 
-    def resolve_recorded(self, written: RecordedVersion) -> VersionRef | None:
+    def resolve_recorded(self, recorded: RecordedVersion) -> VersionRef | None:
         """Return a recorded version under the present name of its branch; None when the branch is gone.
 
         Whether that version still exists is not checked.
         """
-        place = written.version_ref
-        if place is not None and written.branch_id and self.id_of(place.branch) != written.branch_id:
+        place = recorded.version_ref
+        if place is not None and recorded.branch_id and self.id_of(place.branch) != recorded.branch_id:
             # The branch was renamed or deleted. A branch that has the name today has other versions.
-            name = self._name_of_branch_id(written.branch_id)
+            name = self._name_of_branch_id(recorded.branch_id)
             place = None if name is None else VersionRef(name, place.number)
         return place if place is not None and self.id_of(place.branch) is not None else None
 
@@ -179,11 +179,11 @@ class Ancestry:
             "was deleted, or it was cleaned up"
         )
 
-    def gone(self, written: RecordedVersion) -> VersionNotFoundError:
+    def gone(self, recorded: RecordedVersion) -> VersionNotFoundError:
         """Return the error for a recorded version whose branch is gone."""
-        name = written.ref.rpartition("@")[0]
-        other = ", and another one has its name" if self.id_of(name) is not None else ""
-        return VersionNotFoundError(f"{written} of {self.refs.store.uri} is gone: its branch was deleted{other}")
+        name = recorded.ref.rpartition("@")[0]
+        successor = ", and another branch has its name" if self.id_of(name) is not None else ""
+        return VersionNotFoundError(f"{recorded} of {self.refs.store.uri} is gone: its branch was deleted{successor}")
 
     def fork_of(self, place: VersionRef) -> VersionRef:
         """Return the fork point that the first version of a branch repeats; return any other version unchanged.
@@ -203,38 +203,38 @@ class Ancestry:
             VersionNotFoundError: The parent was cleaned up, or this is the first version of the table.
             InvalidInputError: The version has fewer parents.
         """
-        made = self.fork_of(place)
-        branch = self.branch(made.branch)
-        # An interrupted reset has left the versions before it; its transaction says which older one is its parent.
+        origin = self.fork_of(place)
+        branch = self.branch(origin.branch)
+        # An interrupted reset has left the versions before it; its transaction says which older version is its parent.
         dropped = None if branch is None else dropped_versions(branch)
-        named = dropped is None or made.number - 1 not in dropped
-        if which == 1 and named and self.exists(VersionRef(made.branch, made.number - 1)):
-            return self.repeated(VersionRef(made.branch, made.number - 1))
+        named = dropped is None or origin.number - 1 not in dropped
+        if which == 1 and named and self.exists(VersionRef(origin.branch, origin.number - 1)):
+            return self.repeated(VersionRef(origin.branch, origin.number - 1))
         # Where the fork point was cleaned up, the first version of the branch stands in for it: it has the same
         # content, but its transaction is the fork, so the parents of a merge cannot be told from it.
-        version = self.describe(made if self.exists(made) else place)
-        if which == 1 and made == VersionRef(version.branch, version.number) and not version.cut and version.parents:
+        version = self.describe(origin if self.exists(origin) else place)
+        if which == 1 and origin == VersionRef(version.branch, version.number) and not version.cut and version.parents:
             return self.repeated(self._parse_parent(version.parents[0], version))
         merged = self.merged(version) if which == _FIRST_AND_SECOND else None
         if merged is not None:
             return self.repeated(merged)
-        raise self._no_parent(made, version, which)
+        raise self._no_parent(origin, version, which)
 
-    def _no_parent(self, made: VersionRef, version: Version, which: int) -> Exception:
+    def _no_parent(self, origin: VersionRef, version: Version, which: int) -> Exception:
         where = self.versions.store.uri
         count = len(version.parents)
-        if made == VersionRef(version.branch, version.number) and which > max(count, 1):
+        if origin == VersionRef(version.branch, version.number) and which > max(count, 1):
             has = "no parent" if not count else "one parent" if count == 1 else f"{count} parents"
-            return InvalidInputError(f"{version} of {where} has {has}, so there is no '^{which}' of it")
-        if made == VersionRef(version.branch, version.number) and which == _FIRST_AND_SECOND:
+            return InvalidInputError(f"{version} of {where} has {has}, so it has no '^{which}'")
+        if origin == VersionRef(version.branch, version.number) and which == _FIRST_AND_SECOND:
             return self.merged_version_gone(version)
         if not count:
             return VersionNotFoundError(f"{version} is the first version of {where}; nothing comes before it")
         # This is not an error of the caller: the history exists in part, and the message says where it continues.
-        older = self.before(made)
-        left = f"the newest version before it that is left is {older}" if older else "no older version is left"
+        older = self.before(origin)
+        remaining = f"the newest version before it that is left is {older}" if older else "no older version is left"
         return VersionNotFoundError(
-            f"the history of {version} of {where} is cut: the version it was made from was cleaned up; {left}"
+            f"the history of {version} of {where} is cut: the version it was made from was cleaned up; {remaining}"
         )
 
     def repeated(self, place: VersionRef) -> VersionRef:

@@ -56,14 +56,14 @@ class BaseAccess:
         uri = self._canonical(path)
         if self.is_inside(uri):
             return self.store, uri.removeprefix(own).lstrip("/")
-        found = self._checked.get((uri, base_id))
-        if found is None:
-            found = open_store(uri, base_options(self.storage_options, base_id, uri))
-            if not (self._allowed_by_caller(uri) or _allows(found, own)):
+        base_store = self._checked.get((uri, base_id))
+        if base_store is None:
+            base_store = open_store(uri, base_options(self.storage_options, base_id, uri))
+            if not (self._allowed_by_caller(uri) or _allows(base_store, own)):
                 raise BasePathRefusedError(own, uri, is_same=_is_linked(uri, own))
             # The answer is kept for the life of this object, since it costs a request.
-            self._checked[uri, base_id] = found
-        return found, ""
+            self._checked[uri, base_id] = base_store
+        return base_store, ""
 
     def is_inside(self, path: str) -> bool:
         """Return whether a base path is the table or a folder of it.
@@ -117,13 +117,13 @@ class BaseAccess:
             raise BasePathRefusedError(self.store.uri, path) from error
 
     def _allowed_by_caller(self, uri: str) -> bool:
-        given = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
+        allowed = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
         # The root folder is written with the slash that follows other places.
-        return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in given)
+        return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in allowed)
 
 
 def refuse_place_of_base(store: Store) -> None:
-    """Refuse to make a table where another one keeps files: a collection of the new one would delete them.
+    """Refuse to make a table where another table keeps files: a collection of the new table would delete them.
 
     Data files alone prove nothing: a first write by Spark, and an interrupted one, leave them before there is a table.
 
@@ -144,20 +144,20 @@ def refuse_place_of_table(uri: str, options: Mapping[str, str]) -> None:
     Raises:
         InvalidInputError: There is a table at the place, or the place is in one of its folders.
     """
-    found = _table_around(uri, options, beginning=(uri,))
-    if found is not None:
-        raise InvalidInputError(f"{uri} cannot be a base path: there is the table {found}; choose another place")
+    table = _table_around(uri, options, beginning=(uri,))
+    if table is not None:
+        raise InvalidInputError(f"{uri} cannot be a base path: there is the table {table}; choose another place")
 
 
 def refuse_place_in_table(uri: str, options: Mapping[str, str]) -> None:
-    """Refuse to make a table in a folder of another one, whose collections could take its files for their own.
+    """Refuse to make a table in a folder of another table, whose collections could delete its files.
 
     Raises:
         InvalidInputError: The place is in one of the folders of a table.
     """
-    found = _table_around(uri, options)
-    if found is not None:
-        raise InvalidInputError(f"a table cannot be at {uri}: it is inside the table {found}; choose another place")
+    table = _table_around(uri, options)
+    if table is not None:
+        raise InvalidInputError(f"a table cannot be at {uri}: it is inside the table {table}; choose another place")
 
 
 def _table_around(uri: str, options: Mapping[str, str], beginning: tuple[str, ...] = ()) -> str | None:
@@ -165,7 +165,7 @@ def _table_around(uri: str, options: Mapping[str, str], beginning: tuple[str, ..
     segments = uri.split("/")
     ends = [end for end, name in enumerate(segments) if end and (name in {DATA, "tree"} or name.startswith("_"))]
     for root in (*beginning, *("/".join(segments[:end]) for end in ends)):
-        # A place that is none of a table, or that cannot be listed with the options at hand, is passed over.
+        # A place that holds no table, or that cannot be listed with the options at hand, is passed over.
         with suppress(InvalidInputError, StoreError):
             if open_store(root, options).list_some(VERSIONS, 1):
                 return root

@@ -40,7 +40,7 @@ for its turn, it reads the versions that have landed so far, by their numbers, s
 
 Most commits of a busy table are appends, and an append is compatible with any number of them. The newest version alone
 shows that nothing else landed (`transactions.conflicts.appended_since`), so that an append reads one version instead of
-each. Where it does not show that, such as after a deletion, each version is classified as for any other change.
+each. If it does not, such as after a deletion, each version is classified as for any other change.
 
 On object storage each request takes tens of milliseconds, so requests that do not depend on each other are made at the
 same time. A transaction that is new cannot have landed, so the protection is read while the newest version is listed.
@@ -155,7 +155,7 @@ def commit_transaction(
     versions: Versions,
     branch: str,
     transaction: Transaction,
-    read: State | None = None,
+    base: State | None = None,
     *,
     check: Callable[[], object] = object,
     by_name: bool = False,
@@ -168,10 +168,10 @@ def commit_transaction(
         versions: The versions of the table.
         branch: The name of the branch.
         transaction: What to commit.
-        read: The version that the transaction read, for a transaction that is committed for the first time: it is not
+        base: The version that the transaction read, for a transaction that is committed for the first time: it is not
             looked for among the versions that landed.
         check: Called before the commit, unless the transaction landed before: its files may be collected since.
-        by_name: Whether columns that changed since `read` conflict, as with rows that were given for the head's names.
+        by_name: Whether columns that changed since `base` conflict, as with rows that were given for the head's names.
 
     Raises:
         CommitConflictError: A version that landed meanwhile conflicts with the transaction.
@@ -179,32 +179,33 @@ def commit_transaction(
         ProtectedError: The branch is protected and takes only merges.
     """
     transaction = _with_committer(transaction)
-    landed = Landed(versions, branch, transaction, read, by_name=by_name)
+    landed = Landed(versions, branch, transaction, base, by_name=by_name)
     # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
-    late = read is not None and landed.looks_in_turn
+    late = base is not None and landed.looks_in_turn
     look = list[int] if late else partial(versions.newest_few, branch)
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
-    if read is not None:
+    if base is not None:
         newest, _ = together(versions.store, look, partial(together, versions.store, refuse, check))
     else:
         newest = look()
-        found = landed.find(newest)
-        if found is not None:
-            return found
+        state = landed.find(newest)
+        if state is not None:
+            return state
         refuse()
         check()
 
     def propose(head: State) -> Proposal | State:
-        found = landed.catch_up(head)
-        if found is not None:
-            return found
+        state = landed.catch_up(head)
+        if state is not None:
+            return state
         ready = landed.rebased(head)
         return Proposal(ready, next_manifest(versions, head, ready))
 
-    # A number is never given again, not even to a branch that takes the name of a deleted one, so `read` is the head.
-    head = read if read is not None and (late or newest[:1] == [read.number]) else None
-    head = head or _head(versions, branch, transaction.read_version, newest, each=not landed.compares_states)
+    # A number is never given again, not even to a branch that takes the name of a deleted branch, so `base` is the
+    # head.
+    head = base if base is not None and (late or newest[:1] == [base.number]) else None
+    head = head or _head(versions, branch, transaction.read_version, newest, needs_between=not landed.compares_states)
     return commit(versions, branch, propose, head, landed=landed)
 
 
@@ -240,11 +241,11 @@ def commit(
     started = time.monotonic()
     # `main` is never deleted, and nothing else can take its name.
     fence = None if branch == layout.MAIN else BranchFence(Refs(versions.store), branch)
-    late = landed is not None and landed.read is not None and landed.looks_in_turn
-    branch_id, attempts, known, newest = "", 0, 0, list[int]()
+    late = landed is not None and landed.base is not None and landed.looks_in_turn
+    branch_id, attempts, known_number, newest = "", 0, 0, list[int]()
     with closing(_Queued(versions, branch, propose, landed)) as queued:
         while True:
-            head = head or _head(versions, branch, known, newest, each=queued.each)
+            head = head or _head(versions, branch, known_number, newest, needs_between=queued.needs_between)
             head, proposal = queued.proposed(head, late=late)
             if isinstance(proposal, State):
                 return proposal
@@ -258,16 +259,16 @@ def commit(
                 raise CommitConflictError(problem, str(head), retryable=True)
             attempts, late = attempts + 1, False
             # The version of another writer has the number that was lost.
-            known, newest = proposal.manifest.version, put
+            known_number, newest = proposal.manifest.version, put
             if not newest:
                 _pause(attempts, queued.since)
             head = None
         queued.close(put.state.number, put.data)
-    made = put.state.after(head)
-    _finish(versions, made, put.transaction, fence=fence, branch_id=branch_id)
-    # The fence has compared the branch of the head with the one that the version is on.
-    versions.committed_to(head.of, made)
-    return made
+    version = put.state.after(head)
+    _finish(versions, version, put.transaction, fence=fence, branch_id=branch_id)
+    # The fence has compared the branch of the head with the branch that the version is on.
+    versions.committed_to(head.of, version)
+    return version
 
 
 @dataclass(slots=True)
@@ -288,8 +289,8 @@ class _Queued:
     _turn: Turn | None = None
 
     @property
-    def each(self) -> bool:
-        """Whether the versions between a head and a newer one are needed too."""
+    def needs_between(self) -> bool:
+        """Whether the versions between a head and a newer version are needed too."""
         return self.landed is None or not self.landed.compares_states
 
     def proposed(self, head: State, *, late: bool) -> tuple[State, Proposal | State]:
@@ -319,7 +320,7 @@ class _Queued:
         return head, proposal
 
     def _newer(self, head: State, turn: Turn) -> State:
-        """Read the newest version again, with what the writer before left; `head` itself where nothing landed."""
+        """Read the newest version again, from the manifest that the last writer left; `head` if nothing landed."""
         versions, branch, expected = self.versions, self.branch, turn.newest
         look, newest = partial(versions.newest_few, branch), [expected]
         if expected <= head.number or branch != layout.MAIN:
@@ -328,13 +329,17 @@ class _Queued:
             # Only versions of `main` are kept by their numbers. Where there is a newer one, the put finds it.
             versions.read(branch, expected, turn.manifest)
         else:
-            # It is read while the newest one is looked for.
+            # It is read while the newest version is looked for.
             ahead = partial(versions.store.get, versions.manifest_path(branch, expected))
-            newest, found = together(versions.store, look, ahead)
-            if found is not None and newest[:1] == [expected]:
-                versions.read(branch, expected, found)
+            newest, data = together(versions.store, look, ahead)
+            if data is not None and newest[:1] == [expected]:
+                versions.read(branch, expected, data)
         # A number is never given again.
-        return head if newest[:1] == [head.number] else _head(versions, branch, head.number, newest, each=self.each)
+        return (
+            head
+            if newest[:1] == [head.number]
+            else _head(versions, branch, head.number, newest, needs_between=self.needs_between)
+        )
 
     def _look_ahead(self) -> None:
         """Look at the versions that landed meanwhile, so that few are left to look at when the turn has come."""
@@ -364,7 +369,7 @@ def _finish(
 
 
 def _pause(attempts: int, since: float) -> None:
-    """Wait after a lost race: a random time, shorter for those who lost more often.
+    """Wait after a lost race: a random time, shorter for writers who lost more often.
 
     A winner comes back with its next change as a newcomer, and waits longest when it loses. With pauses that grow, as
     is usual where a server is overloaded, it would win again and again, since the others sleep.
@@ -374,27 +379,32 @@ def _pause(attempts: int, since: float) -> None:
 
 
 def _head(
-    versions: Versions, branch: str, known: int, newest: Sequence[int] | None = None, *, each: bool = True
+    versions: Versions,
+    branch: str,
+    known_number: int,
+    newest: Sequence[int] | None = None,
+    *,
+    needs_between: bool = True,
 ) -> State:
     """Read the newest version of a branch.
 
-    Versions after a known one that a lagging listing does not show are looked for by name; `known` is 0 where there is
-    none. `newest` are the newest numbers, where they were just listed. With `each`, the versions in between are needed
-    too.
+    Versions after a known one that a lagging listing does not show are looked for by name; `known_number` is 0 where
+    there is none. `newest` are the newest numbers, where they were just listed. With `needs_between`, the versions in
+    between are needed too.
     """
-    newest = newest or (versions.newest_few(branch) if known else ())
-    if known and each and newest:
-        versions.read_ahead(branch, known, newest[0])
+    newest = newest or (versions.newest_few(branch) if known_number else ())
+    if known_number and needs_between and newest:
+        versions.read_ahead(branch, known_number, newest[0])
     try:
         head = versions.head(branch, newest=newest)
     except VersionNotFoundError:
-        if not known:
+        if not known_number:
             raise
         head = None
-    if head is not None and head.number >= known:
+    if head is not None and head.number >= known_number:
         return head
     # A version that is known and gone was on another branch of the name, or was cleaned up.
-    later = versions.find(branch, known)
+    later = versions.find(branch, known_number)
     if later is None:
         return head or versions.head(branch)
     while (following := versions.find(branch, later.number + 1)) is not None:
@@ -439,7 +449,7 @@ def _put(
 
 
 def _sync(versions: Versions, folder: str, put: State, transaction: Transaction) -> None:
-    """Make the name of a manifest in a folder survive a power cut, and with it those of all versions before.
+    """Make the name of a manifest in a folder survive a power cut, and with it the names of all versions before.
 
     Outside of the turn: the next writer may put its version on top, and its own sync covers this name too.
 
@@ -503,7 +513,7 @@ def _put_manifest(
     after = [layout.DATA, *_unsynced_files(transaction)]
     problem: StoreError | None = None
     for _ in range(_UNKNOWN_ATTEMPTS):
-        exists, found, newest = False, None, list[int]()
+        exists, stored, newest = False, None, list[int]()
         try:
             # Its name is synced when the turn is over.
             if store.put_if_absent(path, data, synced=False, after=after):
@@ -517,12 +527,12 @@ def _put_manifest(
             # The request may have landed all the same; only the stored object tells.
             problem = error
         try:
-            found, newest = _read_back(versions, place, pause if exists else None)
+            stored, newest = _read_back(versions, place, pause if exists else None)
         except StoreError as error:
             problem = error
-        if found is not None:
+        if stored is not None:
             # Equal bytes are this attempt's: a manifest holds its own timestamp and the transaction's uuid.
-            return None if found == data else (found, newest)
+            return None if stored == data else (stored, newest)
         # Absent so far: a request that is still under way may land later, so the same bytes are put again.
         time.sleep(_FIRST_PAUSE)
     raise CommitStateUnknownError(
@@ -547,10 +557,10 @@ def _read_back(
         return together(versions.store, get, look)
     # The next number is read before it is known to be there. On a busy branch it mostly is, and that saves a wait.
     following = partial(versions.store.get, versions.manifest_path(place.branch, place.number + 1))
-    (found, ahead), newest = together(versions.store, partial(together, versions.store, get, following), look)
+    (data, ahead), newest = together(versions.store, partial(together, versions.store, get, following), look)
     if ahead is not None:
         versions.read(place.branch, place.number + 1, ahead)
-    return found, newest
+    return data, newest
 
 
 def _unsynced_files(transaction: Transaction) -> list[str]:

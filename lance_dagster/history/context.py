@@ -102,14 +102,14 @@ class TableContext:
         """Read the version a ref names as `at` does, from memory where the ref is a version that was read before.
 
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
-        files of the version uses `at`, and one that makes a new version or ref of it uses `at` with `fresh`.
+        files of the version uses `at`, and a caller that makes a new version or ref of it uses `at` with `fresh`.
         """
         # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
-        known = self.versions.known(ref.id) if isinstance(ref, Version) else None
-        if known is None:
+        state = self.versions.known(ref.id) if isinstance(ref, Version) else None
+        if state is None:
             return self.at(ref)
-        branch = self.refs.remembered(known.branch)
-        return replace(known, of=branch) if branch and self.versions.is_of(known, branch.id) else known
+        branch = self.refs.remembered(state.branch)
+        return replace(state, of=branch) if branch and self.versions.is_of(state, branch.id) else state
 
     def place(self, ref: Ref) -> VersionRef:
         """Return the branch and the number of the version a ref names; it is read only where that is necessary."""
@@ -120,17 +120,17 @@ class TableContext:
 
     def _again(self, version: Version, *, fresh: bool = False) -> State:
         """Read a version that was read before, even if its branch was renamed meanwhile."""
-        found = self.versions.find(version.branch, version.number, fresh=fresh)
-        if found is not None and found.id == version.id:
-            return found
-        # The branch was renamed, or deleted and another one was made under its name: only the commit id tells.
+        state = self.versions.find(version.branch, version.number, fresh=fresh)
+        if state is not None and state.id == version.id:
+            return state
+        # The branch was renamed, or it was deleted and a new branch has its name: only the commit id tells.
         try:
             return self.versions.load(*resolve(version.id, self.refs, self.versions))
         except RefNotFoundError as error:
             renamed = self._in_renamed_branch(version)
             if renamed is not None:
                 return renamed
-            what = "another version has its place" if found is not None else "its branch was deleted, or it expired"
+            what = "another version has its place" if state is not None else "its branch was deleted, or it expired"
             raise VersionNotFoundError(f"{version} of {self.uri} is gone: {what}") from error
 
     def _in_renamed_branch(self, version: Version) -> State | None:
@@ -144,7 +144,7 @@ class TableContext:
                 return state
         return None
 
-    def load_recorded(self, written: RecordedVersion) -> State:
+    def load_recorded(self, recorded: RecordedVersion) -> State:
         """Read a version that was recorded, even if its branch was renamed since.
 
         Raises:
@@ -152,46 +152,46 @@ class TableContext:
                 another version and is not returned.
         """
         ancestry = Ancestry(self.refs, self.versions)
-        place = ancestry.resolve_recorded(written)
+        place = ancestry.resolve_recorded(recorded)
         if place is None:
-            raise ancestry.gone(written)
-        return self.versions.load(place.branch, place.number, written.branch_id)
+            raise ancestry.gone(recorded)
+        return self.versions.load(place.branch, place.number, recorded.branch_id)
 
     def head(self, branch: str) -> State:
         """Read the newest version of a branch.
 
         Raises:
             RefNotFoundError: There is no such branch.
-            CommitConflictError: The branch is being reset to a version of another one.
+            CommitConflictError: The branch is being reset to a version of another branch.
         """
-        found = self.find_head(branch)
-        if found is None:
+        state = self.find_head(branch)
+        if state is None:
             raise self.refs.branch_not_found(branch)
-        return found
+        return state
 
-    def find_head(self, branch: str) -> State | None:
+    def find_head(self, name: str) -> State | None:
         """Read the newest version of a branch as `head` does; return None when there is no such branch."""
-        if branch == MAIN:
-            return self.versions.head(branch)
-        # The versions are listed before the file is read: a branch that takes the name of another one begins above the
-        # versions of that one. So the listed versions from `first` of the file on belong to the branch of the file.
-        newest = self.versions.newest_few(branch) if self.refs.may_have(branch) else []
+        if name == MAIN:
+            return self.versions.head(name)
+        # The versions are listed before the file is read: a new branch of the name begins above the versions of earlier
+        # branches. So the listed versions from `first` of the file on belong to the branch of the file.
+        newest = self.versions.newest_few(name) if self.refs.may_have(name) else []
         # The newest version is read at the same time: in almost all cases it belongs to the branch of the file.
-        found, read = together(
+        branch, newest_state = together(
             self.store,
-            lambda: self.refs.branch_to_change(branch),
-            lambda: self.versions.find(branch, newest[0]) if newest else None,
+            lambda: self.refs.branch_to_change(name),
+            lambda: self.versions.find(name, newest[0]) if newest else None,
         )
-        state = READY if found is None else found.state
-        if found is not None and state != READY and RESETTING in found.metadata:
-            raise being_reset(found, self.refs)
-        if found is None or state != READY:
+        state = READY if branch is None else branch.state
+        if branch is not None and state != READY and RESETTING in branch.metadata:
+            raise being_reset(branch, self.refs)
+        if branch is None or state != READY:
             return None
-        if not newest or newest[0] < found.first:
-            return self.versions.head(branch, found.id)
-        if read is not None:
-            self.versions.cache(found.id, read)
-        return replace(self.versions.head(branch, found.id, newest), of=found)
+        if not newest or newest[0] < branch.first:
+            return self.versions.head(name, branch.id)
+        if newest_state is not None:
+            self.versions.cache(branch.id, newest_state)
+        return replace(self.versions.head(name, branch.id, newest), of=branch)
 
     def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":
         """Open a version with pylance.
@@ -219,7 +219,7 @@ class TableContext:
         """Check the files of a version as the options ask for, before pylance opens them; errors as for `dataset`."""
         check_readable(state.manifest, state.path or str(state))
         for base in state.manifest.base_paths:
-            # pylance follows every base path, so it gets no version with one that is not allowed.
+            # pylance follows every base path, so it gets no version with a base path that is not allowed.
             try:
                 self.versions.bases.check(base.path, base.id)
             except BasePathRefusedError as error:
@@ -238,9 +238,9 @@ class TableContext:
     def present_base(self, branch: str, base: BasePath) -> BasePath:
         """Return a base path of a version, with its present place where the table or the place was moved since.
 
-        `relocate` and `move_base` correct the newest version of a branch; older ones keep the old path. A place outside
-        of the table is allowed or refused as if the newest version named it. Where the newest version cannot be read,
-        the base path is returned as it is.
+        `relocate` and `move_base` correct the newest version of a branch; older versions keep the old path. A place
+        outside of the table is allowed or refused as if the newest version named it. If the newest version cannot be
+        read, the base path is returned as it is.
         """
         bases = self.versions.bases
         try:
@@ -259,7 +259,7 @@ class TableContext:
     def scan_isolated(self, state: State, columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
         """Read rows of a version in a process of its own; errors as for `LanceTable.scan`."""
         self.check_before_reading(state)
-        wanted = IsolatedScan(
+        scan = IsolatedScan(
             uri=self.uri,
             branch=state.branch,
             number=state.number,
@@ -268,7 +268,7 @@ class TableContext:
             filter=filter,
             size=sum(file.size for fragment in state.manifest.fragments for file in fragment.files),
         )
-        return scan_isolated(wanted)
+        return scan_isolated(scan)
 
     def count_rows(self, state: State) -> int:
         """Return how many rows a version has, as its manifest says.
@@ -287,8 +287,8 @@ def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedF
     key = layout.join(layout.DATA if base.is_dataset_root else "", file.path)
     store, key = versions.locate(base.path, key, base.id)
     # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
-    known = file.size if file.version != LEGACY_FILE_VERSION else 0
-    return ExpectedFile(store=store, key=key, size=known or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
+    size = file.size if file.version != LEGACY_FILE_VERSION else 0
+    return ExpectedFile(store=store, key=key, size=size or store.sizes(key.rpartition("/")[0]).get(file.path, 0))
 
 
 def _refuse_links(versions: Versions, state: State) -> None:
@@ -306,8 +306,8 @@ def _refuse_links(versions: Versions, state: State) -> None:
         except InvalidInputError:
             # A place that the caller allows, of a scheme that only pylance knows.
             continue
-        read = [layout.join(folder, below) for below in _READ_BY_PYLANCE] if base.is_dataset_root else [folder]
-        store.refuse_links(below=read)
+        folders = [layout.join(folder, below) for below in _READ_BY_PYLANCE] if base.is_dataset_root else [folder]
+        store.refuse_links(below=folders)
 
 
 def _check_shapes(versions: Versions, state: State) -> None:
@@ -346,8 +346,8 @@ def full_log(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> list[tuple[Version, tuple[str, ...]]]:
     """Return a version and all its ancestors, newest first, each with its parents in the graph."""
-    found = all_parents(*_asked(context, ref, after=after, limit=limit, only=only))
-    return [(version, tuple(map(str, below))) for version, below in found]
+    entries = all_parents(*_asked(context, ref, after=after, limit=limit, only=only))
+    return [(version, tuple(map(str, below))) for version, below in entries]
 
 
 def _asked(

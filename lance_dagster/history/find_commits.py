@@ -1,8 +1,8 @@
-"""Content ids of versions, and versions by commit id or by the beginning of one.
+"""Content ids of versions, and versions by commit id or by the beginning of a commit id.
 
 A commit id is a digest of a manifest, so nothing but the manifest tells it. A whole id is looked for on `main` first,
 newest first, and the search ends where it is found. An abbreviation has to be compared with all versions, to find out
-whether it is unique. Several manifests are read at a time, and each one once in a process.
+whether it is unique. Several manifests are read at a time, and each manifest once in a process.
 
 A content id is a digest of what a version holds, whatever its number and history.
 """
@@ -31,28 +31,28 @@ def content_id_of(versions: Versions, state: State) -> str:
 
 # Threads, and versions for each task: small tasks spread evenly, and still pay for the hand-over.
 _WORKERS, _EACH = 8, 4
-_Found = list[tuple[str, VersionRef]]
+_Matches = list[tuple[str, VersionRef]]
 _Task = tuple[str, str, Sequence[int]]
 
 
 def find_commits(beginning: str, ancestry: Ancestry) -> list[tuple[str, VersionRef]]:
     """Return the versions of all branches whose commit id begins with some hex digits, each with the whole id."""
-    wanted = beginning.lower()
+    prefix = beginning.lower()
 
-    def matching(task: _Task) -> _Found:
+    def matching(task: _Task) -> _Matches:
         name, branch_id, numbers = task
         ids = ((ancestry.versions.commit_id(name, number, branch_id), number) for number in numbers)
-        return [(own_id, VersionRef(name, number)) for own_id, number in ids if own_id and own_id.startswith(wanted)]
+        return [(own_id, VersionRef(name, number)) for own_id, number in ids if own_id and own_id.startswith(prefix)]
 
-    found: _Found = []
+    matches: _Matches = []
     with ThreadPoolExecutor(_WORKERS) as pool:
         for tasks in _task_groups(ancestry):
-            for some in pool.map(matching, tasks):
-                found += some
+            for batch in pool.map(matching, tasks):
+                matches += batch
             # A whole id is unique, so the search may end; an abbreviation could also fit a version not yet read.
-            if found and COMMIT_ID.fullmatch(wanted):
+            if matches and COMMIT_ID.fullmatch(prefix):
                 break
-    return found
+    return matches
 
 
 def _task_groups(ancestry: Ancestry) -> Iterator[list[_Task]]:

@@ -117,18 +117,18 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
         branches: The names of its branches. They are needed since a branch `a/data` lies where the data folder of a
             branch `a` would be.
     """
-    found = Inventory()
+    inventory = Inventory()
     names = frozenset(branches)
     for entry in entries:
         place = classify_key(entry.key, names)
         # A collection never touches an unknown file: it may belong to another table or program.
         if place.kind is Kind.UNKNOWN:
-            found.unknown += 1
+            inventory.unknown += 1
             continue
         if place.kind is Kind.NAME:
-            found.names[entry.key] = entry.modified
+            inventory.names[entry.key] = entry.modified
             continue
-        objects = found.of_branch(place.branch)
+        objects = inventory.of_branch(place.branch)
         if place.branch != layout.MAIN:
             # `main` always exists; of another branch a collection asks whether somebody is creating it just now.
             objects.modified = max(objects.modified, entry.modified)
@@ -137,8 +137,8 @@ def take_inventory(entries: Iterable[ObjectInfo], branches: Collection[str]) -> 
         elif place.kind is Kind.HINT:
             objects.hints.append(entry)
         else:
-            found.files.setdefault(place.kind, []).append((entry, place))
-    return found
+            inventory.files.setdefault(place.kind, []).append((entry, place))
+    return inventory
 
 
 def classify_key(key: str, branches: Collection[str]) -> StoredObject:
@@ -148,8 +148,8 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
         # Expired manifests are listed separately, after everything else.
         return StoredObject(layout.MAIN, Kind.NAME, key)
     if segments[0] == "_refs":
-        last = segments[-1]
-        temporary = last.startswith((".tmp", ".probe-")) and key != PROBE_OBJECT
+        name = segments[-1]
+        temporary = name.startswith((".tmp", ".probe-")) and key != PROBE_OBJECT
         return StoredObject(layout.MAIN, Kind.TEMPORARY if temporary else Kind.NAME, key)
     if len(segments) == 1:
         temporary = key.startswith(".tmp") or key == _CLONE_MARKER
@@ -160,9 +160,9 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
         # The branch name ends before one of the known folders. A branch that exists decides which; otherwise the first
         # does, so that leftovers count as those of the shorter name.
         ends = [end for end in range(2, len(segments) - 1) if segments[end] in FOLDERS]
-        known = [end for end in ends if "/".join(segments[1:end]) in branches]
+        existing = [end for end in ends if "/".join(segments[1:end]) in branches]
         if ends:
-            end = known[-1] if known else ends[0]
+            end = existing[-1] if existing else ends[0]
             return _below("/".join(segments[1:end]), segments[end:], key)
     return StoredObject(layout.MAIN, Kind.UNKNOWN, key)
 
@@ -266,8 +266,8 @@ def newest_expired_copy(store: Store, branch: str, owner: str, number: int) -> b
 def newest_expired_copies(store: Store, branch: str, owner: str) -> dict[int, str]:
     """Return the key of the newest copy of each expired version of a branch, by its number."""
     copies = expired_copies(store.walk(f"{EXPIRED}/{branch}"), {branch: owner})
-    found = [(number, entry) for name, number, entry, same in copies if same and name == branch]
-    return {number: entry.key for number, entry in sorted(found, key=lambda one: one[1].modified)}
+    own_copies = [(number, entry) for name, number, entry, same in copies if same and name == branch]
+    return {number: entry.key for number, entry in sorted(own_copies, key=lambda copy: copy[1].modified)}
 
 
 def newest_copies_of(store: Store, owner: str) -> dict[str, int]:
@@ -289,7 +289,7 @@ _WORKERS = 8
 
 
 def copy_to_expired(
-    store: Store, branch: str, owner: str, manifests: Mapping[int, str], *, known: Callable[[int], bytes | None]
+    store: Store, branch: str, owner: str, manifests: Mapping[int, str], *, cached: Callable[[int], bytes | None]
 ) -> None:
     """Copy manifests of a branch that are about to be deleted to `_expired/`.
 
@@ -298,11 +298,11 @@ def copy_to_expired(
         branch: The branch.
         owner: The id of the branch.
         manifests: The keys of the manifests by version number.
-        known: Returns the bytes of a manifest that was read before, by its number; else None.
+        cached: Returns the bytes of a manifest that was read before, by its number; else None.
     """
 
     def copy(number: int) -> None:
-        data = known(number) or store.get(manifests[number])
+        data = cached(number) or store.get(manifests[number])
         if data is not None:
             key = expired_copy_key(branch, number, owner, commit_id(data))
             # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.

@@ -2,13 +2,14 @@
 
 A version contains every version that went into it. No graph has to be walked to tell which:
 
-- On its own branch and on the branches below the forks it contains everything up to some number, since versions of
-  one branch are made one from the other.
+- On its own branch and on the branches below the forks it contains everything up to some number, since each version of
+  a branch is made from the version before it.
 - A merge records in the table metadata of its result, under the id of each branch that came in, the last version of
   that branch (`MergeRecord`). Later versions carry the records on, and a branch inherits those of its fork point.
 
-So one number for each branch id describes all of it (`Lineage.contained`). "A contains B" is a comparison of two
-numbers, the merge base lies at the lower of two numbers (`history.merge_base`), and ahead/behind counts listed names.
+So one number for each branch id describes all of it (`Lineage.contained`), such as {main: 8, run/7: 3} for a version
+`main@8` into which `run/7@3` was merged. "A contains B" is a comparison of two numbers, the merge base lies at the
+lower of two numbers (`history.merge_base`), and ahead/behind counts listed names.
 
 Invariants and traps:
 
@@ -118,12 +119,12 @@ def records_for_aliases(dest: Manifest, aliases: Mapping[str, Sequence[Alias]]) 
         dest: The head that the rows come into.
         aliases: By the id of the branch that the rows are from, the ids they get.
     """
-    known, found = merge_records_of(dest), {}
+    records, metadata = merge_records_of(dest), {}
     for branch_id, new in aliases.items():
         # Aliases are appended and never replaced: rows that came in earlier keep the ids they have.
-        had = known.get(branch_id, MergeRecord(merged=NO_VERSION, dest=dest.version + 1))
-        found[f"{MERGED_PREFIX}{branch_id}"] = str(replace(had, aliases=(*had.aliases, *new)))
-    return found
+        record = records.get(branch_id, MergeRecord(merged=NO_VERSION, dest=dest.version + 1))
+        metadata[f"{MERGED_PREFIX}{branch_id}"] = str(replace(record, aliases=(*record.aliases, *new)))
+    return metadata
 
 
 VersionPlace = tuple[str, str, int]
@@ -138,8 +139,8 @@ class BranchSegment:
         branch: The name of the branch.
         id: The id of the branch.
         forked: The number of the fork point, on the branch below.
-        first: The number of the branch's own first version, which repeats the fork point. It is the same number,
-            unless the name had been another branch's before.
+        first: The number of the branch's own first version, which repeats the fork point. It equals `forked`, unless
+            an earlier branch had the name.
         number: The newest version of the branch that belongs to the descent.
     """
 
@@ -163,13 +164,13 @@ class Lineage:
         """The id of the version's own branch."""
         return self.segments[0].id
 
-    def contains(self, other: "Lineage") -> bool:
-        """Tell whether this version contains another one."""
-        return self.contained.get(other.id, -1) >= other.state.number
+    def contains(self, lineage: "Lineage") -> bool:
+        """Tell whether this version contains the version of `lineage`."""
+        return self.contained.get(lineage.id, -1) >= lineage.state.number
 
-    def has_all_of(self, other: "Lineage") -> bool:
-        """Tell whether another version has nothing of its own: the first version of a branch only repeats another."""
-        for segment in other.segments:
+    def has_all_of(self, lineage: "Lineage") -> bool:
+        """Tell whether this version has all content of another version: contains it, or the fork point it repeats."""
+        for segment in lineage.segments:
             if self.contained.get(segment.id, -1) >= segment.number:
                 return True
             if segment.number != segment.first:
@@ -181,26 +182,26 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     """Find out what a version contains; reads the files of its branch and of the branches below.
 
     Raises:
-        InvalidInputError: Its branch, or one below it, was deleted.
+        InvalidInputError: Its branch, or a branch below it, was deleted.
         CorruptFileError: The files of the branches contradict each other.
     """
     segments: list[BranchSegment] = []
-    branch, number = state.branch, state.manifest.version
-    while branch != MAIN:
-        found = state.of if state.of is not None and branch == state.branch else refs.branch(branch)
+    name, number = state.branch, state.manifest.version
+    while name != MAIN:
+        branch = state.of if state.of is not None and name == state.branch else refs.branch(name)
         # Branch files can be damaged or edited by hand; without this check a circle of forks would never end.
-        if any(segment.branch == branch for segment in segments):
-            path = f"{refs.store.uri}/{branch_file(branch)}"
-            raise CorruptFileError(path, f"branch {branch!r} is said to be forked from itself, through others")
-        if found is None:
-            raise InvalidInputError(f"branch {branch!r} of {refs.store.uri} is gone, so its fork point is unknown")
-        # A version below the first one of its branch was put by a late writer and belongs to no branch of the name.
-        if found.first > number:
-            path = f"{refs.store.uri}/{branch_file(branch)}"
-            raise CorruptFileError(path, f"it says {branch}@{number} comes after {found.parent}")
-        forked, first = found.parent_version, found.first
-        segments.append(BranchSegment(branch=branch, id=found.id, forked=forked, first=first, number=number))
-        branch, number = found.parent_branch, found.parent_version
+        if any(segment.branch == name for segment in segments):
+            path = f"{refs.store.uri}/{branch_file(name)}"
+            raise CorruptFileError(path, f"branch {name!r} is said to be forked from itself, through others")
+        if branch is None:
+            raise InvalidInputError(f"branch {name!r} of {refs.store.uri} is gone, so its fork point is unknown")
+        # A version below the first version of its branch was put by a late writer and belongs to no branch of the name.
+        if branch.first > number:
+            path = f"{refs.store.uri}/{branch_file(name)}"
+            raise CorruptFileError(path, f"it says {name}@{number} comes after {branch.parent}")
+        forked, first = branch.parent_version, branch.first
+        segments.append(BranchSegment(branch=name, id=branch.id, forked=forked, first=first, number=number))
+        name, number = branch.parent_branch, branch.parent_version
     segments.append(BranchSegment(branch=MAIN, id=MAIN, forked=0, first=0, number=number))
     records = merge_records_of(state.manifest).items()
     # A record of single rows (`NO_VERSION`) does not mean that any version is contained.
@@ -223,34 +224,37 @@ def records_for_merge(
         aliases: By branch id, the row ids that rows of that branch get.
         fields: By the field ids of the source, the field ids of the result.
     """
-    known, found = merge_records_of(dest.state.manifest), {}
+    records, metadata = merge_records_of(dest.state.manifest), {}
     of_source, descent = merge_records_of(source.state.manifest), {segment.id for segment in source.segments}
     for branch_id, number in source.contained.items():
         # What the dest contains already, by itself or through the merge base, is not recorded again.
         newer = number > max(dest.contained.get(branch_id, -1), base.contained.get(branch_id, -1))
         if not newer and branch_id not in aliases:
             continue
-        had = known.get(branch_id)
-        record = had or MergeRecord(merged=number, dest=dest.state.number + 1)
+        previous = records.get(branch_id)
+        record = previous or MergeRecord(merged=number, dest=dest.state.number + 1)
         if newer:
             merged_in = branch_id in of_source and branch_id not in descent
             there = of_source[branch_id].fields if merged_in else {}
             # Branches that the source descends through share its field ids. A branch that was merged into the source
             # was translated then, so two translations follow one another.
-            together = {**fields, **{one: fields.get(two, two) for one, two in there.items()}}
+            together = {
+                **fields,
+                **{origin: fields.get(translated, translated) for origin, translated in there.items()},
+            }
             record = replace(record, merged=number, dest=dest.state.number + 1, fields={**record.fields, **together})
         record = replace(record, aliases=(*record.aliases, *aliases.get(branch_id, ())))
-        found[f"{MERGED_PREFIX}{branch_id}"] = str(record)
+        metadata[f"{MERGED_PREFIX}{branch_id}"] = str(record)
     # Picks bring rows into the source without their version; the ids of such rows have to be recorded as well.
-    strays = {branch_id: some for branch_id, some in aliases.items() if branch_id not in source.contained}
-    return found | records_for_aliases(dest.state.manifest, strays)
+    strays = {branch_id: ids for branch_id, ids in aliases.items() if branch_id not in source.contained}
+    return metadata | records_for_aliases(dest.state.manifest, strays)
 
 
-def last_common(one: Lineage, other: Lineage) -> int:
-    """Return the number of the last version that both descend from on one branch; 0 when there is none."""
-    numbers = {segment.id: segment.number for segment in one.segments}
+def last_common(first: Lineage, second: Lineage) -> int:
+    """Return the number of the last version that both descend from on the same branch; 0 when there is none."""
+    numbers = {segment.id: segment.number for segment in first.segments}
     return max(
-        (min(segment.number, numbers[segment.id]) for segment in other.segments if segment.id in numbers), default=0
+        (min(segment.number, numbers[segment.id]) for segment in second.segments if segment.id in numbers), default=0
     )
 
 
@@ -297,7 +301,7 @@ def row_space(
 
 
 def row_space_since(of: Lineage, shared: Lineage, versions: Versions) -> RowSpace:
-    """Return the row space of a version, with everything that was recorded since a version that it contains."""
+    """Return the row space of a version, with everything that was recorded since `shared`, which it contains."""
     anchor, since, _ = base_and_changes(of, shared, versions)
     return row_space(of, versions, since, anchor)
 
@@ -312,10 +316,10 @@ def _learn(aliases: dict[str, dict[Alias, None]], manifest: Manifest) -> None:
         aliases[own] = aliases.get(own, {}) | more
 
 
-def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions) -> SideHistory:
-    """Return the history of a version since the merge base with another one, without what the other one contains."""
+def side_history(of: Lineage, opposite: Lineage, base: Lineage, versions: Versions) -> SideHistory:
+    """Return the history of `of` since its merge base with `opposite`, without what `opposite` contains."""
     anchor, since, same_ids = base_and_changes(of, base, versions)
-    changes, merges = _apart(of, other, versions)
+    changes, merges = _apart(of, opposite, versions)
     return SideHistory(
         name=str(of.state),
         manifest=of.state.manifest,
@@ -330,21 +334,21 @@ def side_history(of: Lineage, other: Lineage, base: Lineage, versions: Versions)
     )
 
 
-def changes_since(of: Lineage, other: Lineage, versions: Versions) -> list[Change]:
-    """Return the changes of `of` that `other` does not contain, oldest first.
+def changes_since(of: Lineage, excluded: Lineage, versions: Versions) -> list[Change]:
+    """Return the changes of `of` that `excluded` does not contain, oldest first.
 
-    Versions that were cleaned up appear as one change without a transaction. A merge of a version that `other` contains
-    already does not count as a change.
+    Versions that were cleaned up appear as one change without a transaction. A merge of a version that `excluded`
+    contains already does not count as a change.
     """
-    return _apart(of, other, versions)[0]
+    return _apart(of, excluded, versions)[0]
 
 
-def has_changes(of: Lineage, other: Lineage, versions: Versions) -> bool:
-    """Tell whether a version may have another content than one that does not contain it.
+def has_changes(of: Lineage, excluded: Lineage, versions: Versions) -> bool:
+    """Tell whether `of` may have other content than `excluded`, which does not contain `of`.
 
-    A merge of what the other version contains brings nothing new, unless it settled a conflict by a strategy.
+    A merge of what `excluded` contains brings nothing new, unless it settled a conflict by a strategy.
     """
-    changes, merges = _apart(of, other, versions)
+    changes, merges = _apart(of, excluded, versions)
     return bool(changes or _settled(merges))
 
 
@@ -352,12 +356,12 @@ def _settled(merges: Sequence[Change]) -> list[Change]:
     return [merge for merge in merges if merge.transaction and MERGE_STRATEGY in merge.transaction.properties]
 
 
-def _apart(of: Lineage, other: Lineage, versions: Versions) -> tuple[list[Change], list[Change]]:
-    """Return the changes of `of` that `other` does not contain, and its merges of versions that `other` contains."""
+def _apart(of: Lineage, excluded: Lineage, versions: Versions) -> tuple[list[Change], list[Change]]:
+    """Return the changes of `of` that `excluded` does not contain, and its merges of versions in `excluded`."""
     changes, merges = list[Change](), list[Change]()
     for segment in reversed(of.segments):
-        for change in _changes(segment, max(segment.first, other.contained.get(segment.id, -1)), versions):
-            (merges if _merges_from(change.transaction, other) else changes).append(change)
+        for change in _changes(segment, max(segment.first, excluded.contained.get(segment.id, -1)), versions):
+            (merges if _merges_from(change.transaction, excluded) else changes).append(change)
     return changes, merges
 
 
@@ -366,11 +370,11 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
 
     Returns:
         The manifest of the base: the base itself, the first version of a branch that repeats it, or the merge that
-        brought it in; None when that version was cleaned up. The changes since, oldest first. Whether the fragments of
-        that manifest have the ids of the base: after a merge they have others.
+        brought it in; None when this version was cleaned up. The changes since, oldest first. Whether the fragments of
+        this manifest have the same ids as in the base, which they have not after a merge.
     """
     segments, number = list(reversed(of.segments)), base.state.manifest.version
-    # The base lies on the branch itself or below one of its forks: the fragments then have the same ids all the way.
+    # If the base lies on the branch itself or below one of its forks, the fragments have the same ids all the way.
     holders = (segment for segment in segments if segment.id == base.id and number <= segment.number)
     on_branch = next(holders, None)
     if on_branch is not None:
@@ -379,7 +383,7 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
         anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
         return anchor, _changes_after(after, number, versions), True
     record = merge_records_of(of.state.manifest).get(base.id)
-    # The base came in by a merge. Only the merge of exactly that version shows its fragments; an older or newer merge
+    # The base came in by a merge. Only the merge of exactly this version shows its fragments; an older or newer merge
     # has other rows.
     if record is None or record.merged != number:
         return None, [], False
@@ -391,8 +395,8 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
 
 
 def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manifest:
-    found = versions.find(segment.branch, segment.first, segment.id)
-    return base.manifest if found is None else found.manifest
+    copy = versions.find(segment.branch, segment.first, segment.id)
+    return base.manifest if copy is None else copy.manifest
 
 
 def _changes_after(segments: Sequence[BranchSegment], after: int, versions: Versions) -> list[Change]:
@@ -435,25 +439,27 @@ def _changes(segment: BranchSegment, after: int, versions: Versions) -> Iterator
 
 
 def _follows(state: State, number: int) -> bool:
-    """Tell whether a version was made from another: the one of the next lower number, or the target of a reset."""
+    """Tell whether version `number` is the parent of a version: the next lower number, or the target of its reset."""
     return state.manifest.version == number + 1 or reset_target(state.transaction) == number
 
 
 def _without_dropped(states: list[State], after: int) -> list[State]:
     """Leave out the versions that a reset dropped; an interrupted reset leaves some of them for a while."""
     resets = [(to, state.number) for state in states if (to := reset_target(state.transaction)) is not None]
-    return [state for state in states if not any(after <= to < state.number < made for to, made in resets)]
+    return [state for state in states if not any(after <= to < state.number < reset for to, reset in resets)]
 
 
-def _merges_from(transaction: Transaction | None, other: Lineage) -> bool:
+def _merges_from(transaction: Transaction | None, lineage: Lineage) -> bool:
     properties = transaction.properties if transaction else {}
-    # The id of the branch is compared, not its name: the branch may be renamed, or another one may have its name.
+    # The id of the branch is compared, not its name: the branch may be renamed, or another branch may have its name.
     number = properties.get(MERGE, "").rpartition("@")[2]
-    return bool(_NUMBER.fullmatch(number)) and other.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(number)
+    return bool(_NUMBER.fullmatch(number)) and lineage.contained.get(properties.get(MERGED_BRANCH, ""), -1) >= int(
+        number
+    )
 
 
 def load_or_copy(place: VersionPlace, lineages: Sequence[Lineage], versions: Versions) -> State:
-    """Read a version, or where it was cleaned up the first version of a branch that was forked from it: a copy.
+    """Read a version; if it was cleaned up, read the first version of a branch that was forked from it, a copy.
 
     Raises:
         VersionNotFoundError: There is neither.
@@ -470,8 +476,8 @@ def load_or_copy(place: VersionPlace, lineages: Sequence[Lineage], versions: Ver
     dropped = _put_back(place, versions)
     if dropped is not None:
         return dropped
-    both = " and ".join(str(lineage.state) for lineage in lineages)
-    raise VersionNotFoundError(f"{branch}@{number}, which {both} have in common, was cleaned up")
+    names = " and ".join(str(lineage.state) for lineage in lineages)
+    raise VersionNotFoundError(f"{branch}@{number}, which {names} have in common, was cleaned up")
 
 
 def _put_back(place: VersionPlace, versions: Versions) -> State | None:
@@ -484,7 +490,7 @@ def _put_back(place: VersionPlace, versions: Versions) -> State | None:
     own, branch, number = place
     later = versions.find_range(branch, number, versions.newest(branch) or number, own)
     resets = ((reset_target(state.transaction), state.number) for state in later)
-    if not any(to is not None and to < number < made for to, made in resets):
+    if not any(to is not None and to < number < reset for to, reset in resets):
         return None
     data = newest_expired_copy(versions.store, branch, own, number)
     if data is None:
@@ -502,14 +508,14 @@ class AheadBehind:
         self._versions = versions
         self._numbers: dict[str, list[int]] = {}
 
-    def ahead(self, of: Lineage, other: Lineage) -> int:
-        """Count the versions that one contains and the other does not.
+    def ahead(self, of: Lineage, excluded: Lineage) -> int:
+        """Count the versions that `of` contains and `excluded` does not.
 
         The first version of a branch does not count, as it repeats its fork point. Versions that were cleaned up, or
         that were deleted with their branch, cannot be counted.
         """
         return sum(
-            self._between(branch_id, other.contained.get(branch_id, -1), number)
+            self._between(branch_id, excluded.contained.get(branch_id, -1), number)
             for branch_id, number in of.contained.items()
         )
 

@@ -86,9 +86,9 @@ class LogFilter:
         )
 
     def end(self) -> Callable[[Version], bool]:
-        """Return a stateful test, to be asked of one version after the other, whether the log ends there.
+        """Return a stateful test, to be called with the versions in order, that tells whether the log ends there.
 
-        One version that is dated too old may come from a wrong clock, so it takes several in a row.
+        A single version that is dated too old may come from a wrong clock, so it takes several in a row.
         """
         since = None if self.since is None else _utc(self.since).timestamp() - CLOCK_SKEW_SECONDS
         in_a_row = 0
@@ -140,9 +140,9 @@ def all_parents(
     excluded = _excluded(ancestry, query.after)
 
     def parents(place: VersionRef) -> tuple[VersionRef, ...]:
-        found = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
-        known = (ancestry.repeated(parent) for parent in found if parent is not None)
-        return tuple(dict.fromkeys(parent for parent in known if not excluded(parent)))
+        candidates = (ancestry.before(place), ancestry.merged(ancestry.describe(place)))
+        places = (ancestry.repeated(parent) for parent in candidates if parent is not None)
+        return tuple(dict.fromkeys(parent for parent in places if not excluded(parent)))
 
     def rank(place: VersionRef) -> tuple[float, ...]:
         return ancestry.describe(place).committed_at.timestamp(), place.number
@@ -153,13 +153,13 @@ def all_parents(
     start = ancestry.repeated(start)
     if query.limit == 0 or excluded(start):
         return []
-    read = walk(start, parents, rank, _far_enough(ancestry, query))
+    walked = walk(start, parents, rank, _far_enough(ancestry, query))
     # Times alone do not sort a history: a child may be dated before its parent where clocks differ.
-    order = topological_order(read, parents, rank)
+    order = topological_order(walked, parents, rank)
     edges = simplified_parents(order, parents, shown)
     chosen = list(edges)[: query.limit]
-    known = {place: ancestry.describe(place) for place in chosen}
-    return [(known[place], tuple(known.get(parent, parent) for parent in edges[place])) for place in chosen]
+    versions = {place: ancestry.describe(place) for place in chosen}
+    return [(versions[place], tuple(versions.get(parent, parent) for parent in edges[place])) for place in chosen]
 
 
 def _first_parent_walk(ancestry: Ancestry, start: VersionRef, query: LogQuery) -> Iterator[Version]:
@@ -184,21 +184,21 @@ def _first_parent_walk(ancestry: Ancestry, start: VersionRef, query: LogQuery) -
 
 def _far_enough(ancestry: Ancestry, query: LogQuery) -> Callable[[VersionRef], bool]:
     """Return a test whether to read on: until the limit is reached, and beyond it as far as clocks may differ."""
-    found = 0
-    last: float | None = None
+    matching = 0
+    limit_time: float | None = None
     ended = query.only.end()
 
     def go_on(place: VersionRef) -> bool:
-        nonlocal found, last
+        nonlocal matching, limit_time
         version = ancestry.describe(place)
         if ended(version):
             return False
-        if last is not None:
-            # The limit is reached. Versions dated shortly before the last one may still have to be sorted above it.
-            return version.committed_at.timestamp() >= last - CLOCK_SKEW_SECONDS
-        found += query.only(version)
-        if query.limit is not None and found >= query.limit:
-            last = version.committed_at.timestamp()
+        if limit_time is not None:
+            # The limit is reached. Versions dated shortly before `limit_time` may still have to be sorted above it.
+            return version.committed_at.timestamp() >= limit_time - CLOCK_SKEW_SECONDS
+        matching += query.only(version)
+        if query.limit is not None and matching >= query.limit:
+            limit_time = version.committed_at.timestamp()
         return True
 
     return go_on
@@ -211,8 +211,8 @@ def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[VersionRef],
     def excluded(place: VersionRef) -> bool:
         # The first version of a branch counts as its fork point.
         return bool(contained) and any(
-            contained.get(ancestry.id_of(each.branch) or "", -1) >= each.number
-            for each in dict.fromkeys((place, ancestry.fork_of(place)))
+            contained.get(ancestry.id_of(ref.branch) or "", -1) >= ref.number
+            for ref in dict.fromkeys((place, ancestry.fork_of(place)))
         )
 
     return excluded

@@ -5,11 +5,12 @@ the next number is lost. Row changes whose deletion vectors overlap are rebased.
 
 A deletion vector holds all deleted rows of a fragment, so a vector that was made from an older version would bring
 back rows that were deleted since, and delete rows that a revert brought back. A change means only the rows it adds to
-the vector. When no other writer touched those rows, they are added to the vector of the head.
+the vector. When no other writer touched these rows, they are added to the vector of the head. Example: the vector of
+the base is {1}, the vector of the change {1, 4}, the vector of the head {1, 2}; the rebased vector is {1, 2, 4}.
 
-Rows that both changes deleted are not a conflict, unless one of the two moved them: an update of a row that another
-writer deleted would bring the row back, and a deletion of a row that another writer moved would miss it. Then the
-change has to be made again from the head, as it has when the fragment has other data files by now.
+Rows that both changes deleted are not a conflict, unless one of the two changes moved them: an update of a row that
+another writer deleted would bring the row back, and a deletion of a row that another writer moved would miss it. Then
+the change has to be made again from the head, as it has when the fragment has other data files by now.
 """
 
 import secrets
@@ -63,7 +64,10 @@ def deleted_offsets(versions: Versions, state: State, fragment: Fragment) -> Bit
     # find its path.
     store, key = _locate_deletion(versions, state, fragment)
     path = f"{store.uri}/{key}"
-    offsets = decode_offsets(fragment.deletion.kind, _found(store, key), path, fragment.physical_rows)
+    data = store.get(key)
+    if data is None:
+        raise CorruptFileError(path, "it is missing")
+    offsets = decode_offsets(fragment.deletion.kind, data, path, fragment.physical_rows)
     # A very old manifest does not say how many rows a fragment has.
     if offsets and 0 < fragment.physical_rows <= offsets.max():
         raise CorruptFileError(path, f"it deletes row {offsets.max()} of {fragment.physical_rows}")
@@ -83,12 +87,12 @@ def check_deletions(versions: Versions, state: State, fragment_ids: Iterable[int
     Raises:
         CorruptFileError: As for `deleted_offsets`.
     """
-    known = state.manifest.fragments
-    if not known.deletions:
+    fragments = state.manifest.fragments
+    if not fragments.deletions:
         # This is known without decoding a fragment.
         return
     waiting: list[Fragment] = []
-    for fragment in known if fragment_ids is None else map(known.find, fragment_ids):
+    for fragment in fragments if fragment_ids is None else map(fragments.find, fragment_ids):
         if fragment is not None and fragment.deletion is not None and fragment.deletion.kind == ARROW_FILE:
             store, key = _locate_deletion(versions, state, fragment)
             if f"{store.uri}/{key}" not in versions.checked_files:
@@ -109,13 +113,6 @@ def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: 
     changed = replace(fragment, deletion=deletion)
     store_deletion(versions, state.branch, changed, data)
     return changed
-
-
-def _found(store: Store, key: str) -> bytes:
-    data = store.get(key)
-    if data is None:
-        raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
-    return data
 
 
 def _locate_deletion(versions: Versions, state: State, fragment: Fragment) -> tuple[Store, str]:
@@ -159,7 +156,7 @@ def rebased(
     if not isinstance(operation, RowChange):
         return transaction
     # An update moves rows to new fragments; on either side that makes the same row in both a conflict.
-    moved = isinstance(operation, Update) or any(isinstance(other, Update) for other in landed)
+    moved = isinstance(operation, Update) or any(isinstance(change, Update) for change in landed)
     shared = touched_fragments(operation) & frozenset().union(*map(touched_fragments, landed))
     updated: dict[int, Fragment] = {fragment.id: fragment for fragment in operation.updated_fragments}
     removed = set(removed_fragments(operation))
@@ -175,7 +172,7 @@ def rebased(
         in_base, in_head = deleted_offsets(versions, base, before), deleted_offsets(versions, head, current)
         everything = BitMap(range(before.physical_rows))
         in_change = everything if changed is None else deleted_offsets(versions, base, changed)
-        # Only rows that each side deleted by itself count; what the base deleted says nothing about either.
+        # Only rows that a side deleted after the base count.
         added = in_change - in_base
         if moved and added & (in_head - in_base):
             return None
@@ -203,14 +200,14 @@ class Landed:
         versions: The versions of the table.
         branch: The name of the branch.
         transaction: The transaction.
-        read: The version that it read, or that was found compatible since; None where the caller does not have it.
-        by_name: Whether a change of columns after `read` conflicts, since the rows were given when it had landed.
+        base: The version that it read, or that was found compatible since; None where the caller does not have it.
+        by_name: Whether a change of columns after `base` conflicts, since the rows were given when it had landed.
     """
 
     versions: Versions
     branch: str
     transaction: Transaction
-    read: State | None = None
+    base: State | None = None
     by_name: bool = field(default=False, kw_only=True)
     looks_in_turn: bool = field(init=False)
     """Whether the newest version is looked for when the turn of the writer has come, and not before.
@@ -236,7 +233,7 @@ class Landed:
         """
         # Mostly nothing landed, and nobody asks.
         if self._compares is None:
-            own = self.branch == layout.MAIN and self.read is not None
+            own = self.branch == layout.MAIN and self.base is not None
             self._compares = own and is_plain_append(self.transaction)
         return self._compares
 
@@ -265,31 +262,31 @@ class Landed:
         if self.transaction.read_version > head.number:
             raise self._branch_replaced(str(head))
         if not self._is_appended_to(head):
-            found = self._classify_until(head)
-            if found is not None:
-                return found
-            if self.by_name and self.read is not None and not same_columns(self.read.manifest, head.manifest):
+            confirmed = self._classify_until(head)
+            if confirmed is not None:
+                return confirmed
+            if self.by_name and self.base is not None and not same_columns(self.base.manifest, head.manifest):
                 raise CommitConflictError(f"the columns changed before {head}", str(head), retryable=True)
-        self._classified, self.read = head.number, head
+        self._classified, self.base = head.number, head
         return None
 
     def _is_appended_to(self, head: State) -> bool:
         """Return whether a head alone shows that it is compatible."""
-        known = self.read
-        if known is None or known.manifest is head.manifest:
-            return known is not None
-        return self.compares_states and appended_since(self.transaction, known.manifest, head.manifest)
+        base = self.base
+        if base is None or base.manifest is head.manifest:
+            return base is not None
+        return self.compares_states and appended_since(self.transaction, base.manifest, head.manifest)
 
     def _classify_until(self, head: State) -> State | None:
         """Classify each version up to a head; returns and raises as `catch_up`."""
         unclear = [number for number in range(self._classified + 1, head.number) if not self._is_compatible(number)]
         states = self.versions.find_many(self.branch, unclear) if unclear else []
-        read = zip(unclear, states, strict=True)
+        landed = zip(unclear, states, strict=True)
         # The head was read already, unless nothing landed since the last call.
-        for number, state in chain(read, [(head.number, head)] if head.number > self._classified else ()):
-            found = self._classify(VersionRef(self.branch, number), state)
-            if found is not None:
-                return found
+        for number, state in chain(landed, [(head.number, head)] if head.number > self._classified else ()):
+            confirmed = self._classify(VersionRef(self.branch, number), state)
+            if confirmed is not None:
+                return confirmed
         return None
 
     def look_ahead(self) -> None:
@@ -317,7 +314,7 @@ class Landed:
         try:
             base = self.versions.load(head.branch, self.transaction.read_version)
         except VersionNotFoundError:
-            # Cleaned up: without its deletion vectors nobody can tell which rows the transaction itself removed.
+            # The base was cleaned up: without its deletion vectors nobody can tell which rows the transaction removed.
             ready = None
         else:
             ready = rebased(self.versions, self.transaction, self._overlapping, base=base, head=head)
@@ -365,7 +362,7 @@ class Landed:
                 # Another process commits the same transaction and was faster.
                 return self._confirmed(state)
             if landed is not None and isinstance(landed.operation, Clone) and place.branch != layout.MAIN:
-                # A fork after the version that was read: the branch was deleted and its name given to another one.
+                # A fork after the version that was read: the branch was deleted and its name given to a new branch.
                 raise self._branch_replaced(str(state))
         # A version of unknown content may contradict the transaction; doing the work again from the head is safe.
         verdict = Compatibility.RETRYABLE if landed is None else classify(transaction, landed)
@@ -386,8 +383,8 @@ class Landed:
         """Return a version that the transaction made, if it belongs to the branch that has the name.
 
         Raises:
-            CommitConflictError: The version is below the branch's first one, so a late writer put it on a deleted
-                branch.
+            CommitConflictError: The version is below the first version of the branch, so a late writer put it on a
+                deleted branch.
         """
         if state.number < self._first_number():
             raise self._branch_replaced(str(state))
@@ -397,8 +394,8 @@ class Landed:
 
     def _first_number(self) -> int:
         """Return the number of the branch's first version, 0 for `main` and for an unknown branch."""
-        found = None if self.branch == layout.MAIN else Refs(self.versions.store).branch(self.branch)
-        return 0 if found is None else found.first
+        branch = None if self.branch == layout.MAIN else Refs(self.versions.store).branch(self.branch)
+        return 0 if branch is None else branch.first
 
     def _branch_replaced(self, landed: str) -> CommitConflictError:
         """Return the error for a transaction that was made from a deleted branch of the same name."""
@@ -406,6 +403,6 @@ class Landed:
             f"cannot commit {self.transaction.operation_name} to {landed} of {self.versions.store.uri}: it was made "
             f"from version {self.transaction.read_version} of a branch of that name which was deleted",
             landed,
-            # A retry would apply the change to another branch than the one it was made for.
+            # A retry would apply the change to another branch than it was made for.
             retryable=False,
         )

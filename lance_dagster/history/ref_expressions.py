@@ -106,16 +106,16 @@ def parse_range(text: str) -> RefRange:
         RefSyntaxError: The text is not a range, or is an ambiguous one.
     """
     masked = _masked(text)
-    spaced = [(found.start(), found.end(), found[1]) for found in _SPACED_DOTS.finditer(masked)]
-    found = spaced or [(dots.start(), dots.end(), dots[0]) for dots in _DOTS.finditer(masked)]
-    if not found:
+    spaced = [(dots.start(), dots.end(), dots[1]) for dots in _SPACED_DOTS.finditer(masked)]
+    separators = spaced or [(match.start(), match.end(), match[0]) for match in _DOTS.finditer(masked)]
+    if not separators:
         raise RefSyntaxError(text, len(text), "'..' or '...' between two refs")
-    begin, end, dots = found[0]
+    begin, end, dots = separators[0]
     # Four dots could be three after a name that ends with a dot, or before one that begins with it.
     if len(dots) > len("..."):
         raise RefSyntaxError(text, begin, "two or three dots; put blanks around them where a name ends with a dot")
-    if len(found) > 1:
-        raise RefSyntaxError(text, found[1][0], "one range, so no more dots")
+    if len(separators) > 1:
+        raise RefSyntaxError(text, separators[1][0], "one range, so no more dots")
     left, right = text[:begin].strip(), text[end:].strip()
     if not left or not right:
         raise RefSyntaxError(text, end if left else begin, f"a ref {'after' if left else 'before'} {dots!r}")
@@ -130,10 +130,10 @@ def is_range(text: str) -> bool:
 def branch_of_version(text: str) -> str | None:
     """Return the branch that an expression counts from, such as `main` in `main~1`; None where it is a plain name."""
     try:
-        read = parse(text)
+        expression = parse(text)
     except InvalidInputError:
         return None
-    return read.name if read.suffix or read.steps else None
+    return expression.name if expression.suffix or expression.steps else None
 
 
 def _masked(text: str) -> str:
@@ -144,11 +144,11 @@ def _masked(text: str) -> str:
 def _steps(text: str, position: int, *, qualified: bool) -> tuple[Step, ...]:
     steps: list[Step] = []
     while position < len(text):
-        found = _STEP.match(text, position)
-        if found is None:
+        step = _STEP.match(text, position)
+        if step is None:
             raise RefSyntaxError(text, position, _what_may_follow(qualified=qualified or bool(steps)))
-        steps.append(Step(found[1], int(found[2] or 1), position))
-        position = found.end()
+        steps.append(Step(step[1], int(step[2] or 1), position))
+        position = step.end()
     return tuple(steps)
 
 

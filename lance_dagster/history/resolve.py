@@ -63,8 +63,8 @@ def resolve(expression: str, refs: Refs, versions: Versions) -> tuple[str, int]:
 
 def resolve_in(expression: str, ancestry: Ancestry) -> VersionRef:
     """Return the version that an expression names as `resolve` does, with what is looked up kept in `ancestry`."""
-    read = parse(expression)
-    return _follow_steps(_base_version(read, ancestry), read, ancestry)
+    parsed = parse(expression)
+    return _follow_steps(_base_version(parsed, ancestry), parsed, ancestry)
 
 
 def parse_time(text: str) -> pendulum.DateTime | str:
@@ -93,106 +93,116 @@ def parse_moment(text: str, now: pendulum.DateTime) -> pendulum.DateTime | str:
             duration = pendulum.parse(words)
             return now - duration if isinstance(duration, pendulum.Duration) else _TIME_EXPECTED
         match = _MOMENT.fullmatch(words)
-        found = _parse_zoned(match) if match else None
+        moment = _parse_zoned(match) if match else None
     # These are raised for days and zones that do not exist, and for times before the year 1.
     except (ValueError, OverflowError, LookupError, TypeError):
         return _TIME_EXPECTED
-    return found if isinstance(found, pendulum.DateTime | str) else _TIME_EXPECTED
+    return moment if isinstance(moment, pendulum.DateTime | str) else _TIME_EXPECTED
 
 
 def _parse_zoned(match: re.Match[str]) -> pendulum.DateTime | str | None:
     """Parse a date and time with an offset or a zone; return both readings where clocks were changed."""
     if match["zone"] and match["offset"]:
         return f"an offset or a zone, not both: {match['offset']!r} and {match['zone']!r}"
-    read = pendulum.parse(match["time"])
-    if not match["zone"] or not isinstance(read, pendulum.DateTime):
-        return read if isinstance(read, pendulum.DateTime) else None
-    local, zone = datetime.combine(read.date(), read.time()), pendulum.timezone(match["zone"])
+    parsed = pendulum.parse(match["time"])
+    if not match["zone"] or not isinstance(parsed, pendulum.DateTime):
+        return parsed if isinstance(parsed, pendulum.DateTime) else None
+    local, zone = datetime.combine(parsed.date(), parsed.time()), pendulum.timezone(match["zone"])
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.utcoffset() == second.utcoffset():
         return pendulum.instance(first)
     # The time is converted to UTC and back: a local time that was skipped becomes the two times around the gap.
-    shown = " or ".join(each.astimezone(UTC).astimezone(zone).isoformat() for each in (first, second))
+    shown = " or ".join(reading.astimezone(UTC).astimezone(zone).isoformat() for reading in (first, second))
     how = "were put forward over" if first.astimezone(UTC) > second.astimezone(UTC) else "showed twice"
     return f"{shown}, since clocks in {match['zone']} {how} {local.isoformat(' ')}"
 
 
-def _base_version(read: RefExpression, ancestry: Ancestry) -> VersionRef:
-    if not read.kind and read.name.isdecimal() and len(read.name) < _SHORTEST_COMMIT:
+def _base_version(expression: RefExpression, ancestry: Ancestry) -> VersionRef:
+    if not expression.kind and expression.name.isdecimal() and len(expression.name) < _SHORTEST_COMMIT:
         # A plain number could be a version number or the name of a tag, so it is refused with both spellings.
-        raise RefSyntaxError(read.text, 0, _instead_of_number(read, ancestry))
+        raise RefSyntaxError(expression.text, 0, _instead_of_number(expression, ancestry))
     # Names come before commit ids: a branch or tag that looks like an id is found without reading manifests.
-    branch, tag = _find_branch_or_tag(read, ancestry)
+    branch, tag = _find_branch_or_tag(expression, ancestry)
     if tag is not None:
-        return _without_suffix(read, "a tag", VersionRef(tag.branch, tag.version))
+        return _without_suffix(expression, "a tag", VersionRef(tag.branch, tag.version))
     if branch is None:
-        return _without_suffix(read, "a commit id", _version_by_commit_id(read, ancestry))
-    if read.number is not None:
-        return _version_by_number(branch, read.number, ancestry)
-    if read.time is not None:
-        return _version_at_time(branch, read, ancestry)
+        return _without_suffix(expression, "a commit id", _version_by_commit_id(expression, ancestry))
+    if expression.number is not None:
+        return _version_by_number(branch, expression.number, ancestry)
+    if expression.time is not None:
+        return _version_at_time(branch, expression, ancestry)
     newest = ancestry.newest(branch)
     if newest is None:
         raise VersionNotFoundError(f"{ancestry.refs.store.uri} has no version on branch {branch!r}")
     return VersionRef(branch, newest)
 
 
-def _instead_of_number(read: RefExpression, ancestry: Ancestry) -> str:
-    found = ancestry.branch(read.name)
-    branch = f"the branch is written {BRANCH}:{read.text}, " if found is not None and found.state == READY else ""
-    return f"a name; {branch}version {read.name} is written {MAIN}@{read.name}, a tag of that name {TAG}:{read.name}"
+def _instead_of_number(expression: RefExpression, ancestry: Ancestry) -> str:
+    existing = ancestry.branch(expression.name)
+    branch = (
+        f"the branch is written {BRANCH}:{expression.text}, "
+        if existing is not None and existing.state == READY
+        else ""
+    )
+    name = expression.name
+    return f"a name; {branch}version {name} is written {MAIN}@{name}, a tag of that name {TAG}:{name}"
 
 
-def _version_by_number(branch: str, number: int, ancestry: Ancestry) -> VersionRef:
-    found = ancestry.branch(branch)
-    if found is not None and number < found.first:
+def _version_by_number(name: str, number: int, ancestry: Ancestry) -> VersionRef:
+    branch = ancestry.branch(name)
+    if branch is not None and number < branch.first:
         # A manifest of that number may exist, put by a late writer to an earlier branch of the name.
-        has = f"it has {found.first} to {max(ancestry.numbers(branch), default=found.first)}"
-        raise VersionNotFoundError(f"branch {branch!r} of {ancestry.refs.store.uri} has no version {number}; {has}")
-    return VersionRef(branch, number)
+        has = f"it has {branch.first} to {max(ancestry.numbers(name), default=branch.first)}"
+        raise VersionNotFoundError(f"branch {name!r} of {ancestry.refs.store.uri} has no version {number}; {has}")
+    return VersionRef(name, number)
 
 
-def _find_branch_or_tag(read: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
+def _find_branch_or_tag(expression: RefExpression, ancestry: Ancestry) -> tuple[str | None, Tag | None]:
     """Return the branch or the tag that has a name; neither when there is none.
 
     Raises:
         InvalidInputError: Both have the name.
     """
-    name, refs = read.name, ancestry.refs
-    if name == MAIN and read.kind != TAG:
+    name, refs = expression.name, ancestry.refs
+    if name == MAIN and expression.kind != TAG:
         return MAIN, None
     # A tag name holds no slash, so a request is saved for the names of most run branches.
-    tag = None if read.kind == BRANCH or "/" in name else refs.tag(name)
-    if tag is None and read.number is None and read.time is None:
+    tag = None if expression.kind == BRANCH or "/" in name else refs.tag(name)
+    if tag is None and expression.number is None and expression.time is None:
         # Before the file of the branch is read, which then tells whose version was listed.
         ancestry.list_newest(name)
-    found = None if read.kind == TAG else ancestry.branch(name)
-    branch = name if found is not None and found.state == READY else None
+    existing = None if expression.kind == TAG else ancestry.branch(name)
+    branch = name if existing is not None and existing.state == READY else None
     if branch is not None and tag is not None:
         raise InvalidInputError(
             f"{name!r} is a branch and a tag of {refs.store.uri}; write {BRANCH}:{name} for the branch, which was "
-            f"forked from {found.parent if found else MAIN}, or {TAG}:{name} for the tag, which names {tag.ref}"
+            f"forked from {existing.parent if existing else MAIN}, or {TAG}:{name} for the tag, which names {tag.ref}"
         )
     return branch, tag
 
 
-def _version_by_commit_id(read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _version_by_commit_id(expression: RefExpression, ancestry: Ancestry) -> VersionRef:
     refs = ancestry.refs
     # Commit ids are searched last, since that may take reading every manifest.
-    found = find_commits(read.name, ancestry) if not read.kind and COMMIT_PREFIX.fullmatch(read.name) else []
-    if not found:
+    matches = (
+        find_commits(expression.name, ancestry)
+        if not expression.kind and COMMIT_PREFIX.fullmatch(expression.name)
+        else []
+    )
+    if not matches:
         names = {BRANCH: refs.known(), TAG: refs.known_tags()}
-        known, kind = names.get(read.kind, [*names[BRANCH], *names[TAG]]), read.kind or "branch or tag"
-        raise RefNotFoundError(read.name, known, refs.store.uri, kind, _hint_for_git_name(read.name))
-    if len(found) > 1:
+        candidates, kind = names.get(expression.kind, [*names[BRANCH], *names[TAG]]), expression.kind or "branch or tag"
+        raise RefNotFoundError(expression.name, candidates, refs.store.uri, kind, _hint_for_git_name(expression.name))
+    if len(matches) > 1:
         shown = ", ".join(
-            f"{own_id[: _distinguishing_digits(found)]} ({place})" for own_id, place in found[:_SHOWN_CANDIDATES]
+            f"{own_id[: _distinguishing_digits(matches)]} ({place})" for own_id, place in matches[:_SHOWN_CANDIDATES]
         )
-        more = ", ..." if len(found) > _SHOWN_CANDIDATES else ""
+        more = ", ..." if len(matches) > _SHOWN_CANDIDATES else ""
         raise InvalidInputError(
-            f"{len(found)} commit ids of {refs.store.uri} begin with {read.name!r}; write more of one: {shown}{more}"
+            f"{len(matches)} commit ids of {refs.store.uri} begin with {expression.name!r}; "
+            f"write more digits of one of them: {shown}{more}"
         )
-    return found[0][1]
+    return matches[0][1]
 
 
 def _hint_for_git_name(name: str) -> str:
@@ -205,9 +215,9 @@ def _hint_for_git_name(name: str) -> str:
     return ""
 
 
-def _distinguishing_digits(found: Sequence[tuple[str, VersionRef]]) -> int:
+def _distinguishing_digits(matches: Sequence[tuple[str, VersionRef]]) -> int:
     """Return how many digits are needed to tell ids apart."""
-    ids = {own_id for own_id, _ in found}
+    ids = {own_id for own_id, _ in matches}
     return next(
         count
         for count in range(_SHOWN_DIGITS, len(min(ids)) + 1)
@@ -215,21 +225,23 @@ def _distinguishing_digits(found: Sequence[tuple[str, VersionRef]]) -> int:
     )
 
 
-def _without_suffix(read: RefExpression, what: str, place: VersionRef) -> VersionRef:
-    if read.suffix:
-        raise InvalidInputError(f"{read.name!r} is {what} and names {place}; write it without {read.suffix!r}")
+def _without_suffix(expression: RefExpression, what: str, place: VersionRef) -> VersionRef:
+    if expression.suffix:
+        raise InvalidInputError(
+            f"{expression.name!r} is {what} and names {place}; write it without {expression.suffix!r}"
+        )
     return place
 
 
-def _version_at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> VersionRef:
+def _version_at_time(branch: str, expression: RefExpression, ancestry: Ancestry) -> VersionRef:
     """Find the newest version committed at or before a time.
 
     A binary search finds the place, and then each version near it is looked at, since times of neighbouring versions
     need not ascend. The result is exact as long as the clocks of writers differ by at most `CLOCK_SKEW_SECONDS`.
     """
-    moment = parse_time(read.time or "")
+    moment = parse_time(expression.time or "")
     if isinstance(moment, str):
-        raise RefSyntaxError(read.text, read.position + len("@{"), moment)
+        raise RefSyntaxError(expression.text, expression.position + len("@{"), moment)
     numbers = ancestry.numbers(branch)
 
     def committed_at(number: int) -> pendulum.DateTime:
@@ -250,14 +262,14 @@ def _version_at_time(branch: str, read: RefExpression, ancestry: Ancestry) -> Ve
     raise VersionNotFoundError(f"{has}; the oldest is {branch}@{numbers[0]}, of {oldest:%Y-%m-%d %H:%M:%S}Z")
 
 
-def _follow_steps(place: VersionRef, read: RefExpression, ancestry: Ancestry) -> VersionRef:
-    for step in read.steps:
+def _follow_steps(place: VersionRef, expression: RefExpression, ancestry: Ancestry) -> VersionRef:
+    for step in expression.steps:
         times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
-        for taken in range(times):
+        for steps_taken in range(times):
             try:
                 place = ancestry.parent(place, which)
             # The step that failed is named: `main~9` may fail at its third step.
             except VersionNotFoundError as error:
-                far = f" after {taken} of {times} steps" if times > 1 else ""
-                raise VersionNotFoundError(f"there is no {read.text!r}{far}: {error}") from error
+                far = f" after {steps_taken} of {times} steps" if times > 1 else ""
+                raise VersionNotFoundError(f"there is no {expression.text!r}{far}: {error}") from error
     return place

@@ -4,12 +4,12 @@
                                                 lance+/data/orders.lance?ref=main%5E2
     lance+<root>?table=<name>&ref=<expression>  lance+s3://lake?table=shop/orders&ref=production
 
-The first form names a version of a table, by the branches and tags of the table itself. The second one names a table as
-a commit of its repository has it, by the branches, channels and tags of the repository. `table=` alone tells them
-apart, since a path cannot say where a root ends and the name of a table begins.
+The first form names a version of a table, by the branches and tags of the table itself. The second form names a table
+as a commit of its repository has it, by the branches, channels and tags of the repository. `table=` alone tells the two
+forms apart, since a path cannot say where a root ends and the name of a table begins.
 
-`<uri>` is the URI of the table, or a local path; `<root>` is that of the repository. In all parts `%`, `?`, `#`, `&`,
-blanks and non-ASCII characters are percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a
+`<uri>` is the URI of the table, or a local path; `<root>` is the URI of the repository. In all parts `%`, `?`, `#`,
+`&`, blanks and non-ASCII characters are percent-encoded as UTF-8; other characters may be. A `+` is a plus sign, not a
 blank. Without `ref=` the newest version of `main` is meant. Credentials are refused: a URI ends up in logs.
 """
 
@@ -49,7 +49,7 @@ def is_table_uri(uri: str | os.PathLike[str]) -> bool:
 
 
 def check_table_alone(uri: str | os.PathLike[str]) -> str:
-    """Return a URI as text, and refuse that of a version: as a path it would be below a folder `lance+`.
+    """Return the URI of a table as text; refuse the URI of a version, which as a path would lie in a folder `lance+`.
 
     Raises:
         InvalidInputError: The URI names a version.
@@ -71,20 +71,20 @@ def parse_version_uri(text: str) -> VersionUri:
     """
     if not is_table_uri(text):
         raise InvalidInputError(f"the URI of a version begins with {PREFIX!r}, such as {_EXAMPLE}")
-    location, asked, query = text[len(PREFIX) :].partition("?")
-    scheme, separator, rest = location.partition("://")
-    if separator and "@" in rest.partition("/")[0]:
+    location, has_query, query = text[len(PREFIX) :].partition("?")
+    scheme, separator, address = location.partition("://")
+    if separator and "@" in address.partition("/")[0]:
         raise InvalidInputError("the URI of a version cannot carry credentials; give them as storage options")
     if "#" in text:
         raise InvalidInputError(f"the URI of a version has no part after '#'; in a name it is written %23: {_EXAMPLE}")
-    keys = _keys(query) if asked else {}
+    keys = _keys(query) if has_query else {}
     ref = keys.get(_REF, MAIN)
     parse(ref)
     uri = _decoded(location, "the URI of a table")
     if not uri.strip():
         raise InvalidInputError(f"there is no table in {text!r}; write it as {_EXAMPLE}")
     # A plain path instead of file://, since a program that opens a URI would decode the escapes a second time.
-    plain = _path_of_file(rest) if separator and scheme.lower() == "file" else uri
+    plain = _path_of_file(address) if separator and scheme.lower() == "file" else uri
     return VersionUri(location=plain, ref=ref, table=keys.get(_TABLE))
 
 
@@ -96,13 +96,14 @@ def parse_table_uri(text: str) -> tuple[str, str]:
             options; the message never shows those.
         RefSyntaxError: The expression is malformed.
     """
-    found = parse_version_uri(text)
-    if found.table is not None:
+    version_uri = parse_version_uri(text)
+    if version_uri.table is not None:
         raise InvalidInputError(
-            f"the URI names table {found.table!r} of the repository at {found.location}, but the URI of a single table "
-            f"is wanted, such as {_EXAMPLE}; LanceRepository.open_uri opens a table of a repository"
+            f"the URI names table {version_uri.table!r} of the repository at {version_uri.location}; "
+            f"it must be the URI of a single table, such as {_EXAMPLE}; "
+            "LanceRepository.open_uri opens a table of a repository"
         )
-    return found.location, found.ref
+    return version_uri.location, version_uri.ref
 
 
 def split_table_uri(uri: str | os.PathLike[str]) -> tuple[str, str]:
@@ -139,9 +140,9 @@ def repository_uri(root: str, table: str, ref: str) -> str:
     return f"{PREFIX}{quote(root, safe=_SAFE_IN_URI)}?{_TABLE}={name}&{_REF}={quote(ref, safe=_SAFE_IN_REF)}"
 
 
-def _path_of_file(rest: str) -> str:
-    """Return the path in what follows `file://`: a host, which is empty or this one, and a path."""
-    host, slash, path = rest.partition("/")
+def _path_of_file(address: str) -> str:
+    """Return the path of what follows `file://`, such as `localhost/data/orders.lance`; the host may be empty."""
+    host, slash, path = address.partition("/")
     if host.lower() not in ("", "localhost") or not path.strip("/"):
         raise InvalidInputError(
             "the URI of a file has no host, or localhost, and a path; write it as lance+file:///data/orders.lance"
@@ -150,7 +151,7 @@ def _path_of_file(rest: str) -> str:
 
 
 def _keys(query: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for part in query.split("&"):
         key, equals, value = part.partition("=")
         if key not in (_REF, _TABLE) or not equals:
@@ -161,12 +162,12 @@ def _keys(query: str) -> dict[str, str]:
                 f"a table of a repository is written {_EXAMPLE_OF_REPOSITORY}"
             )
         decoded = _decoded(value, f"a {key}")
-        if key in found:
-            raise InvalidInputError(f"the URI of a version names one {key}, not 2: {found[key]!r}, {decoded!r}")
-        found[key] = decoded
-    if found.get(_TABLE) == "":
+        if key in keys:
+            raise InvalidInputError(f"the URI of a version names one {key}, not 2: {keys[key]!r}, {decoded!r}")
+        keys[key] = decoded
+    if keys.get(_TABLE) == "":
         raise InvalidInputError(f"there is no name after {_TABLE}=; write it as {_EXAMPLE_OF_REPOSITORY}")
-    return found
+    return keys
 
 
 def _decoded(text: str, what: str) -> str:

@@ -63,7 +63,7 @@ class Version:
 
     Attributes:
         id: The commit id (`format.codec.commit_id`). Renaming the branch gives its versions other ids; a
-            `Version` that was read before names the same one all the same.
+            `Version` that was read before the rename still names the same version.
         branch: The name of the branch.
         number: The version number on that branch.
         committed_at: When the version was committed.
@@ -73,8 +73,8 @@ class Version:
         committer: Who committed: what the transaction says, else the program that wrote the version.
         writer: The program that wrote the version, with its release.
         properties: The properties of the transaction.
-        parents: The versions this one was made from, as `branch@n`; for a merge the second one is the merged version.
-            They may be gone: cleaned up, or deleted with their branch.
+        parents: The versions this version was made from, as `branch@n`; the second parent of a merge is the merged
+            version. A parent may be gone: cleaned up, or deleted with its branch.
         transaction: The uuid of the transaction.
         cut: Whether the first parent was cleaned up, so that older history may be incomplete.
     """
@@ -131,11 +131,11 @@ class State:
         return f"{self.branch}@{self.manifest.version}"
 
     def after(self, head: "State") -> "State":
-        """Return this version with what is known from the one that it was committed on."""
+        """Return this version with what is known from the head that it was committed on."""
         own = replace(self, before=head.number)
         same = self.manifest.fields is head.manifest.fields
         if same and self.manifest.schema_metadata is head.manifest.schema_metadata and "schema" in vars(head):
-            # A stream of small appends would otherwise build the schema of many columns again for each of them.
+            # A stream of small appends would otherwise build the schema of many columns again for each append.
             vars(own)["schema"] = head.schema
         return own
 
@@ -217,10 +217,10 @@ class Versions:
             # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
             # need the whole listing: leftovers of other writers fill the first names, or names count upwards (v1).
             names = self.store.list(folder, limit=_FIRST_NAMES)
-            found = self._checked(branch, *layout.parse_manifest_names(names))
+            numbers = self._checked(branch, *layout.parse_manifest_names(names))
             # A listing that is shorter than it may be is the whole one.
-            if (found and branch not in self._v1_named) or len(names) < _FIRST_NAMES:
-                return sorted(found, reverse=True)
+            if (numbers and branch not in self._v1_named) or len(names) < _FIRST_NAMES:
+                return sorted(numbers, reverse=True)
         return sorted(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), reverse=True)
 
     def has_versions(self, branch: str) -> bool:
@@ -267,20 +267,20 @@ class Versions:
         Raises:
             VersionNotFoundError: The branch has no version of that number.
         """
-        found = self.find(branch, number, branch_id, fresh=fresh)
-        if found is None:
+        state = self.find(branch, number, branch_id, fresh=fresh)
+        if state is None:
             raise VersionNotFoundError(self._missing(branch, number))
-        return found
+        return state
 
     def find(self, branch: str, number: int, branch_id: str = "", *, fresh: bool = False) -> State | None:
         """Read one version as `load` does; return None when there is none of that number."""
         branch_id = layout.MAIN if branch == layout.MAIN else branch_id
-        known = None if fresh else self._states.get(self._places.get((branch_id, branch, number), ""))
-        found = known or self._read_state(branch, number, branch_id, self._manifest(branch, number))
-        if fresh and found is None:
+        cached = None if fresh else self._states.get(self._places.get((branch_id, branch, number), ""))
+        state = cached or self._read_state(branch, number, branch_id, self._manifest(branch, number))
+        if fresh and state is None:
             # Other versions were cleaned up with it, and would be answered from memory.
             self.forget()
-        return found
+        return state
 
     def find_many(self, branch: str, numbers: Sequence[int]) -> list[State | None]:
         """Read versions as `find` does, several at a time where each takes a request to an object store."""
@@ -289,10 +289,12 @@ class Versions:
         if len(unknown) < _MANY or not self.store.ordered_listing:
             return [self.find(branch, number) for number in numbers]
         with ThreadPoolExecutor(_WORKERS) as pool:
-            read = dict(zip(unknown, pool.map(partial(self._manifest, branch), unknown), strict=True))
+            manifests = dict(zip(unknown, pool.map(partial(self._manifest, branch), unknown), strict=True))
         # Decoded and kept here: the cache is not for several threads.
         return [
-            self._read_state(branch, number, branch_id, read[number]) if number in read else self.find(branch, number)
+            self._read_state(branch, number, branch_id, manifests[number])
+            if number in manifests
+            else self.find(branch, number)
             for number in numbers
         ]
 
@@ -302,8 +304,10 @@ class Versions:
         uri = f"{self.store.uri}/{path}"
         return None if data is None else decode_transaction_of(data, uri, branch=branch, number=number)
 
-    def _read_state(self, branch: str, number: int, branch_id: str, read: tuple[str, bytes | None]) -> State | None:
-        key, data = read
+    def _read_state(
+        self, branch: str, number: int, branch_id: str, manifest_file: tuple[str, bytes | None]
+    ) -> State | None:
+        key, data = manifest_file
         if data is None:
             return None
         own_id = commit_id(data)
@@ -338,20 +342,20 @@ class Versions:
             raise CorruptFileError(path, f"it says it is version {manifest.version}")
         if (manifest.branch or layout.MAIN) != branch:
             raise CorruptFileError(path, f"it says it is of branch {manifest.branch!r}")
-        found = transaction or self._stored_transaction(branch, manifest)
-        return State(branch, manifest, found, path, own_id, len(data))
+        transaction = transaction or self._stored_transaction(branch, manifest)
+        return State(branch, manifest, transaction, path, own_id, len(data))
 
-    def find_range(self, branch: str, first: int, last: int, branch_id: str) -> list[State]:
-        """Read the versions `first` to `last` of a branch that exist, oldest first.
+    def find_range(self, branch: str, first: int, end: int, branch_id: str) -> list[State]:
+        """Read the versions `first` to `end` of a branch that exist, oldest first.
 
-        The branch is listed only when a version is missing: most ranges are short and whole, and then reading them
-        one after the other takes no listing at all.
+        The branch is listed only when a version is missing: most ranges are short and have no gap, and reading such a
+        range takes no listing at all.
         """
         states: list[State] = []
-        for number in range(first, last + 1):
+        for number in range(first, end + 1):
             state = self.find(branch, number, branch_id)
             if state is None:
-                later = [listed for listed in self.numbers(branch) if number < listed <= last]
+                later = [listed for listed in self.numbers(branch) if number < listed <= end]
                 return states + [self.load(branch, listed, branch_id) for listed in later]
             states.append(state)
         return states
@@ -392,13 +396,13 @@ class Versions:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
         return state.size or len(self._manifest(state.branch, state.number)[1] or b"")
 
-    def read_ahead(self, branch: str, known: int, newest: int) -> None:
-        """Read the versions of `main` after a known one at once, where each takes a request to an object store.
+    def read_ahead(self, branch: str, after: int, newest: int) -> None:
+        """Read the versions of `main` after a number at once, where each takes a request to an object store.
 
         This is not done for other branches, whose versions are not cached by their numbers alone.
         """
         if branch == layout.MAIN and self.store.ordered_listing:
-            self.find_many(branch, range(max(known, newest - _READ_AHEAD) + 1, newest + 1))
+            self.find_many(branch, range(max(after, newest - _READ_AHEAD) + 1, newest + 1))
 
     def head(self, branch: str, branch_id: str = "", newest: Sequence[int] = ()) -> State:
         """Read the newest version of a branch.
@@ -413,8 +417,8 @@ class Versions:
         """
         latest = self.latest(branch)
         if latest is not None and not newest:
-            # The table may have been deleted and made again, with the same numbers. What is cached of the former one
-            # would be mixed with the new one, and a commit on top of it would make the new one unreadable.
+            # The table may have been deleted and made again, with the same numbers. Cached versions of the former table
+            # would be mixed with the new table, and a commit on top of them would make the new table unreadable.
             newest, (_, data) = together(
                 self.store, partial(self.newest_few, branch), partial(self._manifest, branch, latest.number)
             )
@@ -457,7 +461,7 @@ class Versions:
             self._tips[branch.name] = replace(state, of=branch)
 
     def is_of(self, state: State, branch_id: str) -> bool:
-        """Return whether a version that was read or committed is known to be one of a branch, by the id of that."""
+        """Return whether a version that was read or committed is known to belong to the branch with an id."""
         return self._places.get((branch_id, state.branch, state.number)) == state.id
 
     def is_stored(self, state: State) -> bool:
@@ -530,16 +534,16 @@ class Versions:
             number: Its number.
             branch_id: The id of the branch, under which commit ids are cached; empty when it has none.
         """
-        known = self._ids.get((branch_id, number))
-        if known is not None:
-            return known
+        cached = self._ids.get((branch_id, number))
+        if cached is not None:
+            return cached
         data = self._manifest(branch, number)[1]
         if data is None:
             return None
-        found = commit_id(data)
+        own_id = commit_id(data)
         if branch_id:
-            self._ids[branch_id, number] = found
-        return found
+            self._ids[branch_id, number] = own_id
+        return own_id
 
     def _keep_id(self, branch: str, number: int, own_id: str) -> None:
         if branch == layout.MAIN:
@@ -569,13 +573,13 @@ class Versions:
         )
 
     def _numbers_around(self, state: State) -> list[int]:
-        """List enough versions of a branch to tell which one comes before a given one."""
+        """List enough versions of a branch to tell which version comes before `state`."""
         if self.store.ordered_listing and state.branch not in self._v1_named:
             # Callers mostly describe a new version, which the short listing of the newest ones holds.
             names = self.store.list(self._folder(state.branch), limit=_FIRST_NAMES)
-            found = self._checked(state.branch, *layout.parse_manifest_names(names))
-            if found and min(found) < state.number and state.branch not in self._v1_named:
-                return sorted(found)
+            nearby = self._checked(state.branch, *layout.parse_manifest_names(names))
+            if nearby and min(nearby) < state.number and state.branch not in self._v1_named:
+                return sorted(nearby)
         return self.numbers(state.branch)
 
     def _first_parent(
@@ -588,22 +592,22 @@ class Versions:
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
             # Versions of `main` are known by their numbers, and only those.
-            seen = (layout.MAIN, name, number) in self._places
-            return (f"{name}@{number}",), not seen and self._manifest(name, number)[1] is None
+            cached = (layout.MAIN, name, number) in self._places
+            return (f"{name}@{number}",), not cached and self._manifest(name, number)[1] is None
         # Binary search: a log asks for the parent of every version.
         place = bisect_left(numbers, summary.number)
         before = numbers[place - 1] if place else 0
-        wanted = summary.number - 1
-        if RESET in summary.properties and summary.read_version < wanted:
+        expected = summary.number - 1
+        if RESET in summary.properties and summary.read_version < expected:
             # A reset was made from the version it went back to. Versions between the two exist until the reset has
             # dropped them, and are not parents.
             made_from = summary.read_version
             return (f"{branch}@{made_from}",), made_from not in numbers
         # The parent of a merge is not plain `number - 1`: a sync skips numbers on purpose, to be numbered after the
         # version it merged, and is made from the version it read. In any other version a skipped number was cleaned up.
-        if before != wanted and before == summary.read_version and MERGE in summary.properties:
-            wanted = before
-        return ((f"{branch}@{wanted}",), before != wanted) if wanted else ((), False)
+        if before != expected and before == summary.read_version and MERGE in summary.properties:
+            expected = before
+        return ((f"{branch}@{expected}",), before != expected) if expected else ((), False)
 
     def _manifest(self, branch: str, number: int) -> tuple[str, bytes | None]:
         """Return the path and the bytes of a manifest, looked for under both naming schemes."""
@@ -614,8 +618,8 @@ class Versions:
         if data is not None or branch in self._v2_named:
             return path, data
         names = (layout.manifest_name(number), layout.manifest_name_v1(number))
-        other = next(found for name in names if (found := f"{self._folder(branch)}/{name}") != path)
-        return other, self.store.get(other)
+        other_path = next(candidate for name in names if (candidate := f"{self._folder(branch)}/{name}") != path)
+        return other_path, self.store.get(other_path)
 
     def _checked(self, branch: str, numbers: list[int], v1_numbers: list[int]) -> list[int]:
         """Remember which naming scheme a branch uses; return its listed versions.
@@ -649,9 +653,9 @@ class Versions:
 
     def _missing(self, branch: str, number: int) -> str:
         numbers = self.numbers(branch)
-        known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
+        existing = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         if numbers and numbers[0] < number < numbers[-1]:
-            known += ", without those that were cleaned up or that a reset dropped"
+            existing += ", without those that were cleaned up or that a reset dropped"
         if number >= DETACHED_FROM:
-            known += "; a version of such a number is detached, and pylance alone reads it"
-        return f"branch {branch!r} of {self.store.uri} has no version {number}; {known}"
+            existing += "; a version of such a number is detached, and pylance alone reads it"
+        return f"branch {branch!r} of {self.store.uri} has no version {number}; {existing}"

@@ -185,7 +185,7 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
-                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref, read=found)
+                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref, stored=found)
             else:
                 _marked(found, target, context)
             if target.hold is not None and (found is None or found.hold is None):

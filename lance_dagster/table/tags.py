@@ -108,7 +108,7 @@ class Tags:
                 if refs.tag(name) is None:
                     raise
         where = None if expected is None else str(expected)
-        return tag_operations.move_tag(name, target, refs, versions, expected=where, read=read)
+        return tag_operations.move_tag(name, target, refs, versions, expected=where, stored=read)
 
     def rollback(
         self,
@@ -152,7 +152,7 @@ class Tags:
         target = TagTarget(state=state, metadata=metadata or {}, steps_back=steps, guard=guard)
         where = current.ref if expected is None else str(expected)
         refs, versions = self._context.refs, self._context.versions
-        return tag_operations.move_tag(name, target, refs, versions, expected=where, read=current)
+        return tag_operations.move_tag(name, target, refs, versions, expected=where, stored=current)
 
     def hold(
         self,

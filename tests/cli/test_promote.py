@@ -130,5 +130,5 @@ def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable)
     for arguments in ([], ["--to", "run@3"]):
         result = run("rollback", table.uri, *arguments)
         assert (2, 1) == (result.exit_code, result.stderr.count("\n"))
-        assert "is gone: its branch was deleted, and another one has its name" in result.stderr
+        assert "is gone: its branch was deleted, and another branch has its name" in result.stderr
     assert "main@4" == table.tags.get("production").ref

@@ -236,9 +236,7 @@ def test_properties_are_a_mapping_of_texts(table: LanceTable, method: str, wrong
 def test_a_list_of_texts_is_no_text(table: LanceTable, method: str, wrong: object) -> None:
     """Python would treat the string as a list of characters, so that `main` would be the patterns m, a, i and n."""
     kind = "(partitions|on|reads|patterns|columns|key)"
-    said = (
-        rf"^{kind}: a list such as \['.+'\] is wanted, not |an element of {kind} has (to be a string, not 5|'.ud800')"
-    )
+    said = rf"^{kind}: must be a list such as \['.+'\], not |an element of {kind} has (to be a string, not 5|'.ud800')"
     refused(table, LISTS[method], wrong, said)
 
 
@@ -334,7 +332,7 @@ def test_an_object_of_another_class_of_this_package(table: LanceTable) -> None:
 @pytest.mark.parametrize("method", ["append", "overwrite", "replace_where", "upsert"])
 def test_a_number_of_numpy_is_no_list(table: LanceTable, method: str) -> None:
     """NumPy compares it with an empty tuple element by element."""
-    refused(table, LISTS[method], np.int64(1), r"^partitions: a list such as \['tue'\] is wanted, not ")
+    refused(table, LISTS[method], np.int64(1), r"^partitions: must be a list such as \['tue'\], not ")
 
 
 def test_names_in_mappings_are_texts(table: LanceTable) -> None:

@@ -90,9 +90,9 @@ def test_history_ends_at_the_first_version(table: LanceTable, expression: str, p
 @pytest.mark.parametrize(
     "expression,has",
     [
-        ("main^2", "main@5 of .* has one parent, so there is no '\\^2' of it"),
-        ("main@4^3", "main@4 of .* has 2 parents, so there is no '\\^3' of it"),
-        ("main@1^2", "main@1 of .* has no parent, so there is no '\\^2' of it"),
+        ("main^2", "main@5 of .* has one parent, so it has no '\\^2'"),
+        ("main@4^3", "main@4 of .* has 2 parents, so it has no '\\^3'"),
+        ("main@1^2", "main@1 of .* has no parent, so it has no '\\^2'"),
         ("outer@2^2", "main@2 of .* has one parent"),
     ],
 )

@@ -88,7 +88,7 @@ def test_an_ambiguous_beginning_lists_what_it_may_mean(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
         LanceTable.open(table.uri).at(own_id[:8])
     assert str(caught.value) == (
-        f"2 commit ids of {table.uri} begin with {own_id[:8]!r}; write more of one: "
+        f"2 commit ids of {table.uri} begin with {own_id[:8]!r}; write more digits of one of them: "
         f"{own_id[:12]} (main@2), {own_id[:12]} (main@1)"
     )
 

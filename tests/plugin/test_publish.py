@@ -367,7 +367,7 @@ def test_publisher_without_tables() -> None:
     for tables in ([], [ORDERS, ORDERS]):
         with pytest.raises(InvalidInputError, match="at least one table, and each only once"):
             build_publisher(tables)
-    with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'orders'"):
+    with pytest.raises(InvalidInputError, match=r"tables: must be a list such as \['shop/orders'\], not 'orders'"):
         build_publisher("orders")
     with pytest.raises(InvalidInputError, match="shop/customers:rows is of no table of this publisher"):
         build_publisher([ORDERS], checks=[dg.AssetCheckKey(CUSTOMERS, "rows")])

@@ -338,9 +338,9 @@ def test_specs_of_the_main_branches(lake: LanceResource) -> None:
     with pytest.raises(InvalidInputError, match="at least one table"):
         build_ref_sensor("refs", [])
     for act in (lambda: build_ref_sensor("refs", "shop"), lambda: ref_asset_specs("shop")):
-        with pytest.raises(InvalidInputError, match=r"tables: a list such as \['shop/orders'\] is wanted, not 'shop'"):
+        with pytest.raises(InvalidInputError, match=r"tables: must be a list such as \['shop/orders'\], not 'shop'"):
             act()
-    with pytest.raises(InvalidInputError, match=r"refs: a list such as \['main'\] is wanted, not 'main'"):
+    with pytest.raises(InvalidInputError, match=r"refs: must be a list such as \['main'\], not 'main'"):
         build_ref_sensor("refs", [ORDERS], refs="main")
 
 

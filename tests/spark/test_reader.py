@@ -243,7 +243,7 @@ def test_an_empty_table_is_an_empty_frame(spark: SparkSession, tmp_table_uri: st
     [
         (["idd"], None, "no column 'idd' in .*; it has id, text, Odd One"),
         ([], None, "at least one"),
-        ("id", None, r"columns: a list such as \['id'\] is wanted, not 'id'"),
+        ("id", None, r"columns: must be a list such as \['id'\], not 'id'"),
         (["id", "id"], None, "each once"),
         (None, "id >", "cannot evaluate the filter 'id >'"),
         (None, "nothing = 3", "cannot evaluate the filter 'nothing = 3': .*No field named nothing"),

@@ -32,7 +32,8 @@ _ROWS_OF_LEAVES = (2, 1)
 _LAST_KNOWN = (2, 2)
 _ENCODINGS = "/lance.encodings"
 _COLUMN_ENCODINGS = frozenset({"/lance.encodings.ColumnEncoding"})
-# The second is that of files that were written before version 2.1 was final; pylance says that it cannot read them.
+# "/lance.encodings.PageLayout" is in files that were written before version 2.1 was final; pylance says that it cannot
+# read them.
 _PAGE_ENCODINGS = frozenset(
     {"/lance.encodings.ArrayEncoding", "/lance.encodings.PageLayout", "/lance.encodings21.PageLayout"}
 )
@@ -52,11 +53,11 @@ class DataFileShape:
     minor: int
 
 
-def decode_shape(read: ReadRange, size: int, path: str, *, pages: bool = False) -> DataFileShape:
+def decode_shape(read_range: ReadRange, size: int, path: str, *, pages: bool = False) -> DataFileShape:
     """Decode the footer and the descriptor of a data file, and check that every part lies inside the file.
 
     Args:
-        read: Reads bytes of the file; it may return fewer when the file is shorter.
+        read_range: Reads bytes of the file; it may return fewer when the file is shorter.
         size: The size of the file in bytes.
         path: The file, for messages.
         pages: Whether to read the metadata of the columns too, and check that every page lies inside the file, has an
@@ -66,16 +67,18 @@ def decode_shape(read: ReadRange, size: int, path: str, *, pages: bool = False) 
         CorruptFileError: The file has another shape.
     """
     try:
-        return _decode_shape(read, size, pages=pages)
+        return _decode_shape(read_range, size, pages=pages)
     except (struct.error, ValueError, DecodeError) as error:
         raise CorruptFileError(path, f"it is not a data file: {error}") from error
 
 
-def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
+def _decode_shape(read_range: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     if size < _FOOTER.size:
         raise ValueError(f"{size} bytes have no room for its footer")
     end = size - _FOOTER.size
-    columns_at, column_table, buffer_table, buffers, columns, major, minor, magic = _FOOTER.unpack(read(end, size))
+    columns_at, column_table, buffer_table, buffers, columns, major, minor, magic = _FOOTER.unpack(
+        read_range(end, size)
+    )
     if magic != _MAGIC:
         raise ValueError("it does not end with LANC")
     if not _FIRST <= (major, minor) < (_NEXT_MAJOR, 0):
@@ -84,8 +87,8 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     parts = (columns_at, column_table, column_table + columns * _ENTRY.size, buffer_table)
     if list(parts) != sorted(parts) or buffer_table + buffers * _ENTRY.size > end or not buffers:
         raise ValueError("its footer contradicts its size")
-    described = _entries(read(buffer_table, buffer_table + _ENTRY.size * buffers))
-    placed = _entries(read(column_table, column_table + _ENTRY.size * columns))
+    described = _entries(read_range(buffer_table, buffer_table + _ENTRY.size * buffers))
+    placed = _entries(read_range(column_table, column_table + _ENTRY.size * columns))
     _check_inside(described, end, "a buffer")
     _check_inside(placed, column_table, "the metadata of a column")
     if placed and min(start for start, _ in placed) != columns_at:
@@ -93,9 +96,9 @@ def _decode_shape(read: ReadRange, size: int, *, pages: bool) -> DataFileShape:
     if sum(length for _, length in placed) > _MOST_METADATA or described[0][1] > _MOST_METADATA:
         raise ValueError("its metadata is larger than any writer makes it")
     start, length = described[0]
-    rows = int(wire.FileDescriptor.FromString(read(start, start + length)).length)
+    rows = int(wire.FileDescriptor.FromString(read_range(start, start + length)).length)
     if pages:
-        _check_pages(read, placed, end, rows=rows, version=(major, minor))
+        _check_pages(read_range, placed, end, rows=rows, version=(major, minor))
     return DataFileShape(rows=rows, columns=columns, major=major, minor=minor)
 
 
@@ -104,11 +107,11 @@ def _check_known(message: Message, what: str) -> None:
         raise ValueError(f"{what} has a field that is not known")
 
 
-def _check_encoding(data: bytes, known: frozenset[str], what: str) -> None:
+def _check_encoding(data: bytes, types: frozenset[str], what: str) -> None:
     """Check that an encoding is stored in place, is of a known type and is a message: `{2: {1: Any}}`."""
     message = Any.FromString(_only_field(_only_field(data, _DIRECT, what), 1, what))
     _check_known(message, f"the encoding of {what}")
-    if message.type_url not in known and (known or not message.type_url.startswith(_ENCODINGS)):
+    if message.type_url not in types and (types or not message.type_url.startswith(_ENCODINGS)):
         raise ValueError(f"the encoding of {what} is of the type {message.type_url!r}")
     if not len(UnknownFieldSet(Empty.FromString(message.value))):
         raise ValueError(f"the encoding of {what} is empty")
@@ -132,17 +135,19 @@ def _check_inside(parts: Sequence[_Part], end: int, what: str) -> None:
             raise ValueError(f"{what} lies at {start} to {start + length}, beyond {end}")
 
 
-def _check_pages(read: ReadRange, columns: Sequence[_Part], end: int, *, rows: int, version: tuple[int, int]) -> None:
+def _check_pages(
+    read_range: ReadRange, columns: Sequence[_Part], end: int, *, rows: int, version: tuple[int, int]
+) -> None:
     # What a later version calls its encodings is not known.
-    known = _PAGE_ENCODINGS if version <= _LAST_KNOWN else frozenset[str]()
+    types = _PAGE_ENCODINGS if version <= _LAST_KNOWN else frozenset[str]()
     for start, length in columns:
-        column = wire.ColumnMetadata.FromString(read(start, start + length))
-        # A damaged tag makes the rest a field that nobody knows, and pylance panics over what is missing.
+        column = wire.ColumnMetadata.FromString(read_range(start, start + length))
+        # After a damaged tag the remaining bytes are an unknown field, and pylance panics over the missing fields.
         _check_known(column, "the metadata of a column")
         _check_encoding(column.encoding, _COLUMN_ENCODINGS, "a column")
         for page in column.pages:
             _check_known(page, "a page")
-            _check_encoding(page.encoding, known, "a page")
+            _check_encoding(page.encoding, types, "a page")
         # A page of an early file counts the items of lists, not rows.
         if version >= _ROWS_OF_LEAVES and column.pages and sum(page.length for page in column.pages) != rows:
             raise ValueError(f"the pages of a column do not have {rows} rows")

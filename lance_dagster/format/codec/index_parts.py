@@ -62,8 +62,8 @@ def _parsed_section(section: bytes, path: str) -> wire.IndexSection:
 def replaced_fragments(details: bytes) -> list[tuple[list[int], list[int]]] | None:
     """Decode the details of the fragment-reuse index: the ids of fragments that compactions replaced, oldest first.
 
-    Each entry has the ids of the old fragments and those of the new ones. The result is None where the details are in a
-    file, or of a kind that is not known.
+    Each entry has the ids of the old fragments and the ids of the new fragments, such as ([0, 1], [5]). The result is
+    None where the details are in a file, or of an unknown kind.
     """
     try:
         message = wire.FragmentReuseIndexDetails.FromString(details)
@@ -72,7 +72,10 @@ def replaced_fragments(details: bytes) -> list[tuple[list[int], list[int]]] | No
     if unknown_fields(message) or message.HasField("external"):
         return None
     groups = (group for version in message.inline.versions for group in version.groups)
-    return [([one.id for one in group.old_fragments], [one.id for one in group.new_fragments]) for group in groups]
+    return [
+        ([fragment.id for fragment in group.old_fragments], [fragment.id for fragment in group.new_fragments])
+        for group in groups
+    ]
 
 
 def index_from_wire(message: wire.IndexMetadata) -> IndexMetadata:
@@ -128,11 +131,11 @@ def files_from_wire(messages: Iterable[wire.IndexFile]) -> tuple[IndexFile, ...]
     Raises:
         ValueError: A file path leaves the folder of the index.
     """
-    found = tuple(IndexFile(message.path, message.size_bytes) for message in messages)
-    outside = next((file.path for file in found if not is_path_inside(file.path)), None)
+    files = tuple(IndexFile(message.path, message.size_bytes) for message in messages)
+    outside = next((file.path for file in files if not is_path_inside(file.path)), None)
     if outside is not None:
         raise ValueError(f"{outside[:100]!r} is not the path of a file of an index")
-    return found
+    return files
 
 
 def files_to_wire(files: Iterable[IndexFile]) -> list[wire.IndexFile]:

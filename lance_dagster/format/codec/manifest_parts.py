@@ -30,14 +30,14 @@ from lance_dagster.format.model import (
 
 def unknown_fields(message: Message) -> list[str]:
     """Return the names of all unknown fields of a message and of the messages nested in it."""
-    known: Any = type(message)()
-    known.CopyFrom(message)
+    stripped: Any = type(message)()
+    stripped.CopyFrom(message)
     # A copy is changed here, not the message of the caller.
-    known.DiscardUnknownFields()
+    stripped.DiscardUnknownFields()
     # Comparing sizes costs a fraction of walking every nested message, and unknown fields are rare.
     return (
         []
-        if known.ByteSize() == message.ByteSize()
+        if stripped.ByteSize() == message.ByteSize()
         else list(dict.fromkeys(_unknown_in(message))) or ["an unknown field"]
     )
 
@@ -126,7 +126,7 @@ def _base_path_from_wire(message: wire.BasePath) -> BasePath:
 
 
 _KEPT_FRAGMENTS, _KEPT_BYTES = 8_192, 2_048
-"""The number of fragments kept, and the largest size of one in bytes: together they take some 20 MB at most."""
+"""The number of fragments kept, and the largest size of a kept fragment in bytes: some 20 MB at most in all."""
 _MOST_ROWS = 2**32
 """Row offsets in a fragment have 32 bits."""
 _WITH_COLUMNS = 2
@@ -153,14 +153,14 @@ class ProtobufFragmentDecoder:
         # kept, so that an error names the file at hand.
         if len(data) > _KEPT_BYTES:
             return _fragment_from_wire(validated_message(data, self.path))
-        found = _KEPT.get(data)
-        if found is None:
+        fragment = _KEPT.get(data)
+        if fragment is None:
             if len(_KEPT) >= _KEPT_FRAGMENTS:
                 _KEPT.clear()
-            found = _KEPT[data] = _fragment_from_wire(validated_message(data, self.path))
-        return found
+            fragment = _KEPT[data] = _fragment_from_wire(validated_message(data, self.path))
+        return fragment
 
-    def same_files(self, one: bytes, other: bytes) -> bool:
+    def same_files(self, first: bytes, second: bytes) -> bool:
         """Return whether two fragments name the same data files, with the same fields, in the same order.
 
         Raises:
@@ -168,7 +168,7 @@ class ProtobufFragmentDecoder:
         """
         # They are compared as messages: a fragment whose deletion vector alone changed need not become a value for
         # this.
-        return bool(_parsed(one, self.path).files == _parsed(other, self.path).files)
+        return bool(_parsed(first, self.path).files == _parsed(second, self.path).files)
 
     def paths(self, data: bytes) -> list[str]:
         """Return the names of the data files of a fragment.
@@ -187,7 +187,7 @@ class ProtobufFragmentDecoder:
         # One message declares only the fields needed: parsing each fragment by itself is many times slower.
         together = wire.Manifest(fragments=items).SerializeToString()
         try:
-            found = wire.ManifestOutline.FromString(together).fragments
+            messages = wire.ManifestOutline.FromString(together).fragments
         except DecodeError as error:
             raise CorruptFileError(self.path, f"one of its fragments cannot be parsed: {error}") from error
         ids = []
@@ -195,7 +195,7 @@ class ProtobufFragmentDecoder:
         deletions = False
         counted = True
         # The deletion file stays encoded in this message: most fragments have none.
-        for number, physical, deletion in map(_OUTLINED, found):
+        for number, physical, deletion in map(_OUTLINED, messages):
             ids.append(number)
             rows += physical
             # This comes before anything is allocated for the rows: a few damaged bytes can claim any number of them.
@@ -235,13 +235,13 @@ def validated_message(item: Fragment | bytes, path: str) -> wire.DataFragment:
     if isinstance(item, Fragment):
         return _fragment_to_wire(item)
     message: Any = _parsed(item, path)  # no stub has `DiscardUnknownFields`
-    found = _problems(message)
+    features = _problems(message)
     message.DiscardUnknownFields()
     # An unchanged size proves that there is no unknown field; only otherwise is the search worth its cost.
     if message.ByteSize() != len(item):
-        found += unknown_fields(_parsed(item, path))
-    if found:
-        raise UnsupportedFeatureError(path, found)
+        features += unknown_fields(_parsed(item, path))
+    if features:
+        raise UnsupportedFeatureError(path, features)
     broken = _contradiction(message)
     if broken is not None:
         raise CorruptFileError(path, f"in fragment {message.id}, {broken}")
@@ -266,7 +266,7 @@ def encode_fragments(fragments: Iterable[Fragment]) -> list[bytes]:
 
 
 def encoded(fragments: Iterable[Fragment], path: str) -> Fragments:
-    """Encode fragments now: a commit names new ones in its manifest and twice in its transaction.
+    """Encode fragments now: a commit names new fragments in its manifest and twice in its transaction.
 
     Args:
         fragments: The fragments; `Fragments` that are all encoded are returned as they are.
@@ -330,8 +330,8 @@ _KINDS = dict(zip(wire.DeletionFile.FileType.values(), wire.DeletionFile.FileTyp
 
 
 def _inline(message: wire.DataFragment, name: Any) -> bytes | None:  # noqa: ANN401  # a literal in the stubs
-    found: bytes | None = getattr(message, name) if message.HasField(name) else None
-    return found
+    data: bytes | None = getattr(message, name) if message.HasField(name) else None
+    return data
 
 
 def _fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
@@ -361,18 +361,18 @@ def _fragment_to_wire(fragment: Fragment) -> wire.DataFragment:
 
 def _problems(message: wire.DataFragment) -> list[str]:
     """Return the features of a fragment that are known and not supported."""
-    found = []
+    features = []
     if message.overlays:
-        found.append("data overlay files")
+        features.append("data overlay files")
     spilled: Sequence[Any] = ("spilled_row_ids", "spilled_last_updated_at_versions", "spilled_created_at_versions")
     if any(message.HasField(name) for name in spilled):
-        found.append("spilled row lineage")
+        features.append("spilled row lineage")
     # Carrying unknown semantics over to changed fragments could make them wrong.
     if message.clustering_id or message.metadata:
-        found.append("fragment clustering or metadata")
+        features.append("fragment clustering or metadata")
     if message.deletion_file.file_type not in (ARROW_FILE, BITMAP_FILE):
-        found.append(f"deletion files of kind {message.deletion_file.file_type}")
-    return found
+        features.append(f"deletion files of kind {message.deletion_file.file_type}")
+    return features
 
 
 def _contradiction(message: wire.DataFragment) -> str | None:

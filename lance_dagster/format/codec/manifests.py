@@ -72,19 +72,19 @@ def check_readable(manifest: Manifest, path: str) -> None:
 
 
 class _Counts:
-    """Lengths of row sequences. Fragments of one commit share their version sequences, so those lengths are cached."""
+    """Lengths of row sequences. Fragments of a commit share their version sequences, whose lengths are cached."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._versions: dict[bytes, int] = {}
 
     def of_versions(self, sequence: bytes) -> int:
-        found = self._versions.get(sequence)
-        if found is None:
-            found = count_versions(sequence, self.path)
+        count = self._versions.get(sequence)
+        if count is None:
+            count = count_versions(sequence, self.path)
             if len(self._versions) < _KEPT_COUNTS:
-                self._versions[sequence] = found
-        return found
+                self._versions[sequence] = count
+        return count
 
     def of_row_ids(self, sequence: bytes) -> int:
         return count_row_ids(sequence, self.path)
@@ -107,7 +107,7 @@ def _lineage_problem(message: wire.DataFragment, counts: _Counts) -> str | None:
         ("update versions", message.inline_last_updated_at_versions, counts.of_versions),
     )
     for what, sequence, count in counters:
-        # Versions may be left out; a sequence of another length would give rows the versions of others.
+        # Versions may be left out; a sequence of another length would give rows the versions of other rows.
         if sequence and count(sequence) != message.physical_rows:
             return f"has {count(sequence)} {what} for {message.physical_rows} rows"
     return None
@@ -196,7 +196,7 @@ def check_writable(manifest: Manifest) -> None:
     Raises:
         UnsupportedFeatureError: The dictionary of a legacy (0.1) column is stored in the manifest file.
     """
-    # The tables of pylance before 0.13 do not say which version their files have, and most are of the first one.
+    # The tables of pylance before 0.13 do not say which version their files have, and most have files of format 0.1.
     legacy = manifest.file_version.startswith("0.") or not manifest.file_version
     for field in manifest.fields:
         if legacy and field.dictionary is not None:
@@ -326,20 +326,20 @@ def _section(data: bytes, position: int, path: str) -> bytes:
 
 
 def _refuse_unknown(message: wire.Manifest, path: str) -> None:
-    found = [*unknown_flags(message), *unknown_fields(message)]
+    features = [*unknown_flags(message), *unknown_fields(message)]
     if message.fragment_tree:
-        found.append("fragment tree")
+        features.append("fragment tree")
     if message.clustering or message.HasField("max_clustering_id"):
-        found.append("clustering")
+        features.append("clustering")
     if message.data_format.file_format not in ("", "lance"):
-        found.append(f"data file format {message.data_format.file_format!r}")
+        features.append(f"data file format {message.data_format.file_format!r}")
     # Some releases of pylance wrote "default" for every column, and later ones dropped the field: it has no effect.
     classes = {field.storage_class for field in message.fields} - {"", "default"}
-    found += [f"columns of storage class {name!r}" for name in sorted(classes)]
+    features += [f"columns of storage class {name!r}" for name in sorted(classes)]
     if not _FILE_VERSION.fullmatch(message.data_format.version):
-        found.append(f"data files of version {message.data_format.version!r}")
-    if found:
-        raise UnsupportedFeatureError(path, dict.fromkeys(found))
+        features.append(f"data files of version {message.data_format.version!r}")
+    if features:
+        raise UnsupportedFeatureError(path, dict.fromkeys(features))
 
 
 def _has_date(message: wire.Manifest) -> bool:

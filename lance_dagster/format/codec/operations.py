@@ -54,7 +54,7 @@ def operation_to_wire(operation: ops.Operation, message: _T) -> None:
     kind, write = _WRITERS[type(operation)]
     target: Message = getattr(message, kind)
     target.CopyFrom(write(operation))
-    # An operation whose fields all have default values serializes to nothing; presence alone tells which one it is.
+    # An operation whose fields all have default values serializes to nothing; only its presence tells its kind.
     target.SetInParent()
 
 

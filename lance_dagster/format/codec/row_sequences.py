@@ -76,9 +76,9 @@ def decode_row_runs(sequence: bytes | None, rows: int, path: str) -> RowRuns:
     """
     segments = _segments(sequence or b"", path)
     # Lengths are added up before anything is decoded: a bitmap of a wrong length has no runs worth finding.
-    found = sum(_length(segment, path) for segment in segments)
-    if found != rows or rows > _MOST_ROWS:
-        raise CorruptFileError(path, f"it has {found} row ids for {rows} rows")
+    total = sum(_length(segment, path) for segment in segments)
+    if total != rows or rows > _MOST_ROWS:
+        raise CorruptFileError(path, f"it has {total} row ids for {rows} rows")
     if len(segments) == 1 and rows and segments[0].HasField("range"):
         # Most fragments have one range, which is in order, and has each id once.
         return RowRuns.one(0, rows, segments[0].range.start)
@@ -110,7 +110,7 @@ def encode_row_runs(ids: RowRuns) -> bytes:
     ids = ids.merged()
     if len(ids) == 1:
         return row_id_range(int(ids.first[0]), int(ids.count[0]))
-    # Lance reads any encoding; the smallest one is written because every commit rewrites the sequences inline.
+    # Lance reads any encoding; the smallest encoding is written because every commit rewrites the sequences inline.
     sizes: dict[Callable[[RowRuns], wire.U64Segment], int] = {}
     rows, span = ids.rows, (ids.largest or 0) - (ids.smallest or 0) + 1
     if ids.ascending:
@@ -150,13 +150,13 @@ def decode_version_runs(sequence: bytes | None, rows: int, path: str) -> Version
         raise CorruptFileError(path, f"it has a fragment of {rows} rows")
     if sequence is None:
         return VersionRuns.of([(rows, 1)])
-    found = [(_length(run.span, path), run.version) for run in _runs(sequence, path)]
-    known = sum(length for length, _ in found)
-    if known != rows:
-        raise CorruptFileError(path, f"it has row versions for {known} of {rows} rows")
-    if len(found) == 1 and rows:
-        return VersionRuns.one(rows, found[0][1])
-    return VersionRuns.of(found)
+    runs = [(_length(run.span, path), run.version) for run in _runs(sequence, path)]
+    total = sum(length for length, _ in runs)
+    if total != rows:
+        raise CorruptFileError(path, f"it has row versions for {total} of {rows} rows")
+    if len(runs) == 1 and rows:
+        return VersionRuns.one(rows, runs[0][1])
+    return VersionRuns.of(runs)
 
 
 def decode_versions(sequence: bytes | None, rows: int, path: str) -> U64Array:
@@ -212,8 +212,8 @@ def smallest_row_id(sequence: bytes) -> int | None:
         lowest = [_lower_bound(segment) for segment in wire.RowIdSequence.FromString(sequence).segments]
     except DecodeError:
         return None
-    known = [bound for bound in lowest if bound is not None]
-    return min(known, default=None) if len(known) == len(lowest) else None
+    bounds = [bound for bound in lowest if bound is not None]
+    return min(bounds, default=None) if len(bounds) == len(lowest) else None
 
 
 def _segments(sequence: bytes, path: str) -> list[wire.U64Segment]:
@@ -260,13 +260,13 @@ def _runs_of(segment: wire.U64Segment, path: str) -> RowRuns:
             return _between(holes.start, holes.end, np.sort(_array(holes.holes, path)), path)
         case "range_with_bitmap":
             mapped = segment.range_with_bitmap
-            # The first id is the lowest bit of the first byte. Where a bit differs from the one before it a run starts
-            # or ends, so that memory goes with the bits of the bitmap and not with the ids.
+            # The first id is the lowest bit of the first byte. A run starts or ends where a bit differs from the bit
+            # before it, so memory grows with the bits of the bitmap and not with the ids.
             bits = np.unpackbits(np.frombuffer(mapped.bitmap, np.uint8), bitorder="little")[: mapped.end - mapped.start]
             edges = np.flatnonzero(np.diff(bits, prepend=np.uint8(0), append=np.uint8(0))).astype(np.uint64)
             return _spans(edges[::2] + np.uint64(mapped.start), edges[1::2] - edges[::2])
         case "sorted_array":
-            # A reader may search it by bisection, and would miss ids of an unsorted one without any error.
+            # A reader may search it by bisection, and would miss ids of an unsorted array without any error.
             ascending = _array(segment.sorted_array, path)
             if not _ascending(ascending):
                 raise CorruptFileError(path, "it has a sorted array of row ids that is not sorted")
@@ -277,13 +277,13 @@ def _runs_of(segment: wire.U64Segment, path: str) -> RowRuns:
 
 def _between(start: int, end: int, holes: U64Array, path: str) -> RowRuns:
     """Return the runs between holes, which are sorted."""
-    # A hole outside the range, or one that is listed twice, would make the number of ids wrong.
+    # A hole outside the range, or a hole that is listed twice, would make the number of ids wrong.
     if len(holes) and (int(holes[0]) < start or int(holes[-1]) >= end or not _ascending(holes)):
         raise CorruptFileError(path, "it has holes outside of its range of row ids")
-    one = np.uint64(1)
-    firsts, ends = np.r_[np.uint64(start), holes + one], np.r_[holes, np.uint64(end)]
-    some = ends > firsts
-    return _spans(firsts[some], ends[some] - firsts[some])
+    step = np.uint64(1)
+    firsts, ends = np.r_[np.uint64(start), holes + step], np.r_[holes, np.uint64(end)]
+    nonempty = ends > firsts
+    return _spans(firsts[nonempty], ends[nonempty] - firsts[nonempty])
 
 
 def _spans(firsts: U64Array, counts: U64Array) -> RowRuns:
@@ -384,5 +384,5 @@ def _lower_bound(segment: wire.U64Segment) -> int | None:
         case _:
             values = array.u64_array.values
             # Trailing bytes are damage, which `decode_row_runs` reports; here a bound is enough.
-            whole = np.frombuffer(values[: len(values) // 8 * 8], "<u8")
-            return int(whole.min()) if len(whole) else None
+            numbers = np.frombuffer(values[: len(values) // 8 * 8], "<u8")
+            return int(numbers.min()) if len(numbers) else None

@@ -16,15 +16,15 @@ branch *id*, however late it arrives:
    files that they name stay in the folder of the branch as long as the copies; a collection deletes them.
 6. The keys of its manifests and transactions are listed, and the branch is read again: while its file says "deleting",
    no other branch can have written what was listed. Exactly these keys are deleted. They are never used again: a
-   manifest's number is below the next branch's first one, and transactions have random names.
+   manifest's number is below the first number of the next branch, and transactions have random names.
 7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
    a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
-8. Where the file changed after step 6, the branch is read again: another process may have finished the deletion and a
-   third one recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back,
+8. If the file changed after step 6, the branch is read again: a second process may have finished the deletion and a
+   third process recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back,
    and deleted once more where a later deletion may have missed them, and so on.
 
-A reset writes a mark of its own in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
-replaces the mark of another one, and a process that does not find its own mark at the end reports a conflict.
+A reset writes its own mark in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
+replaces the mark of an earlier reset, and a process that does not find its own mark at the end reports a conflict.
 """
 
 import time
@@ -116,12 +116,12 @@ def close_branches(
 ) -> tuple[list[Branch], dict[str, ConflictError]]:
     """Take many branches to the state "deleting" with one search for references; return also why others stay.
 
-    The order is that of one branch: all marks, then the search, then the seals. So a process that refers to one of the
-    branches sees its mark, or its reference is found.
+    The order is as in `close_branch`: all marks, then the search, then the seals. So a process that refers to a branch
+    of the list sees the mark of this branch, or the search finds its reference.
     """
     marked: list[Branch] = []
     closed: list[Branch] = []
-    kept: dict[str, ConflictError] = {}
+    refusals: dict[str, ConflictError] = {}
     for branch in branches:
         try:
             marked.append(_marked(branch, refs, Closing()))
@@ -129,7 +129,7 @@ def close_branches(
             # A branch that is gone was deleted by another process.
             continue
         except ConflictError as error:
-            kept[branch.name] = error
+            refusals[branch.name] = error
     users = refs.referrers()
     for closing in marked:
         try:
@@ -141,8 +141,8 @@ def close_branches(
         except RefMovedError:
             continue
         except ConflictError as error:
-            kept[closing.name] = error
-    return closed, kept
+            refusals[closing.name] = error
+    return closed, refusals
 
 
 def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
@@ -157,9 +157,9 @@ def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
         if current.state in (CLOSING, DELETING):
             return with_metadata(current, {RESETTING: why.resetting})
         # What a rename recorded still holds while the branch is being created, and is outdated once it takes commits.
-        last = current.metadata.get(LAST) if current.state == CREATING else None
+        recorded = current.metadata.get(LAST) if current.state == CREATING else None
         marks = {STATE: CLOSING, CLOSING_ID: own, BEFORE_CLOSING: current.state}
-        return with_metadata(current, {**marks, RESETTING: why.resetting, LAST: last})
+        return with_metadata(current, {**marks, RESETTING: why.resetting, LAST: recorded})
 
     return refs.change_branch(branch, marked)
 
@@ -200,18 +200,18 @@ def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Bra
     """Take a branch from "closing" to "deleting", if the attempt is still the one that was looked at."""
     if closing.state == DELETING and closing.last is not None:
         return refs.adopt_removal(closing)
-    last = f"{_highest(closing, newest, versions)} {int(time.time())}"
+    highest = f"{_highest(closing, newest, versions)} {int(time.time())}"
 
     def sealed(current: Branch) -> Branch:
         same = current.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
         if current.state != closing.state or not same or (current.state == DELETING and current.last is not None):
             return current
-        return with_metadata(current, {STATE: DELETING, LAST: last, **own})
+        return with_metadata(current, {STATE: DELETING, LAST: highest, **own})
 
     own = refs.remover()
-    found = refs.change_branch(closing, sealed)
+    changed = refs.change_branch(closing, sealed)
     # Another process may have sealed the same attempt first, and has the right to delete the file.
-    return _with_right(found, own, refs) if found.state == DELETING else found
+    return _with_right(changed, own, refs) if changed.state == DELETING else changed
 
 
 def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
@@ -221,27 +221,27 @@ def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
 
 def _highest(branch: Branch, newest: int, versions: Versions) -> int:
     """Return the highest number that a version of a branch may have, once the branch takes no commits any more."""
-    # A sync may be numbered after the version it merged, usually of main: a late one may be about to use that number.
+    # A sync is numbered after the version that it merges, usually of main. A late sync may be about to use that number.
     main = versions.newest(layout.MAIN) or 0
     return max(branch.first, branch.last[0] if branch.last else 0, newest, main)
 
 
 def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
-    last = f"{_highest(branch, _newest(branch, versions), versions)} {int(time.time())}"
+    highest = f"{_highest(branch, _newest(branch, versions), versions)} {int(time.time())}"
 
     def marked(current: Branch) -> Branch:
         if current.state != CREATING:
             return current
         # The process that makes the branch records it before it puts anything there.
-        known = current.metadata.get(LAST, last)
-        return with_metadata(current, {STATE: DELETING, LAST: known, **own})
+        recorded = current.metadata.get(LAST, highest)
+        return with_metadata(current, {STATE: DELETING, LAST: recorded, **own})
 
     own = refs.remover()
     # The mark is written first: another process that is about to finish the creation finds it.
-    found = refs.change_branch(branch, marked)
-    if found.state == DELETING:
-        finish_deleting(_with_right(found, own, refs), refs, versions)
+    changed = refs.change_branch(branch, marked)
+    if changed.state == DELETING:
+        finish_deleting(_with_right(changed, own, refs), refs, versions)
 
 
 def finish_deleting(branch: Branch, refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS) -> None:
@@ -295,31 +295,31 @@ def empty_branch(
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went.
 
     The files that they name stay in the folder of the branch, until a collection finds that no manifest and no copy of
-    one names them: a merge may be reading them, and a recovery needs them.
+    a manifest names them: a merge may be reading them, and a recovery needs them.
 
     Returns:
         What was deleted; None when another process finished the deletion.
     """
     root, store = layout.branch_root(branch.name), refs.store
     while True:
-        last, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
+        highest, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
         # The fence is put before the deletion: from here on no next branch of the name can begin too low.
-        fence = layout.branch_fence_file(branch.name, last, since, branch.id)
+        fence = layout.branch_fence_file(branch.name, highest, since, branch.id)
         _, listed = together(store, partial(put_once, store, fence, b""), lambda: list(store.walk(root)))
         # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
         keys = [key for entry in listed if (key := entry.key).removeprefix(f"{root}/").partition("/")[0] in folders]
-        found = refs.read_deleting(branch)
-        if found is None:
+        deleting = refs.read_deleting(branch)
+        if deleting is None:
             return None
         manifests = _manifests_of(keys, f"{root}/{layout.VERSIONS}/")
         numbers = manifests.keys()
-        if not numbers or max(numbers) <= last + 1:
+        if not numbers or max(numbers) <= highest + 1:
             break
         # Another program, which knows no marks, committed meanwhile.
         branch = _with_last(branch, max(numbers), refs)
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
-    copy_to_expired(store, branch.name, branch.id, manifests, known=partial(versions.stored_bytes, branch))
-    # Oldest first: where a recovered branch loses versions, its head stays the newest one for as long as possible.
+    copy_to_expired(store, branch.name, branch.id, manifests, cached=partial(versions.stored_bytes, branch))
+    # Oldest first: if the branch was recovered and loses versions, its head stays for as long as possible.
     ordered = [manifests[number] for number in sorted(manifests)]
     if manifests and not store.ordered_listing:
         # A power cut could otherwise keep a version whose files are gone. An object store has no power cuts.
@@ -329,18 +329,19 @@ def empty_branch(
         store.delete_many([*ordered, *sorted(set(keys) - set(ordered))])
     for folder in ALL_FOLDERS:
         store.prune(f"{root}/{folder}")
-    return EmptiedBranch(*found, numbers)
+    return EmptiedBranch(*deleting, numbers)
 
 
 def put_back(branch: Branch, deleted: Collection[int], refs: Refs, versions: Versions) -> None:
     """Put versions back that were deleted, by their numbers, if the branch was recovered meanwhile."""
     name = branch.name
-    # Whatever is deleted here may be of a branch that was recovered once more, so each deletion is followed by a look.
+    # The branch may be recovered again while its versions are deleted here, so it is read again after each deletion.
     for _ in range(_ATTEMPTS):
         if not _is_kept(branch, refs):
             return
         copies = newest_expired_copies(versions.store, name, branch.id)
-        # Newest first: the branch takes commits, and one on an older version would take the number of a missing one.
+        # Newest first: the branch takes commits, and a commit on an older version would take the number of a missing
+        # version.
         numbers = sorted(copies.keys() & set(deleted), reverse=True)
         for number in numbers:
             data = versions.store.get(copies[number])
@@ -379,14 +380,14 @@ def restore_version(name: str, number: int, data: bytes, versions: Versions, *, 
 
 
 def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:
-    last = f"{number} {int(time.time())}"
-    return refs.change_branch(branch, lambda current: with_metadata(current, {LAST: last}))
+    highest = f"{number} {int(time.time())}"
+    return refs.change_branch(branch, lambda current: with_metadata(current, {LAST: highest}))
 
 
 def _manifests_of(keys: list[str], folder: str) -> dict[int, str]:
     """Return the keys of manifests by version number."""
-    found = ((layout.parse_manifest_names([key.removeprefix(folder)]), key) for key in keys if key.startswith(folder))
-    return {number: key for (present, old), key in found for number in (*present, *old)}
+    parsed = ((layout.parse_manifest_names([key.removeprefix(folder)]), key) for key in keys if key.startswith(folder))
+    return {number: key for (present, old), key in parsed for number in (*present, *old)}
 
 
 def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
@@ -400,15 +401,15 @@ def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
 
 def first_number_above_fences(name: str, refs: Refs) -> int:
     """Return the lowest number with which a new branch of a name may begin; delete outdated fences where allowed."""
-    found, until = fences(refs), time.time() - FENCE_SECONDS
-    old = [layout.branch_fence_file(*fence) for fence in found if fence[2] < until]
+    all_fences, until = fences(refs), time.time() - FENCE_SECONDS
+    old = [layout.branch_fence_file(*fence) for fence in all_fences if fence[2] < until]
     if old:
         # These fences are older than any commit in flight. Where the credentials may write only branches of some names,
         # the fences of others stay until somebody creates a branch who may delete them.
         with suppress(PermissionRefusedError):
             refs.store.delete_many(old)
     # A late writer may still put the version after the newest one, so the branch begins above that.
-    return max((number + 2 for own, number, *_ in found if own == name), default=0)
+    return max((number + 2 for deleted_name, number, *_ in all_fences if deleted_name == name), default=0)
 
 
 def refuse_users(name: str, do: str, refs: Refs) -> None:

@@ -1,36 +1,45 @@
-"""The branch fence: keep a commit off a branch that is not the one it was meant for.
+"""The branch fence: keep a late commit to a deleted branch out of the next branch of that name.
 
-A branch can be deleted and its name given to a new branch while a writer is about to put the next manifest of the old
-one. The key of a manifest holds the branch's name and a number, and nothing that tells the two branches apart. There
-is no lock; these rules keep the late manifest out of the new branch:
+A branch can be deleted, and its name given to a new branch, while a writer is about to put the next manifest of the old
+branch. The key of a manifest holds the name of the branch and a number, and nothing that tells the old branch from the
+new branch. There is no lock; the rules below keep the late manifest out of the new branch. In the example, `run/7` has
+the versions 1 to 5. A writer has read version 5 and is about to put manifest 6, when `run/7` is deleted and created
+again.
 
-- Deletion marks the branch first and then lists its versions. A writer looks for the mark after it read the head and
-  before it puts the next manifest. A writer that saw no mark read the head before the deletion listed the versions,
-  so the number it puts is at most one above the newest that the deletion saw.
-- The deletion records that newest number in a fence file (`refs.branch_deletion`), and the next branch of the name
-  begins at least two above it. So the late manifest lies below the first version of the new branch: it is not a
-  version of that branch, and the new branch never uses its key.
-- The writer looks again after the put. If the branch it read is still there, the version is on it. If the branch has
-  the first mark, which can be taken back, the writer waits until it is taken back or the branch goes: the deletion may
-  have listed the versions before this one was put. A mark that stays belongs to a process that died; whoever continues
-  that deletion lists the versions again, so the version is deleted or kept with the branch.
-- If the branch is gone, and the manifest still exists, then it was put after the folder was emptied. Nobody could reach
-  it, so the writer deletes it and reports a conflict. If the manifest does not exist, it may have been on the branch
-  before the deletion, and a merge or a rename may have taken it along: the state is unknown, and the error says so.
-- The branch may be recovered meanwhile, under the same id (`refs.branch_recovery`), with every manifest that is there.
-  So the writer first puts a fence file with the commit id of its manifest, and looks once more. A recovery that takes
-  the name later finds the file, and deletes the manifest too. One that took it earlier is found by the writer, which
-  then leaves the manifest where it is: the state is unknown. Both delete conditionally, since the number may belong to
-  another commit by then. Where the storage cannot do that, the manifest is always left.
-- A recovery leaves its id in the file of the branch. A writer that finds another one than before its put does not know
-  whether the recovery has put another version in the place of its own.
-- A transaction that was staged on the old branch and is committed to the new one would be classified against versions
-  that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
+- A deletion marks the branch and then lists its versions. A writer reads the head, then looks for the mark, then puts
+  the next manifest. A writer that saw no mark read the head before the deletion listed the versions, so it puts at most
+  the number after the newest listed version: 6.
+- The deletion records the newest listed number in a fence file: 5 (`refs.branch_deletion`). The next branch of the name
+  begins at least two above the fence: at 7. So manifest 6 lies below the first version of the new `run/7`. It is no
+  version of the new branch, and the new branch never uses its key.
+- After the put, the writer reads the branch again:
 
-A deletion by another program leaves no fence file. Then only the writer's two looks at the branch protect it.
+  - The old branch is there: version 6 is on it.
+  - The old branch is marked "closing", and a deletion can take this mark back. The writer waits until the mark or the
+    branch is gone, because the deletion may have listed the versions before manifest 6 was put. A mark that stays
+    belongs to a process that died; whoever continues its deletion lists the versions again, and then deletes version 6
+    or keeps it with the branch.
+  - The old branch is gone, and manifest 6 exists: it was put after the folder was emptied, and nobody could reach it.
+    The writer deletes manifest 6 and reports a conflict.
+  - The old branch is gone, and manifest 6 is gone: version 6 may have been on the branch before the deletion, and a
+    merge or a rename may have taken it along. The state is unknown, and the error says so.
+
+- The old branch may be recovered meanwhile, under the same id and with every manifest in its folder
+  (`refs.branch_recovery`). So before the writer deletes manifest 6, it puts a fence file with the commit id of the
+  manifest, and reads the branch once more. A recovery that takes the name afterwards finds this fence file and deletes
+  manifest 6 too. If a recovery took the name before, the writer finds the recovered branch and leaves manifest 6: the
+  state is unknown. Writer and recovery delete conditionally, since key 6 may hold another commit by then. Where the
+  storage cannot delete conditionally, the writer always leaves the manifest.
+- A recovery leaves its id in the file of the branch. A writer that finds a new recovery id after its put does not know
+  whether the recovery has put another version in the place of version 6.
+- A transaction that was staged on the old branch and is committed to the new branch would be classified against
+  versions that do not exist, or against the fork of the new branch. `history.commit` reports a conflict.
+
+A deletion by another program leaves no fence file. Then only the two reads of the branch, before and after the put,
+protect the new branch.
 
 A reset of a branch to an older version of its own (`refs.reset`) marks the versions that it drops; the second half
-of this module keeps new tags and branches off them.
+of this module keeps new tags and branches off the dropped versions.
 """
 
 import re
@@ -66,10 +75,10 @@ from lance_dagster.history.versions import State
 from lance_dagster.store import Store, put_once
 
 DROPPING = f"{RESERVED_PREFIX}dropping"
-"""The key of the mark: the version that the branch goes back to, the last one that is dropped, and a random id of the
-reset, as "5-8 4f2a..."."""
+"""The key of the mark of a reset. Its value "5-8 4f2a..." says that the branch goes back to version 5, that the
+versions 6 to 8 are dropped, and that the random id of the reset is 4f2a..."""
 WITHDRAWN = 0
-"""The number in the fence file of a single commit, whose writer deletes the manifest: its id is that of the commit."""
+"""The number in the fence file that a writer puts before it deletes its own manifest; the id in it is the commit id."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
 # The number of failed reads of the branch after a commit before its state counts as unknown.
@@ -87,12 +96,12 @@ class BranchFence:
     refs: Refs
     name: str
 
-    def check_before_put(self, head: State, seen: str = "") -> str:
+    def check_before_put(self, head: State, earlier_ids: str = "") -> str:
         """Return the ids of the branch and its last recovery; call this after its head was read and before the put.
 
         Args:
             head: The version that was read as the head.
-            seen: What was returned at an earlier attempt of the same commit; empty at the first one.
+            earlier_ids: What an earlier attempt of the same commit returned; empty at the first attempt.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
@@ -105,9 +114,12 @@ class BranchFence:
             raise being_reset(branch, self.refs, in_flight=True)
         if branch is None or not _takes_commits(branch):
             raise self.refs.branch_not_found(self.name)
-        # A head below the first version was put by a late writer; another id is another branch of the name.
-        known = {_branch_id(seen) if seen else branch.id, branch.id if head.of is None else head.of.id}
-        if head.number < branch.first or known != {branch.id}:
+        # A head below the first version was put by a late writer. A second id belongs to another branch of the name.
+        branch_ids = {
+            _branch_id(earlier_ids) if earlier_ids else branch.id,
+            branch.id if head.of is None else head.of.id,
+        }
+        if head.number < branch.first or branch_ids != {branch.id}:
             raise self._gone(head)
         target = self.refs.renamed_to(branch)
         if target is not None:
@@ -118,12 +130,12 @@ class BranchFence:
             )
         return _ids(branch)
 
-    def check_after_put(self, read: str, put: State, transaction: Transaction, path: str) -> None:
-        """Check that a version that was put belongs to the branch it was meant for.
+    def check_after_put(self, ids_before: str, version: State, transaction: Transaction, path: str) -> None:
+        """Check that a version that was put belongs to the branch that its writer read before the put.
 
         Args:
-            read: What `check_before_put` returned.
-            put: The version.
+            ids_before: What `check_before_put` returned.
+            version: The version.
             transaction: Its transaction, to resume with where the state is unknown.
             path: The path of its manifest.
 
@@ -136,7 +148,7 @@ class BranchFence:
         failed, until = 0, time.monotonic() + _CLOSING_SECONDS
         while failed < _LOOKS:
             try:
-                doubt = self._reason_for_doubt(read, put, path)
+                doubt = self._reason_for_doubt(ids_before, version, path)
                 if doubt != CLOSING:
                     break
                 if time.monotonic() > until:
@@ -148,37 +160,37 @@ class BranchFence:
             time.sleep(_PAUSE_SECONDS)
         else:
             message = (
-                f"cannot tell whether {put} belongs to the current {self.name} of {self.refs.store.uri}: {problem}"
+                f"cannot tell whether {version} belongs to the current {self.name} of {self.refs.store.uri}: {problem}"
             )
             raise CommitStateUnknownError(message, transaction.uuid, transaction) from problem
         if doubt is not None:
-            message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {put} was committed"
+            message = f"{self.name} of {self.refs.store.uri} was being {doubt} while {version} was committed"
             raise CommitStateUnknownError(message, transaction.uuid, transaction)
 
-    def _reason_for_doubt(self, read: str, put: State, path: str) -> str | None:
-        """Return what is happening to the branch if it is unknown whether a version stays; None when it stays.
+    def _reason_for_doubt(self, ids_before: str, version: State, path: str) -> str | None:
+        """Return why it is unknown whether the version stays, such as "renamed to x"; None when it stays.
 
-        "closing" says that a deletion may still be taken back.
+        "closing" means that a deletion is under way and may still be taken back.
 
         Raises:
             CommitConflictError: The version does not stay.
         """
         branch = self.refs.branch(self.name)
-        if branch is not None and branch.id == _branch_id(read):
-            if _ids(branch) != read:
+        if branch is not None and branch.id == _branch_id(ids_before):
+            if _ids(branch) != ids_before:
                 return "recovered"
             target = self.refs.renamed_to(branch)
             if target is not None:
                 return f"renamed to {target}"
-            # "closing" alone can be taken back, and then the version stays. At the end of a rename it cannot: some
-            # versions were copied to the new name before this one was put, and others after.
+            # A deletion in state "closing" can be taken back, and then the version stays. The deletion at the end of a
+            # rename is never taken back, and the rename may have copied the versions before this version was put.
             if branch.state == CLOSING and RENAMING_TO not in branch.metadata:
                 return CLOSING
             return None if _takes_commits(branch) else "deleted"
-        # It is below the first version of any branch of the name, so nobody can have read it as a version.
-        below = branch is None or branch.first > put.number
-        if below and withdraw(put, path, branch, self.refs):
-            raise self._gone(put)
+        # A version below the first number of the branch that has the name was never read as a version of it.
+        below = branch is None or branch.first > version.number
+        if below and withdraw(version, path, branch, self.refs):
+            raise self._gone(version)
         return "deleted"
 
     def _gone(self, state: State) -> CommitConflictError:
@@ -190,7 +202,7 @@ class BranchFence:
 
 
 def _ids(branch: Branch) -> str:
-    """Return the ids of a branch and of its last recovery."""
+    """Return the id of a branch and the id of its last recovery."""
     return f"{branch.id} {branch.metadata.get(RECOVERED, '')}"
 
 
@@ -198,43 +210,43 @@ def _branch_id(ids: str) -> str:
     return ids.rpartition(" ")[0]
 
 
-def withdraw(put: State, path: str, branch: Branch | None, refs: Refs) -> bool:
+def withdraw(version: State, path: str, branch: Branch | None, refs: Refs) -> bool:
     """Delete a manifest that was put after the versions of its branch were deleted, unless a recovery may take it in.
 
     Args:
-        put: The version.
+        version: The version.
         path: The path of its manifest.
-        branch: The branch that has the name now, as it was just read, or None. It is not the branch of the version, or
-            that branch takes no commits.
+        branch: The branch that has the name now, as it was just read, or None: another branch than the branch of the
+            version, or the same branch in a state in which it takes no commits.
         refs: The branches of the table.
 
     Returns:
         Whether the manifest never was a version of a branch, and will not be one.
     """
     store = refs.store
-    found = store.get(path)
-    if found is None or commit_id(found) != put.id:
+    data = store.get(path)
+    if data is None or commit_id(data) != version.id:
         return False
-    # Once another branch has had a version under the name, the old one is not recovered any more.
+    # Once another branch has a version under the name, the old branch is not recovered any more.
     if branch is None or branch.state != READY:
         if not store.deletes_conditionally():
             return False
-        mark = layout.branch_fence_file(put.branch, WITHDRAWN, int(time.time()), put.id)
+        mark = layout.branch_fence_file(version.branch, WITHDRAWN, int(time.time()), version.id)
         put_once(store, mark, b"")
-        if refs.branch(put.branch) != branch:
-            # A recovery that took the manifest in does not lose it to the next one.
+        if refs.branch(version.branch) != branch:
+            # A recovery took the name: without its fence file, the manifest stays for the next recovery too.
             store.delete(mark)
             return False
-    # It is not there any more when a recovery and a deletion came between the two looks.
-    return delete_manifest(path, put.id, store)
+    # The manifest is gone by now if a recovery and a deletion came between the two reads of the branch.
+    return delete_manifest(path, version.id, store)
 
 
-def delete_manifest(path: str, of: str, store: Store) -> bool:
-    """Delete the manifest of a commit, by its id; return False where there is none, or that of another commit."""
-    found = store.get_with_etag(path)
-    if found is None or commit_id(found[0]) != of:
+def delete_manifest(path: str, commit: str, store: Store) -> bool:
+    """Delete a manifest that holds the commit with this id; return False if it is missing or holds another commit."""
+    stored = store.get_with_etag(path)
+    if stored is None or commit_id(stored[0]) != commit:
         return False
-    store.compare_and_delete(path, found[1])
+    store.compare_and_delete(path, stored[1])
     return True
 
 
@@ -259,25 +271,25 @@ def being_reset(branch: Branch, refs: Refs, *, in_flight: bool = False) -> Commi
 
 def _takes_commits(branch: Branch) -> bool:
     """Tell whether a branch takes commits."""
-    # One that is being created does, once it has a version, unless a rename or a recovery makes it.
+    # A branch in state "creating" takes commits once it has a version, unless a rename or a recovery creates it.
     unfinished = {RENAMED_FROM, RECOVERING} & branch.metadata.keys()
     return branch.state == READY or (branch.state == CREATING and not unfinished)
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The versions of a branch that a reset drops: those after `target`, up to `last`."""
+    """The versions of a branch that a reset drops: with `target` 5 and `newest` 8, the versions 6, 7 and 8."""
 
     target: int
-    last: int
+    newest: int
 
     def __contains__(self, number: int) -> bool:
         """Tell whether a version is dropped."""
-        return self.target < number <= self.last
+        return self.target < number <= self.newest
 
     def __str__(self) -> str:
-        """Return the range as the mark has it."""
-        return f"{self.target}-{self.last}"
+        """Return the range as in the mark, such as "5-8"."""
+        return f"{self.target}-{self.newest}"
 
 
 def dropped_versions(branch: Branch) -> Dropped | None:
@@ -289,16 +301,16 @@ def dropped_versions(branch: Branch) -> Dropped | None:
 def refuse_dropped(name: str, number: int, refs: Refs) -> None:
     """Refuse a new reference to a version that a reset is about to drop; call this after the reference was written.
 
-    The reset marks the branch first and then looks for references, so at least one of the two sees the other.
+    The reset writes its mark and then looks for references, so the reset finds the reference, or this check the mark.
 
     Raises:
         ConflictError: The version is about to be dropped.
     """
     branch = None if name == layout.MAIN else refs.branch(name)
-    found = None if branch is None else dropped_versions(branch)
-    if found is not None and number in found:
-        again = Call("branches.reset", (name, f"{name}@{found.target}"))
+    dropped = None if branch is None else dropped_versions(branch)
+    if dropped is not None and number in dropped:
+        target = f"{name}@{dropped.target}"
         raise ConflictError(
-            f"{name}@{number} of {refs.store.uri} is being dropped: the branch is being reset to {name}@{found.target}",
-            remedy=Remedy("{} finishes that, if it was interrupted", again),
+            f"{name}@{number} of {refs.store.uri} is being dropped: the branch is being reset to {target}",
+            remedy=Remedy("{} finishes that, if it was interrupted", Call("branches.reset", (name, target))),
         )

@@ -97,29 +97,29 @@ def create_branch(
     # This is checked before anything is written: the first manifest would fail after the name was taken.
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
-    wanted = _describe_new(name, parent, refs, versions, metadata=metadata)
+    described = _describe_new(name, parent, refs, versions, metadata=metadata)
     newest, is_tag = together(refs.store, partial(versions.newest, name), partial(_is_tag, name, refs))
     if newest is None and not is_tag:
-        # Most names are free. The put decides between two callers: whoever loses gets the branch of the other one.
-        made = refs.add_branch(wanted)
-        if made.id == wanted.id:
-            return _finish_creating(made, refs, versions)
-    found = branch_of_name(name, refs, versions)
-    if found is not None and found.state in (CLOSING, DELETING):
-        replaced = _replace_deleted(found, parent, refs, versions, metadata=metadata)
+        # Most names are free. The put decides between two callers: the second caller gets the branch of the first.
+        added = refs.add_branch(described)
+        if added.id == described.id:
+            return _finish_creating(added, refs, versions)
+    existing = branch_of_name(name, refs, versions)
+    if existing is not None and existing.state in (CLOSING, DELETING):
+        replaced = _replace_deleted(existing, parent, refs, versions, metadata=metadata)
         if replaced is not None:
             return _finish_creating(replaced, refs, versions)
-        found = refs.branch(name)
+        existing = refs.branch(name)
     # An unfinished creation from the same version is taken over: the crash may have been our own.
-    created = found is not None and found.state == CREATING and found.parent == str(parent)
-    if found is None:
+    created = existing is not None and existing.state == CREATING and existing.parent == str(parent)
+    if existing is None:
         refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
-        found = refs.add_branch(wanted)
-        created = found.id == wanted.id
-    if found.state != READY:
-        found = _finish_creating(found, refs, versions)
-    return found if created else _existing(found, versions, exist_ok=exist_ok)
+        existing = refs.add_branch(described)
+        created = existing.id == described.id
+    if existing.state != READY:
+        existing = _finish_creating(existing, refs, versions)
+    return existing if created else _existing(existing, versions, exist_ok=exist_ok)
 
 
 def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
@@ -178,20 +178,20 @@ def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dic
     Raises:
         ProtectedError: A branch is protected.
     """
-    left = {name: branch for name in names if (branch := refs.branch(name)) is not None}
-    kept: dict[str, ConflictError] = {}
-    for branch in left.values():
+    remaining = {name: branch for name in names if (branch := refs.branch(name)) is not None}
+    refusals: dict[str, ConflictError] = {}
+    for branch in remaining.values():
         refuse_protected_branch("delete", branch.name, refs.store)
-    while left:
+    while remaining:
         users = refs.referrers()
-        closed, kept = close_branches([left[name] for name in left if name not in users], refs, versions)
+        closed, refusals = close_branches([remaining[name] for name in remaining if name not in users], refs, versions)
         finish_deleting_many(closed, refs, versions)
         if not closed:
-            stay = {name: in_use(name, "delete", users[name], refs) for name in left if name in users}
-            return {**kept, **stay}
+            stay = {name: in_use(name, "delete", users[name], refs) for name in remaining if name in users}
+            return {**refusals, **stay}
         # The branches that were deleted may have been all that referred to some of the others.
-        left = {name: branch for name, branch in left.items() if name in users or name in kept}
-    return kept
+        remaining = {name: branch for name, branch in remaining.items() if name in users or name in refusals}
+    return refusals
 
 
 def reset_branch(
@@ -212,9 +212,9 @@ def reset_branch(
     mark = f"{target} {int(time.time())} {uuid.uuid4().hex}"
     branch = close_branch(_unused(name, "reset", refs), Closing(do="reset", resetting=mark), refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
-    kept = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
-    wanted = _describe_new(name, target, refs, versions, metadata=kept | {RESETTING: mark})
-    replaced = _replaced(branch, wanted, refs, versions)
+    own_metadata = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
+    described = _describe_new(name, target, refs, versions, metadata=own_metadata | {RESETTING: mark})
+    replaced = _replaced(branch, described, refs, versions)
     if replaced is None:
         raise ConflictError(
             f"cannot reset branch {name!r} of {refs.store.uri} to {target}: another process deleted or reset it at the "
@@ -224,20 +224,20 @@ def reset_branch(
 
 
 def _replace_deleted(
-    found: Branch, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]
+    dying: Branch, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]
 ) -> Branch | None:
-    """Put a new branch in the place of one that is being deleted; return None when another process ended that first."""
+    """Put a new branch in the place of a branch that is being deleted; return None if another process did so first."""
     try:
         # The deletion that is continued may be the end of a rename, which is no reason to refuse here.
-        dead = close_branch(found, Closing(rename_id=found.metadata.get(RENAME_ID)), refs, versions)
+        dead = close_branch(dying, Closing(rename_id=dying.metadata.get(RENAME_ID)), refs, versions)
     except RefMovedError:
         return None
-    refuse_tagged(found.name, refs)
-    wanted = _describe_new(found.name, parent, refs, versions, metadata=metadata)
-    return _replaced(dead, wanted, refs, versions)
+    refuse_tagged(dying.name, refs)
+    described = _describe_new(dying.name, parent, refs, versions, metadata=metadata)
+    return _replaced(dead, described, refs, versions)
 
 
-def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> Branch | None:
+def _replaced(dead: Branch, successor: Branch, refs: Refs, versions: Versions) -> Branch | None:
     """Empty a branch in state "deleting" and replace its file by that of a new branch.
 
     Returns:
@@ -249,12 +249,12 @@ def _replaced(dead: Branch, wanted: Branch, refs: Refs, versions: Versions) -> B
     marks = {name: dead.metadata.get(name) for name in (RESETTING, CLOSING_ID)}
 
     def replaced(current: Branch) -> Branch:
-        # A reset and a deletion may both have found the branch empty. Without the comparison, the one that comes last
-        # would replace the new branch of the other one, which may have commits. Another id of the attempt is that of a
-        # later deletion, of a branch that was recovered meanwhile and may have more versions.
+        # A reset and a deletion may both have emptied the branch. Without the comparison of marks, the slower of the
+        # two would replace the new branch of the faster, which may have commits. Another CLOSING_ID belongs to a later
+        # deletion, of a branch that was recovered meanwhile and may have more versions.
         if current.state != DELETING or any(current.metadata.get(name) != mark for name, mark in marks.items()):
             raise RefMovedError(dead.name, dead.id, "a branch that is being reset")
-        return wanted
+        return successor
 
     with suppress(RefMovedError):
         return refs.change_branch(dead, replaced)
@@ -270,15 +270,15 @@ def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
 
 
 def branch_of_name(name: str, refs: Refs, versions: Versions) -> Branch | None:
-    """Return the branch that has a name, after removing what a rename left there that cannot be finished any more."""
-    found = refs.branch(name)
-    if found is None or found.state != CREATING or RENAMED_FROM not in found.metadata:
-        return found
-    old = refs.branch(found.metadata[RENAMED_FROM])
-    if old is not None and old.id == found.id:
-        return found
+    """Return the branch of a name, after deleting the unfinished copy of a rename that cannot be finished any more."""
+    branch = refs.branch(name)
+    if branch is None or branch.state != CREATING or RENAMED_FROM not in branch.metadata:
+        return branch
+    old = refs.branch(branch.metadata[RENAMED_FROM])
+    if old is not None and old.id == branch.id:
+        return branch
     # The rename ended before it marked the old branch, which was deleted since: nothing was copied.
-    abandon_creation(found, refs, versions)
+    abandon_creation(branch, refs, versions)
     return refs.branch(name)
 
 
@@ -303,7 +303,7 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
     A renamed branch keeps its version numbers, so it cannot begin above the fence as a new branch does.
 
     Raises:
-        AlreadyExistsError: A branch of the name was deleted recently, and its numbers overlap those of this one.
+        AlreadyExistsError: A branch of the name was deleted recently, and `branch` has version numbers of it.
     """
     for own, newest, _, branch_id in fences(refs):
         if own == name and newest != WITHDRAWN and branch_id != branch.id and newest + 2 > branch.first:
@@ -320,9 +320,9 @@ def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
         InvalidInputError: There are some; the error names the keys.
     """
     check_string_mapping("metadata", metadata, removing=True)
-    taken = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
-    if taken:
-        raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} cannot be changed: {', '.join(taken)}")
+    reserved = sorted(key for key in metadata if key.startswith(RESERVED_PREFIX))
+    if reserved:
+        raise InvalidInputError(f"keys that start with {RESERVED_PREFIX!r} cannot be changed: {', '.join(reserved)}")
 
 
 def _unused(name: str, do: str, refs: Refs) -> Branch:
@@ -371,7 +371,8 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
             ref_path=parent_uri,
             branch_name=branch.name,
         ),
-        # Only the process that asked for the branch knows them; another one that finishes the creation does not.
+        # Only the process that asked for the branch knows the properties; a process that finishes the creation does
+        # not.
         properties=properties,
     )
     forked = replace(
@@ -382,16 +383,16 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
         timestamp=now_ns(),
     )
     # This is None when another process finished the creation first; its manifest has the same content.
-    made = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
+    first = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
     # The state comes last: a branch that is ready has a version, and a writer never finds it empty.
     try:
         ready = refs.set_branch_state(branch, READY)
     except ConflictError:
-        if made is not None:
-            _take_back_first(branch, made, refs, versions)
+        if first is not None:
+            _take_back_first(branch, first, refs, versions)
         raise
-    if made is not None:
-        versions.committed_to(ready, made)
+    if first is not None:
+        versions.committed_to(ready, first)
     return ready
 
 
@@ -409,12 +410,12 @@ def _refuse_other_work(branch: Branch, refs: Refs) -> None:
         raise ConflictError(f"branch {branch.name!r} of {refs.store.uri} {doing}")
 
 
-def _take_back_first(branch: Branch, made: State, refs: Refs, versions: Versions) -> None:
+def _take_back_first(branch: Branch, first: State, refs: Refs, versions: Versions) -> None:
     """Delete the first manifest of a branch that was deleted while it was created, if it came after the deletion."""
-    found = refs.branch(branch.name)
+    current = refs.branch(branch.name)
     # No other branch of the name uses the number while the fence stands; what another program put there stays.
-    if found is None or found.id != branch.id or found.state == DELETING:
-        withdraw(made, versions.manifest_path(branch.name, made.number), found, refs)
+    if current is None or current.id != branch.id or current.state == DELETING:
+        withdraw(first, versions.manifest_path(branch.name, first.number), current, refs)
 
 
 def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:

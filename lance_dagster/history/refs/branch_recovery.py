@@ -1,27 +1,30 @@
 """Bring back a branch whose file or versions were deleted though its commits were acknowledged.
 
-A branch is its file and its manifests. Where the file is gone, its content follows from the manifests: the first
-version of a branch clones its fork point, under the branch's id. Where manifests are gone, `_expired/` has copies of
-them for about a day; the files that they name are kept as long. So a branch comes back from either half, and no version
-that exists is overwritten.
+A branch is its file and its manifests. If the file is gone, its content follows from the manifests: the first version
+of a branch clones its fork point, under the branch's id. If manifests are gone, `_expired/` has copies of them for
+about a day, and the data files that they name are kept as long. So a branch comes back from its file or from its
+manifests, and no version that exists is overwritten. Steps:
 
-1. The file, in state "creating", with a mark that keeps commits off, and the highest number that is to come back. It
-   takes the name before any version is there: another branch that took it meanwhile would have these versions, too.
-2. A search for another branch with the id of this one, and for copies of later versions under another name. A renamed
-   branch keeps its id. Merges record what they contain by branch id and version number, so commits of a second branch
-   with this id, or with numbers that the branch used under its later name, would count as merged.
-3. The versions are listed again: commits that came between the first listing and step 1 were made by a branch that is
-   deleted by now, and has left copies.
-4. The versions, oldest first.
-5. The file, in state "ready".
+1. Write the branch's file, in state "creating", with a mark that keeps commits off, and with the highest version number
+   that is to come back. The file takes the name before any version is put back: a new branch that took the name
+   meanwhile would have the old versions too.
+2. Search for a branch that has the same id under another name, and for copies of later versions under another name. A
+   renamed branch keeps its id, and merges record what they contain by branch id and version number. So commits of a
+   second branch with the id, or with numbers that the branch used under its later name, would count as merged.
+3. List the versions again. A branch that had the name between the first listing and step 1, and was deleted, has left
+   copies of its versions.
+4. Put the versions in their places, oldest first.
+5. Set the branch's file to state "ready".
 
-A deletion in between ends the recovery, which then deletes the versions that it put there. After a crash, another
-recovery does the rest; one that begins while this one is at work takes its place.
+If the branch is deleted in between, the recovery ends and deletes the versions that it put back. After a crash, the
+same call completes the recovery. If two recoveries meet, the later recovery takes the place of the earlier recovery.
 
-A late writer may have put a manifest after the versions were deleted (`refs.branch_fence`). It becomes a version of the
-branch, and its writer does not know whether it is one, except in two cases: there is a copy of another version of its
-number, which was acknowledged and replaces it; or its writer is deleting it, and recorded that in a fence file. Then
-step 4 begins with deleting it.
+A late writer may have put a manifest after the versions were deleted (`refs.branch_fence`). In the example, `run/7` was
+deleted with the versions 1 to 5, and manifest 6 came late. Manifest 6 becomes a version of the recovered branch, though
+its writer was told that its state is unknown, with two exceptions, in which step 4 begins with deleting the manifest:
+
+- `_expired/` has a copy of an acknowledged version 6 with another commit id. The copy replaces the late manifest.
+- The writer of manifest 6 is deleting it, and has recorded that in a fence file.
 """
 
 import time
@@ -64,39 +67,47 @@ from lance_dagster.transactions.base_paths import FileReferences, file_reference
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A version: its commit id and transaction, and of a copy the bytes, when it was written, and for which branch.
+class _StoredVersion:
+    """A version of the branch, as a manifest in its place or as a copy in `_expired/`.
 
-    `problem` is why a copy cannot be read.
+    Attributes:
+        number: The version number.
+        id: The commit id.
+        transaction: The transaction of the version.
+        data: The bytes of a copy; empty for a manifest in its place.
+        modified: When a copy was written; infinite for a manifest in its place.
+        owner: The digest of the branch's id in the key of a copy; empty for a manifest in its place.
+        problem: Why a copy cannot be read; None where it can.
     """
 
     number: int
     id: str
-    made: Transaction | None
+    transaction: Transaction | None
     data: bytes = b""
     modified: float = float("inf")
     owner: str = ""
     problem: CorruptFileError | None = None
 
     def is_fork(self, branch: Branch | None) -> bool:
-        """Tell whether it is the first version of a branch; of any branch where that is None."""
-        cloned = self.made is not None and isinstance(self.made.operation, Clone)
-        return cloned and self.made is not None and (branch is None or self.made.uuid == branch.id)
+        """Tell whether this is the first version of `branch`; without `branch`, whether it is that of any branch."""
+        if self.transaction is None or not isinstance(self.transaction.operation, Clone):
+            return False
+        return branch is None or self.transaction.uuid == branch.id
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """What a recovery found.
+    """The versions of a branch that a recovery brings back.
 
     Attributes:
-        versions: The versions that are to be there afterwards, by number.
-        late: The commit ids of manifests that exist and that their writers are deleting, by number.
-        whole: Whether only the file was lost, and the first version is in its place.
+        versions: The versions that the recovered branch will have, by number.
+        late: The commit ids of late manifests that their writers are deleting, by number.
+        only_file_lost: Whether the branch lost only its file: its first version is in its place.
     """
 
-    versions: Mapping[int, _Found]
+    versions: Mapping[int, _StoredVersion]
     late: Mapping[int, str]
-    whole: bool
+    only_file_lost: bool
 
     @property
     def newest(self) -> int:
@@ -104,7 +115,7 @@ class _Series:
         return max(self.versions)
 
 
-# The parent (None for `main`), the number of the version there, and the size of its manifest.
+# The parent branch (None for `main`), the number of the version of the parent, and the size of its manifest.
 _ForkPoint = tuple[Branch | None, int, int]
 
 
@@ -113,11 +124,11 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
 
     Raises:
         InvalidRefNameError: The name breaks a rule.
-        RefNotFoundError: Nothing of such a branch is left; or it was renamed; or the branch that it was forked from is
-            gone.
+        RefNotFoundError: Neither the file nor a version of the branch is left; or the branch was renamed; or the branch
+            that it was forked from is gone.
         AlreadyExistsError: A tag has the name.
         ConflictError: A branch of the name is being created, deleted or reset.
-        CorruptFileError: A file that its newest version names was deleted, or the copy of a version is damaged.
+        CorruptFileError: A file that the newest version names was deleted, or the copy of a version is damaged.
     """
     check_branch_name(name)
     branch = refs.branch(name)
@@ -129,66 +140,68 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
     if not series.versions:
         raise refs.branch_not_found(name)
     if branch is None:
-        found = _with_name_taken(name, series, refs, versions)
+        recovering = _with_name_taken(name, series, refs, versions)
     else:
         _refuse_without_files(name, series, refs, versions)
-        found = _taken_over(branch, series.newest, refs, versions)
-    if found.state == READY:
-        return found
-    # A branch that had the name since the first look has a file or has left copies.
-    again = _series(name, branch, refs, versions, whole=series.whole)
-    # A branch that is ready has been looked at by whoever made it so.
+        recovering = _taken_over(branch, series.newest, refs, versions)
+    if recovering.state == READY:
+        return recovering
+    # A branch that took the name after the first listing has a file, or was deleted and has left copies.
+    relisted = _series(name, branch, refs, versions, only_file_lost=series.only_file_lost)
+    # A branch in state "ready" was checked by the process that set this state.
     if branch is None or branch.state != READY:
-        _check(found, again, refs, versions, taken=branch is None)
-    return _completed(_with_last(found, again, refs), again, refs, versions)
+        _check(recovering, relisted, refs, versions, owns_name=branch is None)
+    return _completed(_with_last(recovering, relisted, refs), relisted, refs, versions)
 
 
 def _refuse_without_files(name: str, series: _Series, refs: Refs, versions: Versions) -> None:
-    """Refuse to bring back a branch that could not be read: files of the table that it needs were deleted.
+    """Refuse to bring back a branch whose data files were deleted, since it could not be read.
 
     Raises:
-        CorruptFileError: The newest version lacks a file.
-        RefNotFoundError: A version lacks one, and the same versions are left under another name of the branch.
+        CorruptFileError: A file that the newest version names is missing.
+        RefNotFoundError: A file is missing, and the branch has the same versions under a later name.
     """
-    made, newest = next(iter(series.versions.values())).made, series.versions[series.newest]
-    copies = newest_copies_of(refs.store, "" if made is None else made.uuid)
+    fork, newest = next(iter(series.versions.values())).transaction, series.versions[series.newest]
+    copies = newest_copies_of(refs.store, "" if fork is None else fork.uuid)
     # A rename copies the files in the folder of the branch, and then deletes those under the old name.
-    same = [one for one, number in copies.items() if one != name and number == newest.number]
-    missing = _missing_file(name, series.versions.values() if same else [newest], versions)
-    if missing is not None and same:
+    aliases = [alias for alias, number in copies.items() if alias != name and number == newest.number]
+    missing = _missing_file(name, series.versions.values() if aliases else [newest], versions)
+    if missing is not None and aliases:
         instead = (
-            f"{missing} was deleted, and the branch has the same versions under the name {same[0]!r}; recover that"
+            f"{missing} was deleted, and the branch has the same versions under the name {aliases[0]!r}; "
+            f"recover {aliases[0]!r}"
         )
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
     if missing is not None:
         raise CorruptFileError(missing, f"it was deleted, so branch {name!r} cannot be recovered")
 
 
-def _missing_file(name: str, found: Iterable[_Found], versions: Versions) -> str | None:
-    """Return the URI of a file in the table that one of the versions names and that is not there."""
-    wanted: dict[str, set[str]] = {}
-    for version in found:
-        # A version that is in its place is not made worse by the branch file.
+def _missing_file(name: str, series: Iterable[_StoredVersion], versions: Versions) -> str | None:
+    """Return the URI of a missing file of the table that a copy of a version names; None where none is missing."""
+    named: dict[str, set[str]] = {}
+    for version in series:
+        # Only copies are checked: a manifest in its place lacks the file whether the branch is recovered or not.
         for place in _files_of(name, version, versions) if version.data else ():
             try:
                 inside = versions.bases.is_inside(place.base.path) and place.base.is_dataset_root
             except BasePathRefusedError:
                 inside = False
-            # Other places may need options that are not at hand, and no collection of this table deletes there.
+            # Files outside of the table are not looked for: no collection of this table deletes them, and reading them
+            # may need options that the caller has not given.
             if inside:
                 folder = versions.bases.locate(place.base.path)[1]
-                wanted.setdefault(layout.join(folder, layout.DATA), set()).update(place.data)
-                wanted.setdefault(layout.join(folder, layout.DELETIONS), set()).update(place.deletions)
-    for folder, names in wanted.items():
+                named.setdefault(layout.join(folder, layout.DATA), set()).update(place.data)
+                named.setdefault(layout.join(folder, layout.DELETIONS), set()).update(place.deletions)
+    for folder, names in named.items():
         missing = names - versions.store.sizes(folder).keys() if names else set()
         if missing:
             return layout.join(versions.store.uri, folder, min(missing))
     return None
 
 
-def _files_of(name: str, found: _Found, versions: Versions) -> list[FileReferences]:
+def _files_of(name: str, version: _StoredVersion, versions: Versions) -> list[FileReferences]:
     try:
-        manifest, _ = decode_manifest_file(found.data, f"{versions.store.uri}/{EXPIRED}/{name}")
+        manifest, _ = decode_manifest_file(version.data, f"{versions.store.uri}/{EXPIRED}/{name}")
         return file_references(manifest, versions.branch_uri(name))
     except UnsupportedFeatureError:
         # A later release wrote it, and knows its files.
@@ -201,117 +214,131 @@ def _refuse_other_work(branch: Branch, refs: Refs) -> None:
         raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
 
 
-def _taken_over(branch: Branch, last: int, refs: Refs, versions: Versions) -> Branch:
-    """Begin to bring back the versions of a branch whose file is there, perhaps in place of another recovery.
+def _taken_over(branch: Branch, newest: int, refs: Refs, versions: Versions) -> Branch:
+    """Begin to bring back the versions of a branch whose file exists, or take the place of an earlier recovery.
 
-    The later one of two recoveries completes the branch: only it knows every manifest that a writer is deleting.
+    The later recovery completes the branch, because it has the later list of manifests that their writers are deleting.
     """
 
     def begun(current: Branch) -> Branch:
-        # Another recovery may have completed it, and it may have commits by now. That has changed the file, so a swap
-        # that was overtaken looks again.
-        done = current.state == READY and versions.newest(branch.name) is not None
-        return current if done else _begun(current, last, refs)
+        # Another recovery may have completed the branch, which may have commits by now. Its completion changed the
+        # file, so the compare-and-swap fails and this function is called again.
+        completed = current.state == READY and versions.newest(branch.name) is not None
+        return current if completed else _begun(current, newest, refs)
 
     return refs.change_branch(branch, begun)
 
 
-def _series(name: str, branch: Branch | None, refs: Refs, versions: Versions, *, whole: bool | None = None) -> _Series:
-    """Find the versions that are to be there afterwards; those that a reset dropped stay away.
+def _series(
+    name: str, branch: Branch | None, refs: Refs, versions: Versions, *, only_file_lost: bool | None = None
+) -> _Series:
+    """Find the versions that the recovered branch will have: manifests in their places, else copies in `_expired/`.
+
+    Example: the manifests 1 and 6 exist, `_expired/` has copies of the versions 2 to 5, and version 5 is a reset to
+    version 2. The series has the versions 1, 2, 5 and, unless its writer is deleting it, 6; the versions 3 and 4, which
+    the reset dropped, stay away.
 
     Args:
         name: The name of the branch.
-        branch: The branch, where its file is there.
+        branch: The branch, if its file exists.
         refs: The branches of the table.
         versions: The versions of the table.
-        whole: What an earlier look found, before the file was written.
+        only_file_lost: `_Series.only_file_lost` of an earlier call, from before the file was written.
     """
-    withdrawn = {of for own, number, _, of in fences(refs) if own == name and number == WITHDRAWN}
+    withdrawn = {commit for fenced, number, _, commit in fences(refs) if fenced == name and number == WITHDRAWN}
     # A writer may delete its manifest after it was listed.
     states = [state for number in versions.numbers(name) if (state := versions.find(name, number)) is not None]
-    stored = [_Found(one.number, one.id, one.transaction) for one in states if one.id not in withdrawn]
-    every = sorted(_copies(name, versions), key=lambda one: one.modified)
-    copies = [one for one in every if one.problem is None]
+    stored = [
+        _StoredVersion(state.number, state.id, state.transaction) for state in states if state.id not in withdrawn
+    ]
+    copies = sorted(_copies(name, versions), key=lambda copy: copy.modified)
+    readable = [copy for copy in copies if copy.problem is None]
     # Earlier branches of the name may have left copies too.
-    forks = [one for one in (*copies, *stored) if one.is_fork(branch)]
+    forks = [version for version in (*readable, *stored) if version.is_fork(branch)]
     if not forks:
-        _refuse_damaged(every)
-        return _Series({}, {}, whole=False)
-    fork = max(forks, key=lambda one: (one.modified, one.number))
+        _refuse_damaged(copies)
+        return _Series({}, {}, only_file_lost=False)
+    fork = max(forks, key=lambda version: (version.modified, version.number))
     owners = _owners_of(fork, forks)
-    own = {one.number: one for one in copies if one.owner in owners}
-    if whole is None:
-        whole = branch is None and not fork.data
-    # Where the versions had been deleted, a manifest beside the copy of its number was put late.
-    kept = [one for one in stored if whole or one.id == own.get(one.number, one).id]
-    found = own | {one.number: one for one in kept}
-    late = {one.number: one.id for one in states if one.id in withdrawn and found.get(one.number, fork).id != one.id}
-    resets = [(target, one.number) for one in found.values() if (target := reset_target(one.made)) is not None]
-    dropped = {one for one in found for target, number in resets if target < one < number}
-    # Damaged copies of earlier branches do not matter; without one of a later branch, an earlier one would come back.
+    own = {copy.number: copy for copy in readable if copy.owner in owners}
+    if only_file_lost is None:
+        only_file_lost = branch is None and not fork.data
+    # If the versions had been deleted, a manifest with another commit id than the copy of its number was put late.
+    in_place = [state for state in stored if only_file_lost or state.id == own.get(state.number, state).id]
+    series = own | {version.number: version for version in in_place}
+    withdrawing = [state for state in states if state.id in withdrawn]
+    late = {state.number: state.id for state in withdrawing if series.get(state.number, fork).id != state.id}
+    targets = {number: reset_target(version.transaction) for number, version in series.items()}
+    resets = [(target, number) for number, target in targets.items() if target is not None]
+    dropped = {number for number in series for target, reset in resets if target < number < reset}
+    # A damaged copy of an earlier branch does not matter. A damaged copy of a later branch does: without it, the
+    # earlier branch would come back in its place.
     _refuse_damaged(
-        one for one in every if (one.number not in found if one.owner in owners else one.modified > fork.modified)
+        copy
+        for copy in copies
+        if (copy.number not in series if copy.owner in owners else copy.modified > fork.modified)
     )
-    wanted = {number: found[number] for number in sorted(found.keys() - dropped) if number >= fork.number}
-    return _Series(wanted, late, whole)
+    surviving = {number: series[number] for number in sorted(series.keys() - dropped) if number >= fork.number}
+    return _Series(surviving, late, only_file_lost)
 
 
-def _refuse_damaged(copies: Iterable[_Found]) -> None:
-    problems = [one.problem for one in copies if one.problem is not None]
+def _refuse_damaged(copies: Iterable[_StoredVersion]) -> None:
+    problems = [copy.problem for copy in copies if copy.problem is not None]
     if problems:
         raise problems[-1]
 
 
-def _owners_of(fork: _Found, forks: Iterable[_Found]) -> set[str]:
-    """Return the digests that the keys of a branch's copies have of its id, given its first version."""
-    uuid_of = "" if fork.made is None else fork.made.uuid
-    same = {one.owner for one in forks if one.made is not None and one.made.uuid == uuid_of}
-    return {owner_digest(uuid_of)} | same
+def _owners_of(fork: _StoredVersion, forks: Iterable[_StoredVersion]) -> set[str]:
+    """Return the digests of the branch's id that the keys of its copies may have, given its first version."""
+    branch_id = "" if fork.transaction is None else fork.transaction.uuid
+    forks_of_branch = (
+        version for version in forks if version.transaction is not None and version.transaction.uuid == branch_id
+    )
+    return {owner_digest(branch_id), *(version.owner for version in forks_of_branch)}
 
 
 def _with_name_taken(name: str, series: _Series, refs: Refs, versions: Versions) -> Branch:
     """Create the file of a branch that has none, unless another branch has its name or its id."""
     # The first version of a series is a fork.
-    first, found = next(iter(series.versions.items()))
-    made = found.made
-    if made is None or not isinstance(made.operation, Clone):
+    first, fork = next(iter(series.versions.items()))
+    transaction = fork.transaction
+    if transaction is None or not isinstance(transaction.operation, Clone):
         raise refs.branch_not_found(name)
     refuse_tagged(name, refs)
-    _refuse_renamed(name, made.uuid, series.newest, refs)
+    _refuse_renamed(name, transaction.uuid, series.newest, refs)
     _refuse_without_files(name, series, refs, versions)
-    parent = _fork_point(name, made.operation, refs, versions)
-    wanted = _begun(_described(name, first, made.uuid, parent), series.newest, refs)
-    branch = refs.add_branch(wanted)
-    if branch.id != wanted.id:
+    parent = _fork_point(name, transaction.operation, refs, versions)
+    begun = _begun(_described(name, first, transaction.uuid, parent), series.newest, refs)
+    branch = refs.add_branch(begun)
+    if branch.id != begun.id:
         raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: another branch took its name")
-    own = branch.metadata.get(RECOVERING) == wanted.metadata[RECOVERING]
+    own = branch.metadata.get(RECOVERING) == begun.metadata[RECOVERING]
     return branch if own else _taken_over(branch, series.newest, refs, versions)
 
 
-def _check(branch: Branch, series: _Series, refs: Refs, versions: Versions, *, taken: bool) -> None:
-    """Look for what forbids that a branch comes back, now that its file is there.
+def _check(branch: Branch, series: _Series, refs: Refs, versions: Versions, *, owns_name: bool) -> None:
+    """Refuse to bring back a branch whose parent is gone, whose name another branch had, or that was renamed.
 
     Args:
-        branch: The branch that a recovery has begun to bring back.
-        series: Its versions.
+        branch: The branch that a recovery has begun to bring back; its file exists.
+        series: The versions of the branch.
         refs: The branches of the table.
         versions: The versions of the table.
-        taken: Whether that is this recovery, which then also gives up the name.
+        owns_name: Whether this recovery wrote the file. If it refuses, it deletes the file again.
     """
-    # The recovery that began this may have ended before it looked.
+    # The check is repeated, since the recovery that wrote the file may have died before its own check.
     refuse_dying_parent(branch, refs, versions)
     try:
-        _refuse_other(branch, series, refs)
-        # This is looked for again: two names of one branch may be recovered at the same time.
+        _refuse_name_taken(branch, series, refs)
+        # The check is repeated, since two names of the branch may be recovered at the same time.
         _refuse_renamed(branch.name, branch.id, series.newest, refs)
     except (ConflictError, RefNotFoundError):
-        if taken:
+        if owns_name:
             abandon_creation(branch, refs, versions)
         raise
 
 
-def _refuse_other(branch: Branch, series: _Series, refs: Refs) -> None:
-    """Refuse to bring back a branch with versions of another one that had the name later."""
+def _refuse_name_taken(branch: Branch, series: _Series, refs: Refs) -> None:
     first = next(iter(series.versions.values()), None)
     if first is None or not first.is_fork(branch):
         raise ConflictError(
@@ -319,16 +346,16 @@ def _refuse_other(branch: Branch, series: _Series, refs: Refs) -> None:
         )
 
 
-def _begun(branch: Branch, last: int, refs: Refs) -> Branch:
+def _begun(branch: Branch, newest: int, refs: Refs) -> Branch:
     if branch.state not in (CREATING, READY):
         raise ConflictError(f"cannot recover branch {branch.name!r} of {refs.store.uri}: it is {branch.state}")
     # A deletion that comes in between fences off every number that is about to come back.
-    last = max(last, branch.last[0] if branch.last and branch.state == CREATING else 0)
-    return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: f"{last} {int(time.time())}"})
+    newest = max(newest, branch.last[0] if branch.last and branch.state == CREATING else 0)
+    return with_metadata(branch, {STATE: CREATING, RECOVERING: uuid.uuid4().hex, LAST: f"{newest} {int(time.time())}"})
 
 
 def _with_last(branch: Branch, series: _Series, refs: Refs) -> Branch:
-    """Record the highest number that is to come back, where there are more versions than when this began."""
+    """Record the highest number that is to come back, if the second listing has a higher number than the first."""
     if not series.versions:
         raise _overtaken(branch, refs)
     newest = series.newest
@@ -344,7 +371,7 @@ def _with_last(branch: Branch, series: _Series, refs: Refs) -> Branch:
 
 
 def _is_same(current: Branch, branch: Branch) -> bool:
-    """Tell whether a recovery is still under way; one that began after a deletion has another id."""
+    """Tell whether the recovery of `branch` is still under way; a recovery that replaced it has another id."""
     return current.state == CREATING and current.metadata.get(RECOVERING) == branch.metadata.get(RECOVERING)
 
 
@@ -354,15 +381,16 @@ def _overtaken(branch: Branch, refs: Refs) -> ConflictError:
     )
 
 
-def _refuse_renamed(name: str, branch_id: str, last: int, refs: Refs) -> None:
-    """Refuse a name that the branch had before it got a name of which there are later versions."""
-    other = next((one.name for one in refs.branches().values() if one.id == branch_id and one.name != name), None)
-    if other is not None:
-        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", f"the branch is called {other!r} now")
-    # After the files of the branches: where one was deleted meanwhile, there are copies of its versions by then.
-    newest = {one: number for one, number in newest_copies_of(refs.store, branch_id).items() if one != name}
-    latest = max(newest, key=lambda one: newest[one], default=name)
-    if newest.get(latest, 0) > last:
+def _refuse_renamed(name: str, branch_id: str, newest: int, refs: Refs) -> None:
+    """Refuse an earlier name of a branch that was renamed, if the later name has a file or copies of later versions."""
+    branches = [branch for branch in refs.branches().values() if branch.id == branch_id and branch.name != name]
+    if branches:
+        instead = f"the branch is called {branches[0].name!r} now"
+        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
+    # Copies are listed after the files: a branch that was deleted between the two lists has left copies by then.
+    copies = newest_copies_of(refs.store, branch_id)
+    latest = max(copies.keys() - {name}, key=lambda alias: copies[alias], default=name)
+    if latest != name and copies[latest] > newest:
         instead = f"the branch has later versions under the name {latest!r}, which was deleted; recover {latest!r}"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
 
@@ -371,9 +399,9 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
     """Put the versions in their places, and then let the branch take commits."""
     for number, late in series.late.items():
         delete_manifest(versions.manifest_path(branch.name, number), late, versions.store)
-    # A version without bytes is in its place.
-    restored = {number: found.data for number, found in series.versions.items() if found.data}
-    # Oldest first: an interrupted recovery leaves a series without gaps, which the next one continues.
+    # A version without bytes is a manifest in its place.
+    restored = {number: version.data for number, version in series.versions.items() if version.data}
+    # Oldest first: an interrupted recovery leaves a series without gaps, which the next recovery continues.
     for number, data in restored.items():
         restore_version(branch.name, number, data, versions, late=True)
     versions.forget()
@@ -385,14 +413,15 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
         # The versions of another recovery are not complete yet.
         if not _is_same(current, branch):
             raise _overtaken(branch, refs)
-        done = current.metadata[RECOVERING]
-        return with_metadata(current, {STATE: READY, RECOVERING: None, RECOVERED: done, LAST: None})
+        recovery_id = current.metadata[RECOVERING]
+        return with_metadata(current, {STATE: READY, RECOVERING: None, RECOVERED: recovery_id, LAST: None})
 
     try:
         return refs.change_branch(branch, ready)
     except ConflictError:
         stored = refs.branch(branch.name)
-        # What came after the deletion is taken back. No other branch has these numbers, which are below its fence.
+        # The branch was deleted meanwhile, so the versions that were put after the deletion are deleted. No other
+        # branch of the name has these numbers, which are below the fence.
         if stored is None or stored.id != branch.id or stored.state == DELETING:
             versions.store.delete_many([versions.manifest_path(branch.name, number) for number in restored])
             versions.forget()
@@ -401,19 +430,19 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
         raise
 
 
-def _copies(name: str, versions: Versions) -> Iterator[_Found]:
+def _copies(name: str, versions: Versions) -> Iterator[_StoredVersion]:
     """Read the copies of manifests that branches of the name had."""
     for branch, number, entry, owner in parsed_copies(versions.store.walk(f"{EXPIRED}/{name}")):
         # The copies of a branch `a/b` lie below the folder with the copies of `a`.
         data = versions.store.get(entry.key) if branch == name else None
         if data is not None:
             try:
-                made = decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1]
+                transaction = decode_manifest_file(data, f"{versions.store.uri}/{entry.key}")[1]
             except CorruptFileError as error:
                 # Copies are not synced, so a power cut may leave an empty one.
-                yield _Found(number, "", None, b"", entry.modified, owner, error)
+                yield _StoredVersion(number, "", None, b"", entry.modified, owner, error)
             else:
-                yield _Found(number, commit_id(data), made, data, entry.modified, owner)
+                yield _StoredVersion(number, commit_id(data), transaction, data, entry.modified, owner)
 
 
 def _fork_point(name: str, fork: Clone, refs: Refs, versions: Versions) -> _ForkPoint:
@@ -426,7 +455,7 @@ def _fork_point(name: str, fork: Clone, refs: Refs, versions: Versions) -> _Fork
 
 
 def _described(name: str, first: int, branch_id: str, fork_point: _ForkPoint) -> Branch:
-    """Return the branch that a first version was made for."""
+    """Return the branch whose first version has this number and fork point."""
     parent, number, size = fork_point
     described = new_branch(name, parent, version=number, manifest_size=size, metadata={})
     lineage = (*described.lineage[:-1], (described.lineage[-1][0], branch_id))

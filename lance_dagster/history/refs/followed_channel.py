@@ -1,7 +1,8 @@
 """Tags that follow a channel of a repository: they are its shadow in each table, and move with it.
 
-Readers follow the channel. A program that knows only Lance reads the tag of that name in each table. Moved alone, such
-a tag shows its readers one table at another publication than all others, while readers of the channel see no change.
+Readers follow the channel. A program that knows only Lance reads the tag of that name in each table. If the tag of a
+single table is moved, these programs see this table at another publication than all other tables, while readers of the
+channel see no change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,7 +59,7 @@ def repository_above(uri: str, storage_options: Mapping[str, str]) -> tuple[str,
 
 
 def refuse_following(do: Change, tag: Tag, place: Place, steps: int = 1) -> None:
-    """Refuse to change a tag alone that follows a channel.
+    """Refuse to change the tag of a single table if it follows a channel.
 
     Args:
         do: The change.
@@ -72,11 +73,11 @@ def refuse_following(do: Change, tag: Tag, place: Place, steps: int = 1) -> None
     # An immutable tag never moves, and has a rule of its own.
     if FOLLOWED_COMMIT not in tag.metadata or tag.immutable:
         return
-    found = repository_above(place.uri, place.storage_options)
+    repository = repository_above(place.uri, place.storage_options)
     # A copy of the table at another place has its tags too, and follows nothing.
-    if found is None:
+    if repository is None:
         return
-    root, table = found
+    root, table = repository
     back = {"tables": [table], "to": f"{tag.name}~{steps}", "reason": "..."}
     call = {
         "move": Call("channels.promote", (tag.name, "main"), on=root),

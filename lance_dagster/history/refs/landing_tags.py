@@ -28,11 +28,11 @@ def merged_as(versions: Versions, version: str, number: int, *, fresh: bool = Fa
         number: The number on `main`.
         fresh: Ask the store even for a version that this process has read: another table may have its place since.
     """
-    found = versions.find(MAIN, number, MAIN, fresh=fresh)
+    merge = versions.find(MAIN, number, MAIN, fresh=fresh)
     # The number alone proves nothing: another program may have committed it. The transaction of a merge names what was
     # merged. The version was staged on `main@{number - 1}`, so its merge that got the next number was a fast-forward.
-    named = None if found is None or found.transaction is None else found.transaction.properties.get(MERGE)
-    return found if named == version else None
+    named = None if merge is None or merge.transaction is None else merge.transaction.properties.get(MERGE)
+    return merge if named == version else None
 
 
 def drop_tags(names: Iterable[str], store: Store) -> None:

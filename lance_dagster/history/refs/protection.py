@@ -48,12 +48,15 @@ class Protection:
         """Require that patterns are in this protection, so that a typo does not pass as removed.
 
         Raises:
-            InvalidInputError: One is not; the error names it and the patterns that exist.
+            InvalidInputError: A pattern is missing; the error names it and the patterns that exist.
         """
-        for pattern, own in (*((one, self.branches) for one in branches), *((one, self.tags) for one in tags)):
-            if pattern not in own:
-                known = f"the protected patterns are {', '.join(own)}" if own else "nothing is protected yet"
-                raise InvalidInputError(f"{pattern!r} is not a protected pattern; {known}")
+        for required, existing in ((branches, self.branches), (tags, self.tags)):
+            for pattern in required:
+                if pattern not in existing:
+                    patterns = (
+                        f"the protected patterns are {', '.join(existing)}" if existing else "nothing is protected yet"
+                    )
+                    raise InvalidInputError(f"{pattern!r} is not a protected pattern; {patterns}")
 
     def with_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
         """Return this protection with patterns added."""
@@ -62,8 +65,8 @@ class Protection:
     def without_patterns(self, branches: Iterable[str], tags: Iterable[str]) -> "Protection":
         """Return this protection with patterns removed."""
         return Protection(
-            branches=tuple(one for one in self.branches if one not in set(branches)),
-            tags=tuple(one for one in self.tags if one not in set(tags)),
+            branches=tuple(pattern for pattern in self.branches if pattern not in set(branches)),
+            tags=tuple(pattern for pattern in self.tags if pattern not in set(tags)),
         )
 
 
@@ -87,21 +90,21 @@ def change_protection(store: Store, add: Protection, remove: Protection) -> Prot
     if not all((*add.branches, *add.tags)):
         raise InvalidInputError("a pattern cannot be empty; '*' protects every name")
     for attempt in range(_ATTEMPTS):
-        found = store.get_with_etag(PROTECTION)
-        current = _parsed(found[0] if found else None, store)
+        stored = store.get_with_etag(PROTECTION)
+        current = _parsed(stored[0] if stored else None, store)
         if not attempt:
-            # Only the first attempt checks this: at a later one, the patterns may be gone because our own request
+            # Only the first attempt checks this: at a later attempt, the patterns may be gone because our own request
             # succeeded and the HTTP client sent it twice.
             current.require_patterns(remove.branches, remove.tags)
-        wanted = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
-        if wanted == current:
+        changed = current.without_patterns(remove.branches, remove.tags).with_patterns(add.branches, add.tags)
+        if changed == current:
             return current
-        data = json.dumps({"branches": wanted.branches, "tags": wanted.tags}, indent=2).encode()
+        data = json.dumps({"branches": changed.branches, "tags": changed.tags}, indent=2).encode()
         # A lost answer shows up at the next attempt, which reads what is stored and finds nothing to change.
-        if found is None and store.put_if_absent(PROTECTION, data):
-            return wanted
-        if found is not None and store.compare_and_swap(PROTECTION, data, found[1]):
-            return wanted
+        if stored is None and store.put_if_absent(PROTECTION, data):
+            return changed
+        if stored is not None and store.compare_and_swap(PROTECTION, data, stored[1]):
+            return changed
     raise StoreError(f"cannot change what is protected in {store.uri}: it keeps changing")
 
 
@@ -160,8 +163,8 @@ def _because(name: str, pattern: str, store: Store) -> str:
 
 
 def _unprotect(kind: str, pattern: str) -> Remedy:
-    given = ([pattern],)
-    call = Call("tags.unprotect", given) if kind == "tags" else Call("branches.unprotect", given)
+    arguments = ([pattern],)
+    call = Call("tags.unprotect", arguments) if kind == "tags" else Call("branches.unprotect", arguments)
     return Remedy("{} takes that back", call)
 
 
@@ -178,16 +181,16 @@ def _parsed(data: bytes | None, store: Store) -> Protection:
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(f"{store.uri}/{PROTECTION}", f"it has {len(data)} bytes, far more than patterns need")
     try:
-        found = parsed_json(data)
-        return Protection(branches=_patterns(found["branches"]), tags=_patterns(found["tags"]))
+        content = parsed_json(data)
+        return Protection(branches=_patterns(content["branches"]), tags=_patterns(content["tags"]))
     except (ValueError, LookupError, TypeError) as error:
         # Fail closed: with an unreadable file everything counts as protected.
         raise CorruptFileError(f"{store.uri}/{PROTECTION}", problem) from error
 
 
-def _patterns(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(pattern, str) and pattern for pattern in found):
+def _patterns(patterns: object) -> tuple[str, ...]:
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise TypeError("not a list of non-empty strings")
-    if any(len(pattern) > LONGEST_PATTERN for pattern in found):
+    if any(len(pattern) > LONGEST_PATTERN for pattern in patterns):
         raise ValueError("a pattern is too long")
-    return tuple(found)
+    return tuple(patterns)

@@ -46,10 +46,10 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a ref needs")
     try:
-        found = parsed_json(data)
-        if not isinstance(found, dict):
+        content = parsed_json(data)
+        if not isinstance(content, dict):
             raise CorruptFileError(path, "it does not hold a JSON object")
-        return parse(name, found)
+        return parse(name, content)
     # Everything that foreign JSON can cause, up to dates that the platform refuses: an error of another class would
     # name no file, and each command that lists refs would fail with it.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError, OSError) as error:
@@ -57,14 +57,14 @@ def _parsed(parse: Callable[[str, dict[str, Any]], T], name: str, data: bytes, p
         raise CorruptFileError(path, f"it is not a branch or tag as Lance writes it: {problem}") from error
 
 
-def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
+def _branch_from_json(name: str, content: dict[str, Any]) -> Branch:
     lineage = tuple(
-        (_count(version), _text(own)) for version, own in (found.get("identifier") or {}).get("version_mapping", ())
+        (_count(version), _text(own)) for version, own in (content.get("identifier") or {}).get("version_mapping", ())
     )
-    parent = _branch_name(found.get("parentBranch"))
+    parent = _branch_name(content.get("parentBranch"))
     if parent == name:
         raise ValueError("it says it was forked from itself")
-    metadata = _metadata(found)
+    metadata = _metadata(content)
     # These are checked here, since the properties of `Branch` parse them without a way to report an error.
     if FIRST in metadata and not _NUMBER.fullmatch(metadata[FIRST]):
         raise ValueError(f"{metadata[FIRST]!r} is not a version number")
@@ -76,11 +76,11 @@ def _branch_from_json(name: str, found: dict[str, Any]) -> Branch:
         name=name,
         id=lineage[-1][1] if lineage else "",
         parent_branch=parent,
-        parent_version=_count(found["parentVersion"]),
-        created_at=pendulum.from_timestamp(_count(found["createAt"])),
+        parent_version=_count(content["parentVersion"]),
+        created_at=pendulum.from_timestamp(_count(content["createAt"])),
         metadata=metadata,
         lineage=lineage,
-        manifest_size=_count(found["manifestSize"]),
+        manifest_size=_count(content["manifestSize"]),
     )
 
 
@@ -99,15 +99,15 @@ def branch_file_of(branch: Branch) -> bytes:
     )
 
 
-def _tag_from_json(name: str, found: dict[str, Any]) -> Tag:
+def _tag_from_json(name: str, content: dict[str, Any]) -> Tag:
     return Tag(
         name=name,
-        branch=_branch_name(found.get("branch")),
-        version=_count(found["version"]),
-        created_at=_time(found.get("createdAt")),
-        updated_at=_time(found.get("updatedAt")),
-        metadata=_metadata(found),
-        manifest_size=_count(found["manifestSize"]),
+        branch=_branch_name(content.get("branch")),
+        version=_count(content["version"]),
+        created_at=_time(content.get("createdAt")),
+        updated_at=_time(content.get("updatedAt")),
+        metadata=_metadata(content),
+        manifest_size=_count(content["manifestSize"]),
     )
 
 
@@ -148,8 +148,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _metadata(found: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _text(value) for key, value in (found.get("metadata") or {}).items()}
+def _metadata(content: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _text(value) for key, value in (content.get("metadata") or {}).items()}
 
 
 def _time(value: object) -> pendulum.DateTime | None:
@@ -157,10 +157,10 @@ def _time(value: object) -> pendulum.DateTime | None:
         return None
     text = _text(value).replace("Z", "+00:00")
     # pylance writes nanoseconds, and a datetime holds microseconds.
-    whole, dot, rest = text.partition(".")
+    seconds, dot, fraction = text.partition(".")
     if dot:
-        digits = rest[: next((at for at, c in enumerate(rest) if not c.isdigit()), len(rest))]
-        text = f"{whole}.{digits[:6]}{rest[len(digits) :]}"
+        digits = fraction[: next((at for at, c in enumerate(fraction) if not c.isdigit()), len(fraction))]
+        text = f"{seconds}.{digits[:6]}{fraction[len(digits) :]}"
     return pendulum.instance(pendulum.DateTime.fromisoformat(text))
 
 

@@ -7,8 +7,8 @@ Each file is one small JSON object in the form that pylance reads and writes:
     tag     {"branch", "version", "createdAt", "updatedAt", "manifestSize", "metadata"}
 
 `identifier` is the branch's lineage: one entry for each ancestor from `main` down, its own entry last. pylance's
-clean-up of a parent looks at a branch before it deletes files only if the version in the first entry is one that it
-would delete or cannot find. So the first version here is one that can never exist, and pylance always looks;
+clean-up of a parent reads a branch before it deletes files only if it would delete, or cannot find, the version in the
+first entry. So the first entry here has a version that can never exist, and pylance always reads the branch;
 `parentVersion` holds the true fork point.
 
 State that this package needs is kept in `metadata` under a reserved prefix, which
@@ -42,16 +42,16 @@ FIRST = "lance_dagster.first"
 RENAMING_TO, RENAMED_FROM = "lance_dagster.renaming_to", "lance_dagster.renamed_from"
 RENAMED_WRITE = "lance_dagster.renamed_write"
 RENAME_ID = "lance_dagster.rename"
-"""The random id of one rename, in the files of both names: only the rename that made the copy deletes the original."""
+"""The random id of a rename, in the files of both names: only the rename that made the copy deletes the original."""
 RECOVERING = "lance_dagster.recovering"
-"""The random id of one recovery, in the file of a branch whose versions are put back; only a recovery may finish it."""
+"""The random id of a recovery, in the file of a branch whose versions are put back; only a recovery may finish it."""
 RECOVERED = "lance_dagster.recovered"
-"""The random id of the last recovery of a branch, which stays: a writer that read the branch before finds another."""
+"""The random id of the last recovery of a branch. It stays, so a writer that read the branch before finds a new id."""
 RESETTING = "lance_dagster.resetting"
-"""Marks a branch that is being reset to a version of another one: that version, the time and a random id,
-"main@5 1700000000 4f2a...". The last one that was written decides which reset, or deletion, may end its work."""
+"""Marks a branch that is being reset to a version of another branch: that version, the time and a random id,
+"main@5 1700000000 4f2a...". The mark that was written last decides which reset, or deletion, may end its work."""
 CLOSING_ID = "lance_dagster.closing"
-"""The random id of one attempt to delete a branch: an attempt that was taken back and begun again is another one."""
+"""The random id of an attempt to delete a branch: an attempt that was taken back and begun again has a new id."""
 BEFORE_CLOSING = "lance_dagster.before_closing"
 """The state to which a branch goes back where an attempt to delete it is taken back."""
 LAST = "lance_dagster.last"
@@ -100,7 +100,7 @@ class Branch:
     def first(self) -> int:
         """The number of its first version, which repeats the fork point.
 
-        It is the number of the fork point, unless an earlier branch had the name: then it is above that one's numbers.
+        It is the number of the fork point, or a number above all versions of earlier branches of the name.
         """
         return int(self.metadata.get(FIRST, self.parent_version))
 

@@ -2,8 +2,8 @@
 
 Names of branches and tags obey the branch and tag specification and further rules. pylance accepts names that do harm:
 a tag with non-ASCII letters makes it unable to list the tags of the table, and a branch named like a folder of the
-table hides its files there. A name of digits reads as a version number, one of hexadecimal digits as a commit id. Only
-new names are refused: names that other programs chose can still be read and deleted.
+table hides its files there. A name of digits reads as a version number, a name of hexadecimal digits as a commit id.
+Only new names are refused: names that other programs chose can still be read and deleted.
 """
 
 import re

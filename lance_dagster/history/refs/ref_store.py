@@ -5,7 +5,7 @@ have to agree with it; `ref_files` defines the content of the files.
 
 Invariants:
 
-- Every change starts from the bytes it replaces. A branch is changed only while its id is the expected one: a branch
+- Every change starts from the bytes it replaces. A branch is changed only while it has the expected id: a branch
   that was deleted and made again under the same name is another branch.
 - No file is deleted by its name alone: `remove` deletes the bytes that were read. Not every S3 server can do that; on
   the others one process at a time has the right to delete a file, and `REMOVAL_SECONDS` says for how long.
@@ -117,8 +117,8 @@ class Refs:
     def tag_to_change(self, name: str) -> Tag | None:
         """Read one tag with the tag of its file, so that a change need not read it again; or return None."""
         path = _file_of(layout.TAGS, name, "the name of a tag")
-        found = None if path is None else self._stored_tag(name, path)
-        return None if found is None or REMOVER in found.metadata else found
+        tag = None if path is None else self._stored_tag(name, path)
+        return None if tag is None or REMOVER in tag.metadata else tag
 
     def remembered(self, branch: str) -> Branch | None:
         """Return a branch as this process read or wrote it last; None where it did not. Nothing is asked."""
@@ -140,17 +140,17 @@ class Refs:
         """Read one tag, or return None."""
         path = _file_of(layout.TAGS, name, "the name of a tag")
         data = None if path is None else self.store.get(path)
-        found = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
+        tag = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
         # A marked tag counts as deleted: its remover may already have sent the request, which has no condition on such
         # storage.
-        return None if found is None or REMOVER in found.metadata else found
+        return None if tag is None or REMOVER in tag.metadata else tag
 
     def referrers_of(self, branch: str) -> list[str]:
         """Describe the tags and branches that refer to a branch, including those that are being created."""
         # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
         # there was, and they refer only to `main` and to their own kind.
-        kept = (layout.PUBLISHED, layout.PIN)
-        exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else kept
+        repository_refs = (layout.PUBLISHED, layout.PIN)
+        exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else repository_refs
 
         # No branch is its own parent, so its file need not be read.
         def other_branch(file: str) -> str | None:
@@ -162,50 +162,50 @@ class Refs:
             partial(self._all_branches, other_branch, exempt=exempt),
         )
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
-        return users + [f"branch {other.name!r}" for other in branches.values() if other.parent_branch == branch]
+        return users + [f"branch {child.name!r}" for child in branches.values() if child.parent_branch == branch]
 
     def referrers(self) -> dict[str, list[str]]:
         """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
-        found: dict[str, list[str]] = {}
+        users: dict[str, list[str]] = {}
         # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
         tags, branches = together(self.store, self.tags, self.branches)
         for tag in tags.values():
-            found.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
+            users.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
         for branch in branches.values():
-            found.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
-        return found
+            users.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
+        return users
 
     def branch_names(self, prefix: str) -> list[str]:
         """List the branches whose names begin with a prefix, unfinished ones included, without reading any."""
-        found = (layout.parse_branch_file_name(file) for file in self.store.list(layout.BRANCHES))
-        return [name for name in found if name is not None and name.startswith(prefix)]
+        names = (layout.parse_branch_file_name(file) for file in self.store.list(layout.BRANCHES))
+        return [name for name in names if name is not None and name.startswith(prefix)]
 
     def tag_names(self, prefix: str) -> list[str]:
         """List the tags whose names begin with a prefix, without reading any."""
-        found = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
-        return [name for name in found if name is not None and name.startswith(prefix)]
+        names = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
+        return [name for name in names if name is not None and name.startswith(prefix)]
 
     def branch_not_found(self, name: str) -> RefNotFoundError:
         """Return the error for a name that no branch has; it says what the name stands for instead."""
-        # One more request is made, only for the message: a tag may have been named where a branch is wanted.
+        # One more request is made, only for the message: a tag may have been named where a branch must be named.
         if self.tag(name) is not None:
-            instead = "that is a tag, and a branch is wanted"
+            instead = "that is a tag; name a branch"
         elif (version_of := branch_of_version(name)) is not None:
-            instead = f"that is a version, and a branch is wanted, such as {version_of!r}"
+            instead = f"that is a version; name a branch, such as {version_of!r}"
         else:
             instead = self._unfinished(name)
         return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
 
     def _unfinished(self, name: str) -> str:
         """Say what is being done to a branch that has a file and cannot be used; else return an empty string."""
-        found = self.branch(name)
-        if found is None or found.state == READY:
+        branch = self.branch(name)
+        if branch is None or branch.state == READY:
             return ""
-        if RESETTING in found.metadata:
+        if RESETTING in branch.metadata:
             return "it is being reset; if that was interrupted, resetting it again finishes it"
-        if RECOVERING in found.metadata and found.state == CREATING:
+        if RECOVERING in branch.metadata and branch.state == CREATING:
             return "it is being recovered; if that was interrupted, recovering it again finishes it"
-        if found.state == CREATING:
+        if branch.state == CREATING:
             return "it is being created; if that was interrupted, creating it again finishes it"
         return "it is being deleted; if that was interrupted, deleting it again finishes it"
 
@@ -232,41 +232,41 @@ class Refs:
             return self._written(branch, self.store.written_tag(path, data))
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
-        taken = self.branch(branch.name)
-        if taken is None:
+        existing = self.branch(branch.name)
+        if existing is None:
             # The name was free again before it could be read. Whoever had it may be deleting versions in the folder.
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
-        return taken
+        return existing
 
     def change_branch(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch:
         """Replace a branch's file with what `change` returns, by compare-and-swap.
 
         Args:
             branch: The branch; only its name and id matter. Where it has an ETag, it is not read again at first.
-            change: Gets the stored branch and returns the one to store, the same where nothing changes.
+            change: Gets the stored branch and returns the branch to store, the same where nothing changes.
                 It is called again when another writer changed the file first.
 
         Raises:
             RefMovedError: The branch was deleted meanwhile, and perhaps made again.
         """
         path = layout.branch_file(branch.name)
-        wanted, stored = self._changed_at_once(branch, change) if branch.etag else (None, False)
-        if wanted is not None and stored:
-            return wanted
+        changed, stored = self._changed_at_once(branch, change) if branch.etag else (None, False)
+        if changed is not None and stored:
+            return changed
         # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
             current = self._stored_branch(branch.name, path)
-            if current is not None and current == wanted:
+            if current is not None and current == changed:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
             # The id is compared at every attempt: the branch may be replaced between two of them.
             if current is None or current.id != branch.id:
                 raise RefMovedError(branch.name, branch.id, "another branch" if current else "nothing")
-            wanted = change(current)
-            if wanted == current:
+            changed = change(current)
+            if changed == current:
                 return current
-            if self.store.compare_and_swap(path, data := branch_file_of(wanted), current.etag):
-                return self._written(wanted, self.store.written_tag(path, data))
+            if self.store.compare_and_swap(path, data := branch_file_of(changed), current.etag):
+                return self._written(changed, self.store.written_tag(path, data))
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
@@ -277,16 +277,16 @@ class Refs:
             certain.
         """
         try:
-            wanted = change(branch)
+            changed = change(branch)
         except ConflictError:
             # The conflict may be over.
             return None, False
         # Whether there is nothing to change shows only in the file.
-        if wanted == branch:
+        if changed == branch:
             return None, False
-        path, data = layout.branch_file(branch.name), branch_file_of(wanted)
+        path, data = layout.branch_file(branch.name), branch_file_of(changed)
         stored = self.store.compare_and_swap(path, data, branch.etag)
-        return self._written(wanted, self.store.written_tag(path, data) if stored else None), stored
+        return self._written(changed, self.store.written_tag(path, data) if stored else None), stored
 
     def _written(self, branch: Branch, etag: str | None) -> Branch:
         """Return a branch with the ETag of its file, and keep it, where the store tells the ETag."""
@@ -296,18 +296,18 @@ class Refs:
         return branch
 
     def _stored_branch(self, name: str, path: str) -> Branch | None:
-        found = self.store.get_with_etag(path)
-        if found is None:
+        stored = self.store.get_with_etag(path)
+        if stored is None:
             return None
-        branch = replace(parse_branch(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        branch = replace(parse_branch(name, stored[0], f"{self.store.uri}/{path}"), etag=stored[1])
         self._known_branches[name] = branch
         return branch
 
     def _stored_tag(self, name: str, path: str) -> Tag | None:
-        found = self.store.get_with_etag(path)
-        if found is None:
+        stored = self.store.get_with_etag(path)
+        if stored is None:
             return None
-        tag = replace(parse_tag(name, found[0], f"{self.store.uri}/{path}"), etag=found[1])
+        tag = replace(parse_tag(name, stored[0], f"{self.store.uri}/{path}"), etag=stored[1])
         # A marked tag counts as deleted.
         if REMOVER not in tag.metadata:
             self._known_tags[name] = tag
@@ -342,9 +342,9 @@ class Refs:
             ConflictError: It is being reset meanwhile, so it is not to be deleted.
         """
         path = layout.branch_file(branch.name)
-        found = self.store.get_with_etag(path)
-        current = None if found is None else parse_branch(branch.name, found[0], f"{self.store.uri}/{path}")
-        if found is None or current is None or current.id != branch.id or current.state != DELETING:
+        stored = self.store.get_with_etag(path)
+        current = None if stored is None else parse_branch(branch.name, stored[0], f"{self.store.uri}/{path}")
+        if stored is None or current is None or current.id != branch.id or current.state != DELETING:
             return None
         # The process that wrote its mark last owns the branch. After a reset the file is that of the new branch, and
         # deleting it would lose the branch.
@@ -354,7 +354,7 @@ class Refs:
         # their way then, and the later one would delete the next branch of the name.
         if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
             raise self._removed_elsewhere("branch", branch.name)
-        return current, found[1]
+        return current, stored[1]
 
     def remove_branch(self, branch: Branch, etag: str) -> bool:
         """Delete the file of a branch that is being deleted, which frees the name.
@@ -375,11 +375,11 @@ class Refs:
                 return True
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
-            found = self.read_deleting(self._refreshed(branch))
+            deleting = self.read_deleting(self._refreshed(branch))
             # Another id is that of a later deletion, of a branch that was recovered meanwhile.
-            if found is None or found[0].metadata.get(CLOSING_ID) != branch.metadata.get(CLOSING_ID):
+            if deleting is None or deleting[0].metadata.get(CLOSING_ID) != branch.metadata.get(CLOSING_ID):
                 return False
-            branch, etag = found
+            branch, etag = deleting
         raise StoreError(f"cannot delete branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def renamed_to(self, branch: Branch) -> str | None:
@@ -459,30 +459,30 @@ class Refs:
         Raises:
             RefMovedError: It was moved or changed meanwhile; it stays.
         """
-        path, wanted = layout.tag_file(tag.name), tag
+        path, expected = layout.tag_file(tag.name), tag
         for _ in range(_ATTEMPTS):
-            found = self.store.get_with_etag(path)
-            if found is None:
+            stored = self.store.get_with_etag(path)
+            if stored is None:
                 return
-            stored = parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
+            current = parse_tag(tag.name, stored[0], f"{self.store.uri}/{path}")
             # The caller decided about the tag that it read: a tag that was moved since may be needed where it is.
-            if stored != wanted:
-                raise RefMovedError(tag.name, tag.ref, stored.ref)
-            if self.store.deletes_conditionally() or REMOVER in stored.metadata:
-                if self.store.compare_and_delete(path, found[1]):
+            if current != expected:
+                raise RefMovedError(tag.name, tag.ref, current.ref)
+            if self.store.deletes_conditionally() or REMOVER in current.metadata:
+                if self.store.compare_and_delete(path, stored[1]):
                     return
                 continue
             # From here on the tag counts as deleted, and a writer that wants its name waits until it is gone.
-            marked = _with_write_id(with_metadata(stored, self.remover()))
-            if self._swapped(path, marked, found[1]):
-                wanted = marked
+            marked = _with_write_id(with_metadata(current, self.remover()))
+            if self._swapped(path, marked, stored[1]):
+                expected = marked
         raise StoreError(f"cannot delete tag {tag.name!r} of {self.store.uri}: it keeps changing")
 
     def add_tag(self, tag: Tag) -> Tag:
         """Create a tag.
 
         Raises:
-            AlreadyExistsError: There is one of that name.
+            AlreadyExistsError: There is a tag of that name.
         """
         marked = _with_write_id(tag)
         path = layout.tag_file(tag.name)
@@ -497,14 +497,14 @@ class Refs:
         Raises:
             ConflictError: The removal may still be under way.
         """
-        found = self.store.get_with_etag(path)
-        stored = None if found is None else parse_tag(tag.name, found[0], f"{self.store.uri}/{path}")
-        if found is None or stored is None or REMOVER not in stored.metadata:
+        stored = self.store.get_with_etag(path)
+        current = None if stored is None else parse_tag(tag.name, stored[0], f"{self.store.uri}/{path}")
+        if stored is None or current is None or REMOVER not in current.metadata:
             return False
         # Until then, the request of the process that removes the old tag could arrive late and delete the new one.
-        if not self._is_free(stored):
+        if not self._is_free(current):
             raise self._removed_elsewhere("tag", tag.name)
-        return self._swapped(path, tag, found[1])
+        return self._swapped(path, tag, stored[1])
 
     def swap_tag(self, tag: Tag, expected: str | None = None) -> Tag:
         """Point an existing tag elsewhere, by compare-and-swap.
@@ -526,16 +526,16 @@ class Refs:
         return self.change_tag(tag.name, moved)
 
     def change_tag(
-        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, read: Tag | None = None
+        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, stored: Tag | None = None
     ) -> Tag:
         """Replace a tag's file with what `change` returns, by compare-and-swap.
 
         Args:
             name: The name of the tag.
-            change: Gets the stored tag and returns the one to store; the same one when there is nothing to change. It
+            change: Gets the stored tag and returns the tag to store; the same tag when there is nothing to change. It
                 is called again when another writer changed the file first.
             follow: Whether to change a tag that another writer moved meanwhile, at its new version.
-            read: The tag as `tag_to_change` has just read it, so that it is not read again at first.
+            stored: The tag as `tag_to_change` has just read it, so that it is not read again at first.
 
         Raises:
             RefMovedError: It was moved between reading and writing.
@@ -544,13 +544,13 @@ class Refs:
         check_string("the name of a tag", name)
         path = layout.tag_file(name)
         for _ in range(_ATTEMPTS):
-            current, read = read or (self._stored_tag(name, path) if is_path_inside(name) else None), None
+            current, stored = stored or (self._stored_tag(name, path) if is_path_inside(name) else None), None
             if current is None or REMOVER in current.metadata:
                 raise self.tag_not_found(name)
-            wanted = change(current)
-            if wanted == current:
+            changed = change(current)
+            if changed == current:
                 return current
-            marked = _with_write_id(wanted)
+            marked = _with_write_id(changed)
             if self._swapped(path, marked, current.etag):
                 self._keep_tag(path, marked)
                 return marked
@@ -609,31 +609,30 @@ class Refs:
     def _listed(
         self, folder: str, name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
     ) -> dict[str, str]:
-        """List the names of the refs that are wanted, with the ETags of their files."""
+        """List the names of the refs that match, with the ETags of their files."""
         if pattern is not None:
             check_pattern(pattern)
         listed = ((name_of(file), etag) for file, etag in self.store.list_with_etags(folder).items())
-        wanted = ((name, etag) for name, etag in listed if name and not name.startswith(exempt))
-        return {name: etag for name, etag in wanted if pattern is None or fnmatchcase(name, pattern)}
+        named = ((name, etag) for name, etag in listed if name and not name.startswith(exempt))
+        return {name: etag for name, etag in named if pattern is None or fnmatchcase(name, pattern)}
 
 
-def _read_all(listed: Mapping[str, str], known: Mapping[str, Ref], read: Callable[[str], Ref | None]) -> dict[str, Ref]:
-    """Read the listed refs, except those that are known and have still the same ETag.
-
-    What a listing shows is as good as a read at that moment: equal ETags are those of equal files.
-    """
-    same = {name: ref for name in listed if (ref := known.get(name)) is not None and ref.etag == listed[name]}
+def _read_all(
+    listed: Mapping[str, str], remembered: Mapping[str, Ref], load: Callable[[str], Ref | None]
+) -> dict[str, Ref]:
+    """Return the listed refs; a remembered ref with the listed ETag is not read again, since its file is the same."""
+    same = {name: ref for name in listed if (ref := remembered.get(name)) is not None and ref.etag == listed[name]}
     names = [name for name in listed if name not in same]
     if len(names) <= _FEW:
-        values = [read(name) for name in names]
+        values = [load(name) for name in names]
     else:
         # Each ref takes one request, and a table with many runs has many branches.
         with ThreadPoolExecutor(_READERS) as readers:
-            values = list(readers.map(read, names))
+            values = list(readers.map(load, names))
     fresh = dict(zip(names, values, strict=True))
     # A ref that was deleted between the listing and the reading has no value.
-    found = ((name, same.get(name) or fresh.get(name)) for name in listed)
-    return {name: ref for name, ref in found if ref is not None}
+    present = ((name, same.get(name) or fresh.get(name)) for name in listed)
+    return {name: ref for name, ref in present if ref is not None}
 
 
 def _file_of(folder: str, name: object, what: str) -> str | None:

@@ -98,7 +98,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
 
 
 def _is_copy(target: Branch, branch: Branch) -> bool:
-    """Tell whether a branch is the copy that a rename of another one makes or made."""
+    """Tell whether `target` is the copy that a rename of `branch` makes or made."""
     same = (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
     # A complete copy belongs to a rename that is not finished yet only if both files have its id: the branch may have
     # been renamed back and forth.
@@ -133,9 +133,13 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         return refs.set_branch_state(target, READY)
     except (RefMovedError, VersionNotFoundError) as error:
         # Another process may have finished the rename, and deleted the versions under the old name.
-        done = refs.branch(new)
-        if done is not None and done.state == READY and done.metadata.get(RENAME_ID) == target.metadata.get(RENAME_ID):
-            return done
+        renamed = refs.branch(new)
+        if (
+            renamed is not None
+            and renamed.state == READY
+            and renamed.metadata.get(RENAME_ID) == target.metadata.get(RENAME_ID)
+        ):
+            return renamed
         raise ConflictError(
             f"cannot rename branch {branch.name!r} of {refs.store.uri} to {new!r}: another process deleted or renamed "
             "one of them at the same time"
@@ -158,20 +162,20 @@ def _with_last(marked: Branch, target: Branch, refs: Refs, versions: Versions) -
 
 
 def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
-    """Create the file of the new name, or return the one that an earlier attempt created."""
+    """Create the file of the new name, or return the branch that an earlier attempt created under it."""
     branch_deletion.refuse_renaming(branch, "rename", refs)
-    found = branch_operations.branch_of_name(new, refs, versions)
-    if found is None:
+    target = branch_operations.branch_of_name(new, refs, versions)
+    if target is None:
         branch_operations.refuse_leftovers(new, versions)
     branch_operations.refuse_recent(branch, new, refs)
     branch_operations.refuse_tagged(new, refs)
-    if found is None:
+    if target is None:
         own = {RENAMED_FROM: branch.name, RENAMING_TO: None, RENAME_ID: uuid.uuid4().hex, LAST: None}
-        taken = with_metadata(branch, {STATE: CREATING, **own})
-        found = refs.add_branch(replace(taken, name=new))
-    if not _is_copy(found, branch):
-        raise AlreadyExistsError(f"branch {new!r} of {refs.store.uri} exists, forked from {found.parent}")
-    return found
+        copy = with_metadata(branch, {STATE: CREATING, **own})
+        target = refs.add_branch(replace(copy, name=new))
+    if not _is_copy(target, branch):
+        raise AlreadyExistsError(f"branch {new!r} of {refs.store.uri} exists, forked from {target.parent}")
+    return target
 
 
 def _mark_renaming(branch: Branch, target: Branch, refs: Refs) -> Branch:
@@ -207,16 +211,16 @@ def _copy_missing(branch: Branch, new: str, versions: Versions) -> None:
 
 
 def _copy_versions(branch: Branch, target: Branch, versions: Versions) -> None:
-    """Copy every version of a branch; list again until no new one appeared, since a commit may have been in flight."""
-    done: set[int] = set()
-    # No number above `last` is copied: another branch may have the old name by now, and begins there.
-    last = target.last[0] if target.last else -1
-    while fresh := [number for number in versions.numbers(branch.name) if number <= last and number not in done]:
+    """Copy every version of a branch; list again until no new version appears, since a commit may be in flight."""
+    copied: set[int] = set()
+    # No number above `highest` is copied: another branch may have the old name by now, and begins above it.
+    highest = target.last[0] if target.last else -1
+    while fresh := [number for number in versions.numbers(branch.name) if number <= highest and number not in copied]:
         for number in fresh:
             _copy_version(branch.name, number, target.name, versions)
-        done.update(fresh)
-    if done:
-        write_hint(versions, layout.versions_folder(target.name), max(done))
+        copied.update(fresh)
+    if copied:
+        write_hint(versions, layout.versions_folder(target.name), max(copied))
 
 
 def _copy_version(name: str, number: int, new: str, versions: Versions) -> None:

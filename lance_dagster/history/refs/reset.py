@@ -1,28 +1,29 @@
 """Reset a branch to an older version of its own, as `git reset --hard` does.
 
 A version number is never used twice, since readers, caches and the records of merges identify a version by it. So the
-branch does not shrink: the reset commits the content of the older version as the next version, and records that this
-version was made from the older one. The versions between the two are dropped. The log of the branch then goes from the
-new version to the older one, and a merge finds nothing of what was dropped.
+branch does not shrink. If `run/7` has the versions 1 to 8 and is reset to version 5, the reset commits the content of
+version 5 as version 9, records that version 9 was made from version 5, and drops the versions 6 to 8. The log of the
+branch then goes from version 9 to version 5, and a merge finds nothing of the dropped versions. Steps:
 
-1. A mark in the branch's file says which versions are about to be dropped.
-2. A search for refs that still need one of them: tags, branches forked from them, branches that merged them. If there
-   are some, the mark is taken back and the reset refused.
-3. The commit, one put-if-absent of the next number. A commit of another writer that is first makes the reset withdraw.
+1. A mark in the branch's file says which versions are about to be dropped: "5-8", and a random id of this reset.
+2. A search for refs that need a dropped version: tags that name it, branches forked from it, branches that merged it.
+   If there are such refs, the mark is taken back and the reset refused.
+3. The commit, one put-if-absent of version 9. If another writer commits version 9 first, the reset withdraws.
 4. Copies of the dropped manifests in `_expired/`, for readers and merges in flight; then the manifests are deleted.
    Data files stay until they are collected.
 5. The mark is taken back.
 
-The mark has a random id. A reset that finds the mark of another one replaces it, and then the other one does not drop
-anything before it has searched again; a reset that is committed already is finished first.
+Two resets may meet. If the first reset has not committed yet, the second reset replaces its mark; the first reset then
+finds a mark that is not its own, and searches again before it drops anything. If the first reset has committed, the
+second reset does steps 4 and 5 of the first reset before its own step 1.
 
-After a crash the branch is either as it was (steps 1 and 2) or reset; the same call again does what is left. Whoever
-creates a reference to a version writes it first and then looks for the mark, and the reset looks for references after
-it wrote the mark, so at least one of the two sees the other.
+After a crash the branch is as it was (steps 1 and 2) or reset; the same call again does the remaining steps. Whoever
+creates a reference to a version writes the reference first and then looks for the mark, and the reset looks for
+references after it wrote the mark. So the reset finds the reference, or the creator of the reference finds the mark.
 
-A merge is a reference that nobody can take back. One that was under way and lands after the search counts as done
-before the reset, which then has the effect of a `restore`: the next merge, or a collection, puts the version that was
-merged back from its copy (`lineage.load_or_copy`).
+A merge is a reference that nobody can take back. A merge that lands after the search counts as done before the reset,
+which then has the effect of a `restore`: the next merge, or a collection, puts the merged version back from its copy
+(`lineage.load_or_copy`).
 """
 
 import uuid
@@ -47,7 +48,7 @@ _ATTEMPTS = 5
 
 
 def reset_to_own_version(target: State, refs: Refs, versions: Versions, properties: Mapping[str, str]) -> Branch:
-    """Make an older version of a branch its newest one, and drop the versions after it.
+    """Commit an older version of a branch as its next version, and drop the versions between the two.
 
     Raises:
         RefNotFoundError: There is no such branch.
@@ -58,9 +59,9 @@ def reset_to_own_version(target: State, refs: Refs, versions: Versions, properti
         CommitConflictError: Another writer committed to the branch meanwhile; nothing was changed.
     """
     for _ in range(_ATTEMPTS):
-        done = _attempted(target, refs, versions, properties)
-        if done is not None:
-            return done
+        branch = _attempted(target, refs, versions, properties)
+        if branch is not None:
+            return branch
         # The target is read again: another reset may have dropped it.
         target = versions.load(target.branch, target.number)
     raise StoreError(f"cannot reset branch {target.branch!r} of {refs.store.uri}: other resets keep replacing the mark")
@@ -72,26 +73,30 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
     pending = dropped_versions(branch)
     if head.number == target.number and pending is None:
         return branch
-    begun = pending is not None and head.number == pending.last + 1 and reset_target(head.transaction) == pending.target
+    begun = (
+        pending is not None and head.number == pending.newest + 1 and reset_target(head.transaction) == pending.target
+    )
     if begun and pending is not None and pending.target != target.number:
         _drop(branch, pending, versions)
         _unmarked(branch, branch.metadata[DROPPING], refs)
         return None
-    # A head that this reset made is not dropped: an earlier attempt committed it and was interrupted afterwards.
-    done = reset_target(head.transaction) == target.number
-    dropped = Dropped(target.number, head.number - 1 if done else max(head.number, target.number))
+    # A head that a reset to the same version committed is not dropped: an earlier attempt was interrupted after it.
+    committed = reset_target(head.transaction) == target.number
+    dropped = Dropped(target.number, head.number - 1 if committed else max(head.number, target.number))
     mark = f"{dropped} {uuid.uuid4().hex}"
     marked = refs.change_branch(branch, lambda current: _with_mark(current, mark, refs))
     try:
-        # Once it is committed under a mark, a process that refers to a dropped version finds the mark and withdraws.
+        # Once a reset is committed under a mark, a process that refers to a dropped version finds the mark and
+        # withdraws, so the search is not repeated.
         if not begun:
             _refuse_needed(marked, dropped, refs, versions)
-        if not done:
+        if not committed:
             _commit(target, dropped, versions, properties)
     except ConflictError:
         _unmarked(marked, mark, refs)
-        # An attempt whose mark was taken away committed it. Versions that got references since then stay.
-        if done:
+        # An earlier attempt, whose mark was taken away, committed the reset. Versions that got references since then
+        # stay.
+        if committed:
             return refs.branch(branch.name)
         raise
     if dropped_versions(stored := refs.branch(branch.name) or marked) is None or stored.metadata[DROPPING] != mark:
@@ -113,7 +118,7 @@ def _resettable(target: State, refs: Refs) -> Branch:
 
 
 def _with_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
-    # A rename or a deletion marks the same file. Each attempt to swap looks for that, so that one of the two finds it.
+    # A rename or a deletion marks the same file, so each attempt to swap looks for their marks.
     if branch.state != READY:
         raise refs.branch_not_found(branch.name)
     refuse_renaming(branch, "reset", refs)
@@ -121,7 +126,7 @@ def _with_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
 
 
 def _unmarked(branch: Branch, mark: str, refs: Refs) -> Branch:
-    """Take back the mark of one reset; that of another one stays."""
+    """Take back the mark of a reset; a mark that another reset has put in its place stays."""
 
     def unmarked(current: Branch) -> Branch:
         return with_metadata(current, {DROPPING: None}) if current.metadata.get(DROPPING) == mark else current
@@ -130,10 +135,10 @@ def _unmarked(branch: Branch, mark: str, refs: Refs) -> Branch:
 
 
 def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versions) -> None:
-    """Refuse to drop versions that something refers to.
+    """Refuse to drop versions that a tag or another branch refers to.
 
     Raises:
-        ConflictError: There are some; the error names the references and the versions.
+        ConflictError: A dropped version has a reference; the error names the references and the versions.
     """
     name = branch.name
     # The earlier versions of a tag count too: the next rollback goes to one of them.
@@ -145,14 +150,14 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         and (at := recorded.version_ref) is not None
         and (at.branch == name and at.number in dropped)
     ]
-    others = [other for other in refs.branches().values() if other.name != name]
+    neighbours = [neighbour for neighbour in refs.branches().values() if neighbour.name != name]
     needs += [
-        f"branch {other.name!r} was forked from {other.parent}"
-        for other in others
-        if other.parent_branch == name and other.parent_version in dropped
+        f"branch {neighbour.name!r} was forked from {neighbour.parent}"
+        for neighbour in neighbours
+        if neighbour.parent_branch == name and neighbour.parent_version in dropped
     ]
-    # A version that was merged is part of the other branch: without it, later merges would have no merge base.
-    for line in (MAIN, *(other.name for other in others if other.state == READY)):
+    # A version that another branch merged is the merge base of later merges between the two branches.
+    for line in (MAIN, *(neighbour.name for neighbour in neighbours if neighbour.state == READY)):
         record = merge_records_of(versions.head(line).manifest).get(branch.id)
         if record is not None and record.merged > dropped.target:
             needs.append(f"{line} contains {name}@{record.merged}")
@@ -174,10 +179,10 @@ def _commit(target: State, dropped: Dropped, versions: Versions, properties: Map
     )
 
     def propose(head: State) -> Proposal | State:
-        if head.number == dropped.last + 1 and reset_target(head.transaction) == target.number:
-            # Another call of the same reset was first, or an earlier attempt of this one.
+        if head.number == dropped.newest + 1 and reset_target(head.transaction) == target.number:
+            # The same reset is committed already, by another call or by an earlier attempt of this call.
             return head
-        if head.number > dropped.last:
+        if head.number > dropped.newest:
             # No process looked for references to the new version, and its writer knows that it is committed.
             problem = f"cannot reset {target.branch} of {versions.store.uri}: {head} was committed meanwhile"
             raise CommitConflictError(problem, str(head), retryable=True)
@@ -193,8 +198,8 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
     manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
     # The copies come first: a merge that reads a dropped version meanwhile, or lands after the search for references,
     # finds its files.
-    copy_to_expired(versions.store, branch.name, branch.id, manifests, known=partial(versions.stored_bytes, branch))
-    # The newest is deleted first: an interrupted reset then leaves a series without gaps up to some version.
+    copy_to_expired(versions.store, branch.name, branch.id, manifests, cached=partial(versions.stored_bytes, branch))
+    # The newest version is deleted first: an interrupted reset then leaves a series without gaps up to some version.
     for number in reversed(numbers):
         versions.store.delete(versions.manifest_path(branch.name, number))
     # Versions that were read before must not be served from the cache any more.

@@ -38,7 +38,7 @@ class TagHold:
         reason: Why it was held.
         held_by: Who held it.
         held_at: When it was held; None where that cannot be read.
-        channel: The channel of a repository whose hold this one follows; empty for the hold of this tag alone.
+        channel: The channel of a repository whose hold this hold follows; empty for a hold of this tag alone.
         release_reason: Why it was released.
         released_by: Who released it.
         released_at: When it was released.
@@ -73,7 +73,7 @@ def holds_of(metadata: Mapping[str, str]) -> tuple[TagHold, ...]:
     if text is None:
         return ()
     try:
-        return tuple(_decoded(found) for found in parsed_json(text))
+        return tuple(_decoded(record) for record in parsed_json(text))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return (_UNREADABLE,)
 
@@ -87,7 +87,7 @@ def hold_in_force(metadata: Mapping[str, str]) -> TagHold | None:
 
 
 def encoded_holds(holds: Sequence[TagHold]) -> str:
-    """Return holds as metadata of a tag; the oldest ones are dropped first."""
+    """Return the newest holds as metadata of a tag."""
     return json.dumps(
         [
             {
@@ -98,7 +98,7 @@ def encoded_holds(holds: Sequence[TagHold]) -> str:
                 **({"channel": hold.channel} if hold.channel else {}),
                 **({"released": _released(hold)} if hold.released_at else {}),
             }
-            # The newest ones stay, because the last one decides whether the tag may move.
+            # The newest holds stay, because the newest hold decides whether the tag may move.
             for hold in holds[-_KEPT_HOLDS:]
         ]
     )
@@ -135,24 +135,24 @@ def _released(hold: TagHold) -> dict[str, str | None]:
     return {"reason": hold.release_reason, "by": hold.released_by, "at": _time_text(hold.released_at)}
 
 
-def _decoded(found: Mapping[str, object]) -> TagHold:
-    released = found.get("released", {})
+def _decoded(record: Mapping[str, object]) -> TagHold:
+    released = record.get("released", {})
     if not isinstance(released, dict):
         raise TypeError("not a release")
     return TagHold(
-        version=str(found["version"]),
-        reason=str(found["reason"]),
-        held_by=str(found["by"]),
-        held_at=_time(found["at"]),
-        channel=str(found.get("channel", "")),
+        version=str(record["version"]),
+        reason=str(record["reason"]),
+        held_by=str(record["by"]),
+        held_at=_time(record["at"]),
+        channel=str(record.get("channel", "")),
         release_reason=str(released.get("reason", "")),
         released_by=str(released.get("by", "")),
         released_at=_time(released.get("at")),
     )
 
 
-def _time(found: object) -> pendulum.DateTime | None:
-    return None if found is None else pendulum.instance(pendulum.DateTime.fromisoformat(str(found)))
+def _time(recorded: object) -> pendulum.DateTime | None:
+    return None if recorded is None else pendulum.instance(pendulum.DateTime.fromisoformat(str(recorded)))
 
 
 def _time_text(time: pendulum.DateTime | None) -> str | None:

@@ -4,7 +4,7 @@ A tag keeps its last moves in its own metadata, oldest first. The move and its r
 file, so they cannot disagree, and a rollback is one more move. An immutable tag records the version it was created
 for, cannot be moved away from it, and is deleted only with `force`. A held tag cannot be changed until it is released.
 
-A recorded version carries the id of its branch. The branch may be deleted later and its name given to another one,
+A recorded version carries the id of its branch. The branch may be deleted later and its name given to a new branch,
 whose versions have the same numbers and other content.
 
 pylance moves a tag without recording it and keeps the metadata. Then the last recorded move ends at another version
@@ -134,18 +134,18 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     # The version is stored, so that a move by another program is noticed and can be undone.
     own = {IMMUTABLE: first.ref} if immutable else {}
     branch_id = ready_branch_id(first.branch, refs)
-    wanted = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
+    described = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
     # The tag is written before the branch is checked: a deletion that marks the branch after the check finds the tag.
-    made = refs.add_tag(wanted)
+    tag = refs.add_tag(described)
     try:
-        refuse_gone(made, branch_id, refs)
+        refuse_gone(tag, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         # The tag is removed only as it was made here: another process may have moved it to a version that stays.
         with suppress(RefMovedError):
-            refs.remove_tag(made)
+            refs.remove_tag(tag)
         raise
-    return made
+    return tag
 
 
 def move_tag(
@@ -155,9 +155,9 @@ def move_tag(
     versions: Versions,
     *,
     expected: str | None,
-    read: Tag | None = None,
+    stored: Tag | None = None,
 ) -> Tag:
-    """Move an existing tag to another version, by compare-and-swap; `read` as for `Refs.change_tag`.
+    """Move an existing tag to another version, by compare-and-swap; `stored` as for `Refs.change_tag`.
 
     Raises:
         RefMovedError: The tag does not name `expected`, or another process moved it at the same time.
@@ -182,22 +182,22 @@ def move_tag(
         refuse_immutable("move", current, str(target.state))
         target.guard(current)
         before = current
-        made = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
+        changed = _tag_moved_to(current, target, branch_id, versions, moves=_with_branch_id(current, refs))
         # The hold is part of the same swap: between a move and a separate hold, a publisher could move the tag on.
-        return made if target.hold is None else _held(made, target.hold)
+        return changed if target.hold is None else _held(changed, target.hold)
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = ready_branch_id(target.state.branch, refs)
-    made = refs.change_tag(name, moved, read=read)
+    tag = refs.change_tag(name, moved, stored=stored)
     try:
-        refuse_gone(made, branch_id, refs)
+        refuse_gone(tag, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         if before is not None:
             # The tag is put back only if it still names our version: another process may have moved it on.
-            refs.swap_tag(before, made.ref)
+            refs.swap_tag(before, tag.ref)
         raise
-    return made
+    return tag
 
 
 def hold_tag(name: str, hold: HoldRequest, refs: Refs) -> Tag:
@@ -213,7 +213,8 @@ def hold_tag(name: str, hold: HoldRequest, refs: Refs) -> Tag:
         InvalidInputError: The reason is empty or too long.
         ProtectedError: The tag is held already, for another reason.
     """
-    # It follows a move: a hold that failed because of it would leave the tag free for the next one.
+    # The hold follows a move of the tag: a hold that failed because of a move would leave the tag free for the next
+    # move.
     return refs.change_tag(name, lambda current: _held(current, hold), follow=True)
 
 
@@ -224,28 +225,28 @@ def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
         RefNotFoundError: There is no such tag.
         InvalidInputError: The reason is empty or too long.
     """
-    given = given_reason(reason, "release")
+    release_reason = given_reason(reason, "release")
 
     def released(current: Tag) -> Tag:
         if current.hold is None:
             return current
-        *older, last = current.holds
-        done = replace(last, release_reason=given, released_by=_person(who), released_at=pendulum.now("UTC"))
-        return with_metadata(current, {HOLDS: encoded_holds([*older, done])})
+        *older, hold = current.holds
+        ended = replace(hold, release_reason=release_reason, released_by=_person(who), released_at=pendulum.now("UTC"))
+        return with_metadata(current, {HOLDS: encoded_holds([*older, ended])})
 
     # It follows a move by a program that knows no holds: the hold is released wherever the tag is.
     return refs.change_tag(name, released, follow=True)
 
 
 def _held(tag: Tag, request: HoldRequest) -> Tag:
-    given, current = given_reason(request.reason, "hold"), tag.hold
+    reason, current = given_reason(request.reason, "hold"), tag.hold
     # Idempotent: the retry of a hold that succeeded records nothing.
-    if current is not None and current.reason == given:
+    if current is not None and current.reason == reason:
         return tag
     refuse_held("hold", tag.name, tag.metadata)
     hold = TagHold(
         version=tag.ref,
-        reason=given,
+        reason=reason,
         held_by=_person(request.who),
         held_at=pendulum.now("UTC"),
         channel=request.channel,
@@ -274,8 +275,10 @@ def earlier_target(tag: Tag, steps: int) -> RecordedVersion:
         if not stack or stack[-1].ref != move.after:
             stack.append(RecordedVersion(move.after, move.after_id))
     if len(stack) <= steps:
-        known = f"only {', '.join(map(str, reversed(stack[:-1])))}" if len(stack) > 1 else "nothing"
-        raise InvalidInputError(f"cannot roll tag {tag.name!r} back by {steps}: {known} is known from before {tag.ref}")
+        recorded = f"only {', '.join(map(str, reversed(stack[:-1])))}" if len(stack) > 1 else "nothing"
+        raise InvalidInputError(
+            f"cannot roll tag {tag.name!r} back by {steps}: {recorded} is known from before {tag.ref}"
+        )
     return stack[-1 - steps]
 
 
@@ -366,9 +369,9 @@ def _tag_moved_to(tag: Tag, target: TagTarget, branch_id: str, versions: Version
 
 
 def carried(tag: Tag, state: State, branch_id: str, versions: Versions) -> Tag:
-    """Return a tag that names a version with the same rows instead of its own; this is no move of the tag."""
-    *older, last = _moves(tag)
-    metadata = {**tag.metadata, MOVES: _encoded([*older, replace(last, after=str(state), after_id=branch_id)])}
+    """Return a tag that names `state`, a version with the same rows as the tag's own version; this is no move."""
+    *older, newest = _moves(tag)
+    metadata = {**tag.metadata, MOVES: _encoded([*older, replace(newest, after=str(state), after_id=branch_id)])}
     # An immutable tag is for the rows that it was created for.
     if metadata.get(IMMUTABLE) == tag.ref:
         metadata[IMMUTABLE] = str(state)
@@ -378,37 +381,37 @@ def carried(tag: Tag, state: State, branch_id: str, versions: Versions) -> Tag:
 
 def _moves(tag: Tag) -> tuple[TagMove, ...]:
     """Return the moves of a tag, oldest first, up to the version it names."""
-    known = _recorded(tag)
-    if known and known[-1].after == tag.ref:
-        return known
-    last = known[-1] if known else None
-    # The missing move is reconstructed from the two ends that are known.
-    before, before_id = (last.after, last.after_id) if last else (None, "")
-    return (*known, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at, before_id=before_id))
+    recorded = _recorded(tag)
+    if recorded and recorded[-1].after == tag.ref:
+        return recorded
+    newest = recorded[-1] if recorded else None
+    # The missing move is reconstructed from the last recorded move and the version that the tag names.
+    before, before_id = (newest.after, newest.after_id) if newest else (None, "")
+    return (*recorded, TagMove(before=before, after=tag.ref, moved_at=tag.updated_at, before_id=before_id))
 
 
 def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
     """Return the moves of a tag, oldest first, the last one with the id of its branch, which still exists."""
-    *older, last = _moves(tag)
+    *older, newest = _moves(tag)
     # The id is recorded while the branch exists: later its name may belong to another branch, whose version of that
-    # number would be taken for the earlier one.
-    if not last.after_id:
+    # number would be taken for the version of this branch.
+    if not newest.after_id:
         branch = None if tag.branch == MAIN else refs.branch(tag.branch)
-        last = replace(last, after_id=MAIN if tag.branch == MAIN else branch.id if branch else "")
-    return (*older, last)
+        newest = replace(newest, after_id=MAIN if tag.branch == MAIN else branch.id if branch else "")
+    return (*older, newest)
 
 
 def _recorded(tag: Tag) -> tuple[TagMove, ...]:
     """Return the recorded moves; none when they cannot be read, so that a damaged record does not block moves."""
     try:
-        found = parsed_json(tag.metadata.get(MOVES, "[]"))
-        return tuple(_decoded(move) for move in found)
+        moves = parsed_json(tag.metadata.get(MOVES, "[]"))
+        return tuple(_decoded(move) for move in moves)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 
 def _encoded(moves: Sequence[TagMove]) -> str:
-    kept = [
+    records = [
         {
             "from": move.before,
             "to": move.after,
@@ -423,8 +426,8 @@ def _encoded(moves: Sequence[TagMove]) -> str:
         for move in moves[-_KEPT_MOVES:]
     ]
     # A tag is read whole at each use, so its record stays small however much metadata each move has.
-    while len(text := json.dumps(kept)) > _MOST_CHARACTERS and len(kept) > 1:
-        kept = kept[1:]
+    while len(text := json.dumps(records)) > _MOST_CHARACTERS and len(records) > 1:
+        records = records[1:]
     return text
 
 
@@ -445,7 +448,7 @@ def _decoded(move: Mapping[str, object]) -> TagMove:
     )
 
 
-def ready_branch_id(branch: str, refs: Refs) -> str:
+def ready_branch_id(name: str, refs: Refs) -> str:
     """Return the id of a branch that is ready.
 
     Raises:
@@ -453,13 +456,13 @@ def ready_branch_id(branch: str, refs: Refs) -> str:
         ConflictError: It is being renamed. The rename looks for tags after its mark, and may have missed a new one.
     """
     # `main` is never deleted and made again, so its name identifies it.
-    if branch == MAIN:
+    if name == MAIN:
         return MAIN
-    found = refs.branch(branch)
-    if found is None or found.state != READY:
-        raise refs.branch_not_found(branch)
-    refuse_renaming(found, "tag", refs)
-    return found.id
+    branch = refs.branch(name)
+    if branch is None or branch.state != READY:
+        raise refs.branch_not_found(name)
+    refuse_renaming(branch, "tag", refs)
+    return branch.id
 
 
 def refuse_gone(tag: Tag, branch_id: str, refs: Refs) -> None:
@@ -486,8 +489,8 @@ def _keep_version(state: State, branch_id: str, versions: Versions) -> None:
         VersionNotFoundError: There is no copy of it.
     """
     latest, path = versions.latest(state.branch), versions.manifest_path(state.branch, state.number)
-    # The newest version of a branch never expires, so it is not checked. For any other, reading one byte tells whether
-    # it is there.
+    # The newest version of a branch never expires, so it is not checked. For an older version, reading one byte tells
+    # whether it is there.
     if (latest is not None and latest.id == state.id) or versions.store.get_range(path, 0, 1) is not None:
         return
     data = newest_expired_copy(versions.store, state.branch, branch_id, state.number)

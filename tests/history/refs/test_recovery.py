@@ -148,7 +148,7 @@ def test_an_old_name_without_its_files_does_not_come_back(tmp_path: Path) -> Non
     table.branches.rename("run", "new")
     table.branches.delete("new")
     with pytest.raises(
-        RefNotFoundError, match=r"was deleted, and the branch has .* under the name 'new'; recover that"
+        RefNotFoundError, match=r"was deleted, and the branch has .* under the name 'new'; recover 'new'"
     ):
         table.branches.recover("run")
     assert {} == table.branches.list()

@@ -174,7 +174,7 @@ def test_a_tag_is_not_rolled_back_to_another_branch(table: LanceTable) -> None:
     free_names(table)
     table.branches.create("run", "main@2")
     table.append(entries("stranger", 1), branch="run")
-    gone = "run@3 of .* is gone: its branch was deleted, and another one has its name"
+    gone = "run@3 of .* is gone: its branch was deleted, and another branch has its name"
     with pytest.raises(VersionNotFoundError, match=gone):
         LanceTable.open(table.uri).tags.rollback("production")
     assert "main@4" == table.tags.get("production").ref

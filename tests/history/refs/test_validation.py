@@ -66,9 +66,9 @@ def test_what_is_no_mapping_of_texts_is_refused(given: object, said: str) -> Non
 @pytest.mark.parametrize(
     "given,said",
     [
-        ("main", "tags: a list such as ['v*'] is wanted, not 'main'"),
-        (b"main", "tags: a list such as ['v*'] is wanted, not b'main'"),
-        (5, "tags: a list such as ['v*'] is wanted, not 5"),
+        ("main", "tags: must be a list such as ['v*'], not 'main'"),
+        (b"main", "tags: must be a list such as ['v*'], not b'main'"),
+        (5, "tags: must be a list such as ['v*'], not 5"),
         (["a", 5], "an element of tags has to be a string, not 5"),
         ([HALF], r"an element of tags has '\ud800' at character 1, an unpaired surrogate that UTF-8 cannot encode"),
     ],
