@@ -55,10 +55,10 @@ class ChangedRows:
         """Read rows of every kind as a change feed; a preimage is followed by its postimage.
 
         Raises:
-            InvalidInputError: The table has a column with the name of one of the feed.
+            InvalidInputError: The table has a column with the name of a column of the feed.
         """
         shown = self._shown()
-        doubled = {CHANGE_TYPE, CHANGE_ID} & {one.column.name for one in shown}
+        doubled = {CHANGE_TYPE, CHANGE_ID} & {column.column.name for column in shown}
         if doubled:
             raise InvalidInputError(
                 f"the feed has a column {min(doubled)!r} of its own, and so has the table; name the columns to read "
@@ -68,7 +68,7 @@ class ChangedRows:
             pa.field(CHANGE_TYPE, pa.string(), nullable=False),
             pa.field(CHANGE_ID, pa.int64(), nullable=False),
         ]
-        schema = pa.schema([*marks, *(one.column for one in shown)])
+        schema = pa.schema([*marks, *(column.column for column in shown)])
 
         def batches() -> Iterator[pa.RecordBatch]:
             number = 0
@@ -81,8 +81,8 @@ class ChangedRows:
                     pa.array(kinds * (table.num_rows // rows_each), pa.string()),
                     pa.array(ids, pa.int64()),
                 ]
-                whole = pa.table([*columns, *table.columns], schema=schema)
-                yield from whole.to_batches()
+                feed = pa.table([*columns, *table.columns], schema=schema)
+                yield from feed.to_batches()
 
         return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -93,10 +93,10 @@ class ChangedRows:
         for part in parts_of(len(changes.changed_after), step):
             olds = self._before.take(changes.changed_before[part], self._names[0])
             news = self._after.take(changes.changed_after[part], self._names[1])
-            both = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
+            images = pa.concat_tables([_as_stream(olds, shown, after=False), _as_stream(news, shown, after=True)])
             count = olds.num_rows
             # The rows are interleaved: preimage and postimage of each row follow one another.
-            yield take(both, np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
+            yield take(images, np.arange(2 * count).reshape(2, count).T.ravel()), [PREIMAGE, POSTIMAGE]
         for rows in self._after.batches(changes.added, self._names[1]):
             yield _as_stream(rows, shown, after=True), [INSERT]
 
@@ -107,20 +107,20 @@ class ChangedRows:
             after.by_id[matched[field.id]].name: field.name for field in before.below(None) if field.id in matched
         }
         shown: list[_StreamColumn] = []
-        left = list(olds.names)
+        remaining = list(olds.names)
         for column in news:
             origin = origins.get(column.name)
-            if origin in left and (kind := _common_type(olds.field(origin).type, column.type)) is not None:
-                left.remove(origin)
+            if origin in remaining and (kind := _common_type(olds.field(origin).type, column.type)) is not None:
+                remaining.remove(origin)
                 shown.append(_StreamColumn(_nullable(column.with_type(kind)), origin, column.name))
             else:
                 shown.append(_StreamColumn(_nullable(column), None, column.name))
-        # A column that keeps its old values under `<name>_before` must not hide a column of that very name.
-        taken = {one.column.name for one in shown}
-        for name in left:
+        # A column with old values under `<name>_before` must not hide a column of the table that has this name.
+        names = {shown_column.column.name for shown_column in shown}
+        for name in remaining:
             column = _nullable(olds.field(name))
-            renamed = column.with_name(_unused_name(name, taken))
-            taken.add(renamed.name)
+            renamed = column.with_name(_unused_name(name, names))
+            names.add(renamed.name)
             shown.append(_StreamColumn(renamed, name, None))
         return shown
 
@@ -140,11 +140,11 @@ def _readable(comparison: Comparison, columns: Sequence[str] | None) -> tuple[li
     return list(dict.fromkeys(of_old)), [name for name in columns if name in news]
 
 
-def _read_version(side: VersionedRows, found: RowOffsets, names: Sequence[str]) -> pa.RecordBatchReader:
+def _read_version(side: VersionedRows, offsets: RowOffsets, names: Sequence[str]) -> pa.RecordBatchReader:
     schema = side.schema(names)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for rows in side.batches(found, names):
+        for rows in side.batches(offsets, names):
             # pylance may mark columns nullable that the schema does not; the stream has one schema.
             yield from (rows if rows.schema == schema else rows.cast(schema)).to_batches()
 
@@ -152,15 +152,15 @@ def _read_version(side: VersionedRows, found: RowOffsets, names: Sequence[str]) 
 
 
 def _as_stream(rows: pa.Table, shown: Sequence[_StreamColumn], *, after: bool) -> pa.Table:
-    found = []
-    for one in shown:
-        name = one.after if after else one.before
+    arrays = []
+    for shown_column in shown:
+        name = shown_column.after if after else shown_column.before
         if name is None:
-            found.append(pa.nulls(rows.num_rows, one.column.type))
+            arrays.append(pa.nulls(rows.num_rows, shown_column.column.type))
             continue
         values = rows.column(name)
-        found.append(values if values.type == one.column.type else values.cast(one.column.type))
-    return pa.table(found, schema=pa.schema([one.column for one in shown]))
+        arrays.append(values if values.type == shown_column.column.type else values.cast(shown_column.column.type))
+    return pa.table(arrays, schema=pa.schema([shown_column.column for shown_column in shown]))
 
 
 def _nullable(column: "pa.Field[Any]") -> "pa.Field[Any]":
@@ -168,20 +168,23 @@ def _nullable(column: "pa.Field[Any]") -> "pa.Field[Any]":
     return column.with_nullable(nullable=True)
 
 
-def _unused_name(name: str, taken: set[str]) -> str:
-    if name in taken:
+def _unused_name(name: str, names: set[str]) -> str:
+    if name in names:
         name = f"{name}{_BEFORE}"
-    while name in taken:
+    while name in names:
         name = f"{name}_"
     return name
 
 
 def _common_type(before: pa.DataType, after: pa.DataType) -> Any:  # noqa: ANN401  # as below
-    """Return a type that holds the values of both unchanged, ignoring the nullability of inner fields; None if none."""
+    """Return a type that holds the values of both types unchanged; None if there is none.
+
+    The nullability of inner fields does not matter.
+    """
     if before == after:
         return after
-    one, other = _relaxed(before), _relaxed(after)
-    return other if one == other else None
+    old_type, new_type = _relaxed(before), _relaxed(after)
+    return new_type if old_type == new_type else None
 
 
 def _relaxed(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type; the stubs have no union of them

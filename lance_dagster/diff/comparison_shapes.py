@@ -46,7 +46,7 @@ def compared_columns(
     before: Fields, after: Fields, matched: Mapping[int, int]
 ) -> tuple[tuple[ComparedColumn, ...], tuple[str, ...]]:
     """Return the columns of both versions that can be compared, and the names of those that cannot."""
-    found: list[ComparedColumn] = []
+    comparable: list[ComparedColumn] = []
     refused: list[str] = []
     origins = {new: old for old, new in matched.items()}
     inside: dict[int, list[int]] = {}
@@ -64,8 +64,8 @@ def compared_columns(
         except NotComparableError:
             refused.append(field.name)
         else:
-            found.append(ComparedColumn(before=old.name, after=field.name, ids=ids, shape=shape))
-    return tuple(found), tuple(refused)
+            comparable.append(ComparedColumn(before=old.name, after=field.name, ids=ids, shape=shape))
+    return tuple(comparable), tuple(refused)
 
 
 def _shape(
@@ -100,15 +100,15 @@ def _shape(
 def _leaf_shape(old: Field, new: Field) -> ComparisonShape | None:
     if old.logical_type == new.logical_type:
         return None
-    one, other = arrow_type(old.logical_type), arrow_type(new.logical_type)
-    if one is None or other is None:
+    old_type, new_type = arrow_type(old.logical_type), arrow_type(new.logical_type)
+    if old_type is None or new_type is None:
         raise NotComparableError
     try:
         # An empty cast asks Arrow whether a conversion exists at all.
-        pa.array([], one).cast(other)
+        pa.array([], old_type).cast(new_type)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise NotComparableError from error
-    return ComparisonShape(cast=other)
+    return ComparisonShape(cast=new_type)
 
 
 def _kind(field: Field) -> str:

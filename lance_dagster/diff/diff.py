@@ -96,9 +96,9 @@ class Diff:
         Raises:
             InvalidInputError: A column does not exist, or two rows have the same key.
         """
-        found = self.differing_rows(columns)
-        added, removed = (sum(map(len, rows.values())) for rows in (found.added, found.removed))
-        return RowCounts(added, removed, len(found.changed_after))
+        differences = self.differing_rows(columns)
+        added, removed = (sum(map(len, rows.values())) for rows in (differences.added, differences.removed))
+        return RowCounts(added, removed, len(differences.changed_after))
 
     def added(self, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """Read the rows only `after` has, with its columns, in their order there.
@@ -135,19 +135,19 @@ class Diff:
         another type appears twice, with the older values under `<name>_before`.
 
         Args:
-            kind: The rows wanted; None for all three kinds.
+            kind: The kind of rows to read; None for all three kinds.
             columns: The columns to compare and to read; None for all.
 
         Raises:
             InvalidInputError: The kind or a column does not exist, two rows have the same key, or the table has a
-                column with the name of one of these two.
+                column named `_change_type` or `_change_id`.
         """
         # The kind is checked before any row is read, so that a typo is found at once.
         if kind is not None and kind not in _KINDS:
             raise InvalidInputError(f"{kind!r} is not a kind of row; choose one of {', '.join(_KINDS)}")
         rows = self._differing()
-        found = rows.changes(columns)
-        return rows.streams(columns).feed(found if kind is None else _only(found, kind))
+        differences = rows.changes(columns)
+        return rows.streams(columns).feed(differences if kind is None else _only(differences, kind))
 
     def differing_rows(self, columns: Sequence[str] | None = None) -> RowDifferences:
         """Return where the rows that differ lie, without reading more of them than it takes to know.
@@ -234,25 +234,25 @@ class DifferingRows:
             InvalidInputError: Neither version has one of the columns, or two rows have the same key.
         """
         # `stat`, `added` and `removed` for the same columns share one comparison, which may read many data files.
-        wanted = self._named(columns)
-        if wanted not in self._found:
+        names = self._named(columns)
+        if names not in self._found:
             compared = RowComparison(
                 before=self._before,
                 after=self._after,
                 comparison=self.comparison,
-                columns=self._compared(wanted),
+                columns=self._compared(names),
                 identity=self._identity,
             )
-            self._found[wanted] = compared.changes()
-        return self._found[wanted]
+            self._found[names] = compared.changes()
+        return self._found[names]
 
     def streams(self, columns: Sequence[str] | None) -> ChangedRows:
         """Return the reader of the rows that differ."""
         return ChangedRows(self._before, self._after, self.comparison, self._named(columns))
 
-    def _compared(self, wanted: tuple[str, ...] | None) -> tuple[ComparedColumn, ...]:
+    def _compared(self, names: tuple[str, ...] | None) -> tuple[ComparedColumn, ...]:
         columns = self.comparison.columns
-        return columns if wanted is None else tuple(column for column in columns if column.after in wanted)
+        return columns if names is None else tuple(column for column in columns if column.after in names)
 
     def _named(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
         """Return the names of columns in the newer version, whichever version's names were given."""
@@ -313,10 +313,10 @@ def _relation(context: TableContext, before: State, after: State) -> tuple[Manif
     # On one branch the older version is the last common one, and row ids need no translation.
     if before.branch == after.branch:
         return min(before, after, key=lambda state: state.number).manifest, ByIds(None) if stable else ByValues()
-    one, other = lineage_of(before, context.refs), lineage_of(after, context.refs)
+    before_lineage, after_lineage = lineage_of(before, context.refs), lineage_of(after, context.refs)
     try:
-        shared = _last_common_version(context, one, other)
-        spaces = row_space(one, context.versions), row_space(other, context.versions)
+        shared = _last_common_version(context, before_lineage, after_lineage)
+        spaces = row_space(before_lineage, context.versions), row_space(after_lineage, context.versions)
     except VersionNotFoundError:
         # The fork point was cleaned up, so ids of the two branches cannot be translated; values still can be compared.
         return None, ByValues()
@@ -325,8 +325,11 @@ def _relation(context: TableContext, before: State, after: State) -> tuple[Manif
 
 def _ids_restarted(context: TableContext, before: State, after: State) -> bool:
     """Return whether a change since the last common version may have given its field ids to other fields."""
-    one, other = lineage_of(before, context.refs), lineage_of(after, context.refs)
-    changes = (*changes_since(one, other, context.versions), *changes_since(other, one, context.versions))
+    before_lineage, after_lineage = lineage_of(before, context.refs), lineage_of(after, context.refs)
+    changes = (
+        *changes_since(before_lineage, after_lineage, context.versions),
+        *changes_since(after_lineage, before_lineage, context.versions),
+    )
     # A merge can bring the overwrite of another branch. Of a version that was cleaned up, nothing is known.
     return any(
         change.transaction is None
@@ -336,44 +339,44 @@ def _ids_restarted(context: TableContext, before: State, after: State) -> bool:
     )
 
 
-def _last_common_version(context: TableContext, one: Lineage, other: Lineage) -> State:
+def _last_common_version(context: TableContext, first: Lineage, second: Lineage) -> State:
     # On the first branch that both lines share, the versions up to the lower of both numbers are common.
     line, number = next(
-        (line, min(line.number, found.number))
-        for line in one.segments
-        for found in other.segments
-        if line.id == found.id
+        (line, min(line.number, segment.number))
+        for line in first.segments
+        for segment in second.segments
+        if line.id == segment.id
     )
     # Often one of the two is the last common version itself, and need not be read again.
-    for state in (one.state, other.state):
+    for state in (first.state, second.state):
         if (state.branch, state.number) == (line.branch, number):
             return state
     return context.versions.load(line.branch, number)
 
 
 def _key_columns(comparison: Comparison, key: Sequence[str], before: State, after: State) -> tuple[ComparedColumn, ...]:
-    known = {column.after: column for column in comparison.columns}
+    comparable = {column.after: column for column in comparison.columns}
     # A key that has another name in the older version is the usual mistake, so the message gives the newer name.
     for name in key:
-        if name not in known:
+        if name not in comparable:
             renamed = next((column.after for column in comparison.columns if column.before == name), None)
             called = f"; {name} is called {renamed} in {after}" if renamed else ""
             raise InvalidInputError(
                 f"column {name!r} cannot be a key: {before} and {after} have in common "
-                f"{', '.join(known) or 'none'}{called}"
+                f"{', '.join(comparable) or 'none'}{called}"
             )
-    return tuple(known[name] for name in dict.fromkeys(key))
+    return tuple(comparable[name] for name in dict.fromkeys(key))
 
 
-def _only(found: RowDifferences, kind: ChangeKind) -> RowDifferences:
+def _only(differences: RowDifferences, kind: ChangeKind) -> RowDifferences:
     nothing = RowDifferences(removed={}, added={}, changed_before=NO_ADDRESSES, changed_after=NO_ADDRESSES)
     match kind:
         case "added":
-            return replace(nothing, added=found.added)
+            return replace(nothing, added=differences.added)
         case "removed":
-            return replace(nothing, removed=found.removed)
+            return replace(nothing, removed=differences.removed)
         case _:
-            return replace(nothing, changed_before=found.changed_before, changed_after=found.changed_after)
+            return replace(nothing, changed_before=differences.changed_before, changed_after=differences.changed_after)
 
 
 def _rows(manifest: Manifest) -> int | None:

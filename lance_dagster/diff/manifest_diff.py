@@ -5,7 +5,7 @@ version is which of the other, and which columns of it are in other files.
 
 **Fragments.** A data file is written once, under a name that no other file has. So fragments with a data file in common
 hold the same rows at the same offsets, on any branch and under any id. An id proves nothing: each branch assigns its
-own, and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as another one.
+own, and older programs reused ids after an overwrite. A fragment whose files were all rewritten counts as a new one.
 Fragments that both manifests store in the same bytes are matched without decoding them.
 
 **Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
@@ -69,9 +69,9 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
 
     Args:
         before: The older version.
-        after: The newer one.
-        matched: The id of each field in the newer version by its id in the older one. Metadata of a field that only
-            one version has is not a change.
+        after: The newer version.
+        matched: The id of each field in the newer version by its id in the older version. Metadata of a field that
+            only one version has is not a change.
     """
     return (
         *_compared(CONFIG, before.config, after.config),
@@ -87,9 +87,11 @@ def key_changes(before: Manifest, after: Manifest, matched: Mapping[int, int]) -
 def _of_fields(before: Manifest, after: Manifest, matched: Mapping[int, int]) -> Iterator[KeyChange]:
     olds, news = Fields.of(before.fields), Fields.of(after.fields)
     for old, new in matched.items():
-        one, other = olds.by_id[old], news.by_id[new]
-        if one.metadata != other.metadata:
-            yield from _compared(FIELD_METADATA, _text(one.metadata), _text(other.metadata), news.path(other))
+        old_field, new_field = olds.by_id[old], news.by_id[new]
+        if old_field.metadata != new_field.metadata:
+            yield from _compared(
+                FIELD_METADATA, _text(old_field.metadata), _text(new_field.metadata), news.path(new_field)
+            )
 
 
 def _compared(
@@ -120,7 +122,7 @@ class IndexShape:
 class IndexChange:
     """The change of one index with all its segments.
 
-    `kind` is "added", "removed", "replaced" (built again, in the same shape or another one) or "extended" (segments
+    `kind` is "added", "removed", "replaced" (built again, in the same or another shape) or "extended" (segments
     were added). `before` and `after` are its shape; None in the version that does not have it.
     """
 
@@ -150,18 +152,18 @@ def index_changes(before: Manifest, after: Manifest) -> tuple[IndexChange, ...]:
         return ()
     olds, news = _by_name(before), _by_name(after)
     fields = Fields.of(before.fields), Fields.of(after.fields)
-    found = (
+    changes = (
         _change(name, (olds.get(name, ()), news.get(name, ())), fields) for name in sorted(olds.keys() | news.keys())
     )
-    return tuple(change for change in found if change is not None)
+    return tuple(change for change in changes if change is not None)
 
 
 def _by_name(manifest: Manifest) -> Mapping[str, Sequence[IndexMetadata]]:
-    found: dict[str, list[IndexMetadata]] = {}
+    segments: dict[str, list[IndexMetadata]] = {}
     for index in indices_of(manifest):
         if index.fields:
-            found.setdefault(index.name, []).append(index)
-    return found
+            segments.setdefault(index.name, []).append(index)
+    return segments
 
 
 def _change(
@@ -200,7 +202,8 @@ class FragmentChange:
     """The change of one fragment.
 
     `kind` is "added", "removed" or "changed". `before` and `after` are its ids, `rows_*` the number of its live rows,
-    `deleted_*` of its deleted ones. `columns` are new columns and those whose values are in other files than before.
+    `deleted_*` the number of its deleted rows. `columns` are new columns and columns whose values are in other files
+    than before.
     """
 
     kind: ChangeKind
@@ -245,7 +248,7 @@ class FragmentPair:
     def rewritten(self, matched: Mapping[int, int]) -> set[int]:
         """Return the fields of both versions whose values are in another file or column, by their older ids."""
         old, new = _columns_of_fields(self.before), _columns_of_fields(self.after)
-        return {one for one, other in matched.items() if old.get(one) != new.get(other)}
+        return {old_id for old_id, new_id in matched.items() if old.get(old_id) != new.get(new_id)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,67 +274,67 @@ def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
     olds, news = before.fragments, after.fragments
     # Fragments are compared as they are stored: a million of them are compared without decoding most.
     same = set(olds.items).intersection(news.items)
-    left = [olds[place] for place, item in enumerate(olds.items) if item not in same]
-    right = [news[place] for place, item in enumerate(news.items) if item not in same]
+    old_fragments = [olds[place] for place, item in enumerate(olds.items) if item not in same]
+    new_fragments = [news[place] for place, item in enumerate(news.items) if item not in same]
     # One common file is enough: an added or rewritten column leaves the other files in place.
-    by_file = {file.path: fragment for fragment in left for file in fragment.files}
+    by_file = {file.path: fragment for fragment in old_fragments for file in fragment.files}
     pairs: list[FragmentPair] = []
     added: list[Fragment] = []
-    taken: set[int] = set()
-    for fragment in right:
-        found = next((by_file[file.path] for file in fragment.files if file.path in by_file), None)
+    matched: set[int] = set()
+    for fragment in new_fragments:
+        counterpart = next((by_file[file.path] for file in fragment.files if file.path in by_file), None)
         # A fragment is matched once. The same file in two fragments is damage, and then the second one counts as new.
-        if found is None or found.id in taken or not _as_many_rows(found, fragment):
+        if counterpart is None or counterpart.id in matched or not _as_many_rows(counterpart, fragment):
             added.append(fragment)
             continue
-        taken.add(found.id)
-        pairs.append(FragmentPair(found, fragment))
+        matched.add(counterpart.id)
+        pairs.append(FragmentPair(counterpart, fragment))
     return FragmentMatch(
         pairs=tuple(pairs),
-        removed=tuple(fragment for fragment in left if fragment.id not in taken),
+        removed=tuple(fragment for fragment in old_fragments if fragment.id not in matched),
         added=tuple(added),
         same=Fragments([item for item in news.items if item in same], news.decoder),
     )
 
 
-def _as_many_rows(one: Fragment, other: Fragment) -> bool:
+def _as_many_rows(before: Fragment, after: Fragment) -> bool:
     # Very old programs did not record the number of rows.
-    return one.physical_rows == other.physical_rows or 0 in (one.physical_rows, other.physical_rows)
+    return before.physical_rows == after.physical_rows or 0 in (before.physical_rows, after.physical_rows)
 
 
-def proven_fields(match: FragmentMatch, wanted: Collection[int]) -> dict[int, int]:
-    """Return the matches of fields that data files prove: the id in the newer version by the older one.
+def proven_fields(match: FragmentMatch, field_ids: Collection[int]) -> dict[int, int]:
+    """Return the matches of fields that data files prove: the id in the newer version by the id in the older version.
 
     Args:
         match: The matched fragments.
-        wanted: The older ids to match; once all are matched, no further fragment is read.
+        field_ids: The older ids to match; once all are matched, no further fragment is read.
     """
-    found: dict[int, int] = {}
-    taken: set[int] = set()
-    missing = set(wanted)
-    for one, other in _both(match):
+    matches: dict[int, int] = {}
+    matched: set[int] = set()
+    missing = set(field_ids)
+    for before, after in _matched_pairs(match):
         # Every pair of fragments matches a field to the same field, so further pairs add nothing.
         if not missing:
             break
-        new = {place: number for number, place in _columns_of_fields(other).items()}
-        for number, place in _columns_of_fields(one).items():
+        new = {place: number for number, place in _columns_of_fields(after).items()}
+        for number, place in _columns_of_fields(before).items():
             # A field has one counterpart; damaged files could name two.
-            if number in missing and place in new and new[place] not in taken:
-                found[number] = new[place]
-                taken.add(new[place])
+            if number in missing and place in new and new[place] not in matched:
+                matches[number] = new[place]
+                matched.add(new[place])
                 missing.discard(number)
-    return found
+    return matches
 
 
-def _both(match: FragmentMatch) -> Iterator[tuple[Fragment, Fragment]]:
+def _matched_pairs(match: FragmentMatch) -> Iterator[tuple[Fragment, Fragment]]:
     yield from ((fragment, fragment) for fragment in match.same[:_SAMPLED_FRAGMENTS])
     yield from ((pair.before, pair.after) for pair in match.pairs)
 
 
 def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, int]) -> tuple[FragmentChange, ...]:
-    """Describe every fragment that changed; one that only has another id did not."""
+    """Describe every fragment that changed; a fragment that only has another id did not change."""
     origins = {new: old for old, new in matched.items()}
-    found = [_alone(fragment, REMOVED) for fragment in match.removed]
+    changes = [_alone(fragment, REMOVED) for fragment in match.removed]
     for pair in match.pairs:
         old, new = {file.path for file in pair.before.files}, {file.path for file in pair.after.files}
         changed = {matched[number] for number in pair.rewritten(matched)}
@@ -340,7 +343,7 @@ def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, 
         # Only the id or the order of files differs: no row and no value does.
         if pair.same_deletions and old == new and not changed:
             continue
-        found.append(
+        changes.append(
             FragmentChange(
                 kind=CHANGED,
                 before=pair.before.id,
@@ -354,23 +357,23 @@ def fragment_changes(match: FragmentMatch, after: Fields, matched: Mapping[int, 
                 columns=_columns(changed, after),
             )
         )
-    return (*found, *(_alone(fragment, ADDED) for fragment in match.added))
+    return (*changes, *(_alone(fragment, ADDED) for fragment in match.added))
 
 
 def _alone(fragment: Fragment, kind: ChangeKind) -> FragmentChange:
-    gone = kind == REMOVED
+    is_removed = kind == REMOVED
     rows, deleted = _rows(fragment), _deleted(fragment)
     names = tuple(sorted(fragment.file_names))
     return FragmentChange(
         kind=kind,
-        before=fragment.id if gone else None,
-        after=None if gone else fragment.id,
-        rows_before=rows if gone else 0,
-        rows_after=0 if gone else rows,
-        deleted_before=deleted if gone else 0,
-        deleted_after=0 if gone else deleted,
-        files_added=() if gone else names,
-        files_removed=names if gone else (),
+        before=fragment.id if is_removed else None,
+        after=None if is_removed else fragment.id,
+        rows_before=rows if is_removed else 0,
+        rows_after=0 if is_removed else rows,
+        deleted_before=deleted if is_removed else 0,
+        deleted_after=0 if is_removed else deleted,
+        files_added=() if is_removed else names,
+        files_removed=names if is_removed else (),
     )
 
 
@@ -387,21 +390,21 @@ def _deleted(fragment: Fragment) -> int:
 
 
 def _columns(changed: Iterable[int], fields: Fields) -> tuple[str, ...]:
-    wanted = {fields.column(fields.by_id[number]).id for number in changed}
-    return tuple(field.name for field in fields.below(None) if field.id in wanted)
+    column_ids = {fields.column(fields.by_id[number]).id for number in changed}
+    return tuple(field.name for field in fields.below(None) if field.id in column_ids)
 
 
 def _columns_of_fields(fragment: Fragment) -> dict[int, tuple[str, int]]:
     """Return the file and the column that hold the values of each field."""
-    found: dict[int, tuple[str, int]] = {}
+    columns_by_field: dict[int, tuple[str, int]] = {}
     for file in fragment.files:
         # Files of the first format do not list columns: the id of a field is its column.
         columns = file.column_indices or file.fields
         for number, column in zip(file.fields, columns, strict=True):
             # A struct has no column in newer files; the manifest then has a negative number.
             if number != TOMBSTONE_FIELD and column >= 0:
-                found[number] = file.path, column
-    return found
+                columns_by_field[number] = file.path, column
+    return columns_by_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,11 +438,11 @@ class Comparison:
             became = self.matched.get(field.id)
             # An old name stays usable, unless another column has it by now.
             names.setdefault(field.name, field.name if became is None else self.after.by_id[became].name)
-        wanted = dict.fromkeys(columns)
-        missing = next((name for name in wanted if name not in names), None)
+        requested = dict.fromkeys(columns)
+        missing = next((name for name in requested if name not in names), None)
         if missing is not None:
             raise InvalidInputError(f"no column {missing!r}; there are {', '.join(names)}")
-        return tuple(dict.fromkeys(names[name] for name in wanted))
+        return tuple(dict.fromkeys(names[name] for name in requested))
 
 
 def compare(
@@ -449,11 +452,11 @@ def compare(
 
     Args:
         before: The older version.
-        after: The newer one.
+        after: The newer version.
         shared: The last common version. Field ids that it had handed out mean the same in both. None when it was
             cleaned up.
-        ids_restarted: Tells whether they may mean other fields, since an overwrite or a restore came after it. Asked
-            only where nothing but its id says that a field was renamed.
+        ids_restarted: Tells whether these ids may mean other fields, since an overwrite or a restore came after the
+            last common version. Called only where nothing but its id says that a field was renamed.
     """
     olds, news = Fields.of(before.fields), Fields.of(after.fields)
     match = match_fragments(before, after)

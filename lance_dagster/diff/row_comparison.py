@@ -1,10 +1,10 @@
 """Find the rows that differ between two versions.
 
 Fragments that are equal in both versions are not read. Rows at the same offset of the same fragment are the same row,
-and only the columns whose values are in other files are compared. Rows that are live in only one version by that
-measure are candidates: they are identified by row ids, by a key, or by their values, and a row that moved is found on
-both sides. Whether a row changed is decided by its values, never by the row versions stored beside it: adding a column
-sets those for every row.
+and only the columns whose values are in other files are compared. Rows that seem live in only one version, by fragment
+and offset, are candidates: they are identified by row ids, by a key, or by their values, and a row that moved is found
+on both sides. Whether a row changed is decided by its values, never by the row versions stored beside it: adding a
+column sets the row versions of every row.
 
 Rows are held as offsets by fragment, in bitmaps that store ranges as ranges, and their ids as runs: a fragment of 100
 million rows that was appended costs a few kilobytes, and none of its rows is read to find out that they are new. Only
@@ -42,11 +42,13 @@ from lance_dagster.transactions.row_id_spaces import Translation
 
 def _united(parts: Iterable[tuple[int, BitMap]]) -> RowOffsets:
     """Put rows together, given as pairs of a fragment and offsets in it; a fragment may come more than once."""
-    found: dict[int, BitMap] = {}
+    offsets_by_fragment: dict[int, BitMap] = {}
     for number, offsets in parts:
         if offsets:
-            found[number] = found[number] | offsets if number in found else offsets
-    return found
+            offsets_by_fragment[number] = (
+                offsets_by_fragment[number] | offsets if number in offsets_by_fragment else offsets
+            )
+    return offsets_by_fragment
 
 
 _PAIRS_AT_ONCE = 4 * 1024 * 1024
@@ -96,7 +98,7 @@ class _Candidates:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """The same rows in both versions: addresses in the newer one to those in the older one, in runs."""
+    """The same rows in both versions: a map from addresses in the newer to addresses in the older version, in runs."""
 
     addresses: RowRuns
 
@@ -111,7 +113,7 @@ class _Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Identified:
-    """Candidate rows: those that only one version has, and those that were found in both."""
+    """Candidate rows: rows that only one version has, and pairs of rows that both versions have."""
 
     removed: RowOffsets
     added: RowOffsets
@@ -136,53 +138,55 @@ class RowComparison:
         """
         # Fragments are compared first: rows in fragments that both versions share are not read at all.
         candidates = self._candidates()
-        found = self._identified(_united(candidates.olds), _united(candidates.news))
+        identified = self._identified(_united(candidates.olds), _united(candidates.news))
         pairs = list(candidates.in_place)
         # Rows paired by their values are equal and cannot have changed.
         if not isinstance(self.identity, ByValues):
-            pairs.append((found.pairs, self.columns))
+            pairs.append((identified.pairs, self.columns))
         changed = [part for pair in pairs for part in self._changed(*pair)]
-        changed_before = np.concatenate([NO_ADDRESSES, *(one for one, _ in changed)])
-        changed_after = np.concatenate([NO_ADDRESSES, *(other for _, other in changed)])
+        changed_before = np.concatenate([NO_ADDRESSES, *(before for before, _ in changed)])
+        changed_after = np.concatenate([NO_ADDRESSES, *(after for _, after in changed)])
         # Changed rows are put in the order of the newer version, in which `added` rows are too.
         order = np.argsort(changed_after)
         return RowDifferences(
-            removed=found.removed,
-            added=found.added,
+            removed=identified.removed,
+            added=identified.added,
             changed_before=changed_before[order],
             changed_after=changed_after[order],
         )
 
     def _candidates(self) -> _Candidates:
-        found = _Candidates()
+        candidates = _Candidates()
         keys = self.identity.columns if isinstance(self.identity, ByKey) else ()
         for pair in self.comparison.match.pairs:
             rewritten = pair.rewritten(self.comparison.matched)
             differing = tuple(column for column in self.columns if not column.ids.isdisjoint(rewritten))
             if any(not column.ids.isdisjoint(rewritten) for column in keys):
                 # A rewritten key column: the row at an offset may be another row by its key.
-                found.olds.append((pair.before.id, self.before.live(pair.before)))
-                found.news.append((pair.after.id, self.after.live(pair.after)))
+                candidates.olds.append((pair.before.id, self.before.live(pair.before)))
+                candidates.news.append((pair.after.id, self.after.live(pair.after)))
             elif differing or not pair.same_deletions:
-                self._compare_in_place(found, pair, differing)
-        found.olds += [(fragment.id, self.before.live(fragment)) for fragment in self.comparison.match.removed]
-        found.news += [(fragment.id, self.after.live(fragment)) for fragment in self.comparison.match.added]
-        return found
+                self._compare_in_place(candidates, pair, differing)
+        candidates.olds += [(fragment.id, self.before.live(fragment)) for fragment in self.comparison.match.removed]
+        candidates.news += [(fragment.id, self.after.live(fragment)) for fragment in self.comparison.match.added]
+        return candidates
 
-    def _compare_in_place(self, found: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]) -> None:
+    def _compare_in_place(
+        self, candidates: _Candidates, pair: FragmentPair, differing: tuple[ComparedColumn, ...]
+    ) -> None:
         was, is_now = self.before.deleted(pair.before), self.after.deleted(pair.after)
         # Rows deleted since were removed, or moved to another fragment by an update.
-        found.olds.append((pair.before.id, is_now - was))
+        candidates.olds.append((pair.before.id, is_now - was))
         # Rows that are live again were undeleted by a restore or a revert.
-        found.news.append((pair.after.id, was - is_now))
+        candidates.news.append((pair.after.id, was - is_now))
         if differing:
             # These rows are at the same offsets in both versions, and live in both.
             rows = RowRuns.itself(self.before.live(pair.before) - is_now)
-            both = rows.moved(at=pair.after.id << OFFSET_BITS, first=pair.before.id << OFFSET_BITS)
-            found.in_place.append((_Pairs(both), differing))
+            addresses = rows.moved(at=pair.after.id << OFFSET_BITS, first=pair.before.id << OFFSET_BITS)
+            candidates.in_place.append((_Pairs(addresses), differing))
 
     def _identified(self, olds: RowOffsets, news: RowOffsets) -> _Identified:
-        """Find out which rows of the older version are which of the newer one.
+        """Find out which rows of the older version are which rows of the newer version.
 
         Raises:
             InvalidInputError: Two rows have the same key.
@@ -191,14 +195,14 @@ class RowComparison:
             case ByIds(translation):
                 return self._identified_by_ids(olds, news, translation)
             case ByKey(keys):
-                one, other = self.before.addresses(olds), self.after.addresses(news)
-                return _of_pairs(one, other, self._paired_by_key(one, other, keys))
+                old_addresses, new_addresses = self.before.addresses(olds), self.after.addresses(news)
+                return _of_pairs(old_addresses, new_addresses, self._paired_by_key(old_addresses, new_addresses, keys))
             case ByValues():
                 if not (self.columns and olds and news):
                     # Without a common column no two rows can be equal, and rows of one side alone need not be read.
                     return _Identified(removed=olds, added=news, pairs=_Pairs(RowRuns.of(())))
-                one, other = self.before.addresses(olds), self.after.addresses(news)
-                return _of_pairs(one, other, self._paired_by_values(one, other))
+                old_addresses, new_addresses = self.before.addresses(olds), self.after.addresses(news)
+                return _of_pairs(old_addresses, new_addresses, self._paired_by_values(old_addresses, new_addresses))
 
     def _identified_by_ids(self, olds: RowOffsets, news: RowOffsets, translation: Translation | None) -> _Identified:
         """Pair rows by their stable ids: by runs, since most candidates are whole fragments."""
@@ -217,48 +221,49 @@ class RowComparison:
         return paired_by_values(self.before.digests(olds, self.columns)[0], self.after.digests(news, self.columns)[0])
 
     def _paired_by_key(self, olds: Addresses, news: Addresses, keys: tuple[ComparedColumn, ...]) -> RowPairs:
-        """Pair rows of equal keys; those with a null in the key by values, so that a mere move is not a change."""
+        """Pair rows by key; rows with a null in the key by their values, so that a mere move is not a change."""
         old_keys, old_null = keys_of(self.before, olds, keys)
         new_keys, new_null = keys_of(self.after, news, keys)
         paired = paired_by_values(old_keys[~old_null], new_keys[~new_null])
         old_places, new_places = np.flatnonzero(old_null), np.flatnonzero(new_null)
         # A null key equals no key, so these rows cannot be paired by key.
         same = self._paired_by_values(olds[old_places], news[new_places])
-        one = np.concatenate([np.flatnonzero(~old_null)[paired.before], old_places[same.before]])
-        other = np.concatenate([np.flatnonzero(~new_null)[paired.after], new_places[same.after]])
+        old_positions = np.concatenate([np.flatnonzero(~old_null)[paired.before], old_places[same.before]])
+        new_positions = np.concatenate([np.flatnonzero(~new_null)[paired.after], new_places[same.after]])
         return RowPairs(
-            one,
-            other,
-            np.setdiff1d(np.arange(len(olds)), one, assume_unique=True),
-            np.setdiff1d(np.arange(len(news)), other, assume_unique=True),
+            old_positions,
+            new_positions,
+            np.setdiff1d(np.arange(len(olds)), old_positions, assume_unique=True),
+            np.setdiff1d(np.arange(len(news)), new_positions, assume_unique=True),
         )
 
     def _changed(self, pairs: _Pairs, columns: tuple[ComparedColumn, ...]) -> Iterator[tuple[Addresses, Addresses]]:
         """Yield the older and the newer addresses of the rows that differ in some columns."""
         # Pairs are compared in bounded portions: the digests of all pairs of a large table would not fit into memory.
         for olds, news in pairs.parts(_PAIRS_AT_ONCE) if columns else ():
-            one, other = self.before.digests(olds, columns)[0], self.after.digests(news, columns)[0]
-            chosen = np.any(one != other, axis=1)
+            old_digests, new_digests = self.before.digests(olds, columns)[0], self.after.digests(news, columns)[0]
+            chosen = np.any(old_digests != new_digests, axis=1)
             yield olds[chosen], news[chosen]
 
 
 def _without(rows: RowOffsets, addresses: RowRuns) -> RowOffsets:
-    """Return rows without those whose addresses are positions of a map."""
-    each = 1 << OFFSET_BITS
+    """Return rows without the rows whose addresses are positions of a map."""
+    addresses_of_fragment = 1 << OFFSET_BITS
     return _united(
-        (number, offsets - addresses.sliced(number * each, each).positions) for number, offsets in rows.items()
+        (number, offsets - addresses.sliced(number * addresses_of_fragment, addresses_of_fragment).positions)
+        for number, offsets in rows.items()
     )
 
 
 def _of_pairs(olds: Addresses, news: Addresses, paired: RowPairs) -> _Identified:
     """Return the rows as identified by pairs of positions in their addresses."""
-    one, other = olds[paired.before], news[paired.after]
-    count = np.ones(len(other), np.uint64)
-    order = np.argsort(other)
+    old_addresses, new_addresses = olds[paired.before], news[paired.after]
+    count = np.ones(len(new_addresses), np.uint64)
+    order = np.argsort(new_addresses)
     return _Identified(
         removed=offsets_by_fragment(olds[paired.removed]),
         added=offsets_by_fragment(news[paired.added]),
-        pairs=_Pairs(RowRuns(other[order], count, one[order])),
+        pairs=_Pairs(RowRuns(new_addresses[order], count, old_addresses[order])),
     )
 
 

@@ -1,7 +1,7 @@
 """Compute a digest for each row from its values. Pure.
 
 Rows are equal when their digests are, whatever Arrow types hold the values. The values of a row are laid out in cells
-of fixed width; a short value is stored in its cell, a long one as a digest; the digest of the row is that of its cells.
+of fixed width: a short value as it is, a long value as its digest. The digest of the row is the digest of its cells.
 Values are compared bitwise, with two exceptions for logical equality: null equals null, and NaN equals NaN whatever its
 payload. 0.0 and -0.0 differ. Two different rows have equal digests with a probability of 2^-128.
 """
@@ -44,8 +44,8 @@ def digests(columns: Iterable[tuple["pa.Array[Any]", ComparisonShape | None]], *
 
 def nulls(columns: Iterable["pa.Array[Any]"]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Tell which rows have a null in one of the columns."""
-    found = [np.asarray(values.is_null().to_numpy(zero_copy_only=False), np.bool_) for values in columns]
-    together: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.logical_or.reduce(found)
+    null_flags = [np.asarray(values.is_null().to_numpy(zero_copy_only=False), np.bool_) for values in columns]
+    together: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.logical_or.reduce(null_flags)
     return together
 
 
@@ -136,13 +136,13 @@ def _number_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
     buffer = values.buffers()[1]
     if buffer is None or not rows:
         return np.zeros((rows, width + 1), np.uint8)
-    found = np.frombuffer(buffer, np.uint8, count=rows * width, offset=values.offset * width)
+    content = np.frombuffer(buffer, np.uint8, count=rows * width, offset=values.offset * width)
     if (kind := _FLOATS.get(values.type)) is not None:
-        numbers = found.view(kind).copy()
+        numbers = content.view(kind).copy()
         # Every NaN gets one bit pattern, so that NaN equals NaN.
         numbers[np.isnan(numbers)] = np.nan
-        found = numbers.view(np.uint8)
-    return np.concatenate([np.full((rows, 1), _VALUE, np.uint8), found.reshape(rows, width)], axis=1)
+        content = numbers.view(np.uint8)
+    return np.concatenate([np.full((rows, 1), _VALUE, np.uint8), content.reshape(rows, width)], axis=1)
 
 
 def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
@@ -172,8 +172,8 @@ def _text_cells(values: Any) -> Cells:  # noqa: ANN401  # as above
 
 def _joined(values: Iterable[bytes | memoryview]) -> Cells:
     """Return the digest of each value."""
-    found = b"".join([blake2b(value, digest_size=_DIGEST).digest() for value in values])
-    return np.frombuffer(found, np.uint8).reshape(-1, _DIGEST)
+    joined = b"".join([blake2b(value, digest_size=_DIGEST).digest() for value in values])
+    return np.frombuffer(joined, np.uint8).reshape(-1, _DIGEST)
 
 
 def _parts(shape: ComparisonShape | None, count: int) -> Sequence[tuple[int, int, ComparisonShape | None]]:
@@ -182,19 +182,19 @@ def _parts(shape: ComparisonShape | None, count: int) -> Sequence[tuple[int, int
     return [(place, place, None) for place in range(count)]
 
 
-def _cast(values: Any, wanted: pa.DataType) -> tuple[Any, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:  # noqa: ANN401
+def _cast(values: Any, arrow_type: pa.DataType) -> tuple[Any, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:  # noqa: ANN401
     """Cast values; also return which of them cannot be cast without loss."""
     try:
-        return cast_exactly(values, wanted), None
+        return cast_exactly(values, arrow_type), None
     except SchemaMismatchError:
         failed = np.zeros(len(values), np.bool_)
-    found: list[Any] = []
-    # Values are cast one by one, since the error does not say in which row one failed. This is needed only where one
-    # does not fit.
+    casts: list[Any] = []
+    # Values are cast one by one, since the error does not say in which row a value failed. This is needed only where a
+    # value does not fit.
     for row in range(len(values)):
         try:
-            found.append(cast_exactly(values.slice(row, 1), wanted))
+            casts.append(cast_exactly(values.slice(row, 1), arrow_type))
         except SchemaMismatchError:
             failed[row] = True
-            found.append(pa.array([None], wanted))
-    return pa.concat_arrays(found), failed
+            casts.append(pa.array([None], arrow_type))
+    return pa.concat_arrays(casts), failed

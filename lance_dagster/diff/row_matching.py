@@ -28,11 +28,11 @@ def paired_by_ids(before: Mapping[int, RowRuns], after: Mapping[int, RowRuns]) -
     """Pair rows by their ids; the cost depends on the runs of ids, and not on the number of rows.
 
     Args:
-        before: Row ids of the older version by fragment and offset, translated to ids of the newer one.
+        before: Row ids of the older version by fragment and offset, translated to ids of the newer version.
         after: Row ids of the newer version by fragment and offset.
 
     Returns:
-        A map from the addresses in the newer version to those in the older one, for rows that both have.
+        A map from the addresses in the newer version to the addresses in the older version, for rows that both have.
     """
     addresses = [ids.moved(at=number << _OFFSET_BITS) for number, ids in sorted(before.items())]
     by_id = RowRuns.concatenated(addresses).inverse()
@@ -41,7 +41,7 @@ def paired_by_ids(before: Mapping[int, RowRuns], after: Mapping[int, RowRuns]) -
 
 
 def paired_by_values(before: Digests, after: Digests) -> RowPairs:
-    """Pair rows of equal digests: the first with the first, the second with the second, as long as both have one."""
+    """Pair rows of equal digests in their order: of three equal rows before and two after, the third is removed."""
     count = len(before)
     together = np.concatenate([before, after])
     numbers = _numbered(together)
@@ -49,16 +49,16 @@ def paired_by_values(before: Digests, after: Digests) -> RowPairs:
     span = len(together) + 1
     # Ranks make duplicates distinct: three equal rows before and two after are two pairs and one removed row.
     olds, news = _ranked(numbers[:count], span), _ranked(numbers[count:], span)
-    _, one, other = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
-    return _paired(one, other, count, len(after))
+    _, old_positions, new_positions = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
+    return _paired(old_positions, new_positions, count, len(after))
 
 
 def first_duplicate(digests: Digests) -> int | None:
     """Return the position of a row whose digest another row has too; None when all are distinct."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     ordered = digests[order]
-    found = np.flatnonzero(np.all(ordered[1:] == ordered[:-1], axis=1))
-    return int(order[found[0] + 1]) if len(found) else None
+    duplicates = np.flatnonzero(np.all(ordered[1:] == ordered[:-1], axis=1))
+    return int(order[duplicates[0] + 1]) if len(duplicates) else None
 
 
 def _paired(olds: RowPositions, news: RowPositions, before: int, after: int) -> RowPairs:
@@ -82,7 +82,10 @@ def _numbered(digests: Digests) -> RowPositions:
 
 
 def _ranked(numbers: RowPositions, span: int) -> RowPositions:
-    """Return a distinct number for each pair of a number and its count among equal ones before it."""
+    """Return a distinct number for each number and its rank among equal numbers.
+
+    With a span of 10, the numbers 5, 5, 7 become 50, 51, 70.
+    """
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.empty(0, np.int64)

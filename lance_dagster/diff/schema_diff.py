@@ -2,9 +2,8 @@
 
 Two fields are the same when a data file of both versions says so: the file names the column that holds the field, and
 a file never changes. Equal ids alone prove little, since each branch hands out ids of its own and an overwrite starts
-again. Where no file tells, fields of equal names are the same. Of the fields that are left, those of equal id and type
-were renamed, unless an overwrite or a restore lies between the versions. A cast gives a column a new id under its old
-name.
+again. Where no file tells, fields of equal names are the same. Remaining fields of equal id and type were renamed,
+unless an overwrite or a restore lies between the versions. A cast gives a column a new id under its old name.
 """
 
 from bisect import bisect_left
@@ -72,7 +71,10 @@ class Fields:
         children: dict[int, list[Field]] = {}
         for field in fields:
             children.setdefault(field.parent_id, []).append(field)
-        return cls({field.id: field for field in fields}, {parent: tuple(found) for parent, found in children.items()})
+        return cls(
+            {field.id: field for field in fields},
+            {parent: tuple(fields_inside) for parent, fields_inside in children.items()},
+        )
 
     def below(self, field: Field | None) -> tuple[Field, ...]:
         """Return the children of a field; None is the root, whose children are the columns."""
@@ -112,16 +114,16 @@ def match_fields(before: Fields, after: Fields, proven: Mapping[int, int], share
     Returns:
         The id in the newer version by the id in the older one.
     """
-    # A struct has no column of its own in newer files, so its match follows from those of its children.
-    known = dict(proven)
+    # A struct has no column of its own in newer files, so its match follows from the matches of its children.
+    proven_ids = dict(proven)
     for old, new in proven.items():
-        one, other = before.by_id.get(old), after.by_id.get(new)
-        while one is not None and other is not None:
-            known.setdefault(one.id, other.id)
-            one, other = before.by_id.get(one.parent_id), after.by_id.get(other.parent_id)
-    found: dict[int, int] = {}
-    _match_level(None, None, _Evidence(before, after, known, shared_below, found))
-    return found
+        old_field, new_field = before.by_id.get(old), after.by_id.get(new)
+        while old_field is not None and new_field is not None:
+            proven_ids.setdefault(old_field.id, new_field.id)
+            old_field, new_field = before.by_id.get(old_field.parent_id), after.by_id.get(new_field.parent_id)
+    matches: dict[int, int] = {}
+    _match_level(None, None, _Evidence(before, after, proven_ids, shared_below, matches))
+    return matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,12 @@ class _Evidence:
     after: Fields
     proven: Mapping[int, int]
     shared_below: int
-    found: dict[int, int]
+    matches: dict[int, int]
 
 
-def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) -> None:
-    olds = {field.id: field for field in evidence.before.below(one)}
-    news = {field.id: field for field in evidence.after.below(other)}
+def _match_level(old_parent: Field | None, new_parent: Field | None, evidence: _Evidence) -> None:
+    olds = {field.id: field for field in evidence.before.below(old_parent)}
+    news = {field.id: field for field in evidence.after.below(new_parent)}
     pairs: list[tuple[Field, Field]] = []
 
     def pair(old: Field, new: Field | None) -> None:
@@ -144,8 +146,8 @@ def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) ->
 
     for old in list(olds.values()):
         pair(old, news.get(evidence.proven.get(old.id, _TOP)))
-    # Proof first, then names, then ids: each step takes matched fields out of the next, weaker one. Names are unique
-    # at each level.
+    # Proof first, then names, then ids: each step leaves only unmatched fields to the next, weaker step. Names are
+    # unique at each level.
     by_name = {field.name: field for field in news.values()}
     for old in list(olds.values()):
         pair(old, by_name.get(old.name))
@@ -154,7 +156,7 @@ def _match_level(one: Field | None, other: Field | None, evidence: _Evidence) ->
         new = news.get(old.id) if old.id < evidence.shared_below else None
         pair(old, new if new is not None and new.logical_type == old.logical_type else None)
     for old, new in pairs:
-        evidence.found[old.id] = new.id
+        evidence.matches[old.id] = new.id
         _match_level(old, new, evidence)
 
 
@@ -164,7 +166,7 @@ def field_changes(before: Fields, after: Fields, matched: Mapping[int, int]) -> 
     same_typed = {old: new for old, new in matched.items() if _same_type(before.by_id[old], after.by_id[new])}
     # The reverse direction, since changes are listed in the order of the newer version.
     origins = {new: old for old, new in matched.items()}
-    return (*_dropped(before, None, matched, same_typed), *_kept(before, after, None, origins))
+    return (*_dropped(before, None, matched, same_typed), *_remaining(before, after, None, origins))
 
 
 def _dropped(
@@ -177,10 +179,12 @@ def _dropped(
             yield FieldChange(kind=DROPPED, path=before.path(field), before=before.type_of(field))
 
 
-def _kept(before: Fields, after: Fields, parent: Field | None, origins: Mapping[int, int]) -> Iterator[FieldChange]:
+def _remaining(
+    before: Fields, after: Fields, parent: Field | None, origins: Mapping[int, int]
+) -> Iterator[FieldChange]:
     level = after.below(parent)
-    kept = [field for field in level if field.id in origins]
-    moved = _moved([origins[field.id] for field in kept], list(before.by_id))
+    shared = [field for field in level if field.id in origins]
+    moved = _moved([origins[field.id] for field in shared], list(before.by_id))
     for place, field in enumerate(level):
         path = after.path(field)
         if field.id not in origins:
@@ -197,31 +201,34 @@ def _kept(before: Fields, after: Fields, parent: Field | None, origins: Mapping[
             was = before.below(before.by_id.get(old.parent_id)).index(old)
             yield FieldChange(kind=MOVED, path=path, before=str(was), after=str(place))
         if _same_type(old, field):
-            yield from _kept(before, after, field, origins)
+            yield from _remaining(before, after, field, origins)
 
 
-def _moved(kept: Sequence[int], order: Sequence[int]) -> set[int]:
-    """Return the smallest set of fields whose removal leaves the others in their old order."""
+def _moved(shared: Sequence[int], order: Sequence[int]) -> set[int]:
+    """Return the smallest set of fields whose removal leaves the others in their old order.
+
+    For the order a, b, c, d that became d, a, b, c this is d alone.
+    """
     positions = {number: position for position, number in enumerate(order)}
     # The fields that stay are a longest increasing subsequence of the old positions (patience sorting).
     ends: list[int] = []
     tails: list[int] = []
     previous: dict[int, int | None] = {}
-    for number in kept:
+    for number in shared:
         length = bisect_left(ends, positions[number])
         previous[number] = tails[length - 1] if length else None
         ends[length : length + 1] = [positions[number]]
         tails[length : length + 1] = [number]
     staying: set[int] = set()
-    last = tails[-1] if tails else None
-    while last is not None:
-        staying.add(last)
-        last = previous[last]
-    return set(kept) - staying
+    step = tails[-1] if tails else None
+    while step is not None:
+        staying.add(step)
+        step = previous[step]
+    return set(shared) - staying
 
 
-def _same_type(one: Field, other: Field) -> bool:
-    return one.logical_type == other.logical_type
+def _same_type(before: Field, after: Field) -> bool:
+    return before.logical_type == after.logical_type
 
 
 def _null(field: Field) -> str:

@@ -27,9 +27,7 @@ from lance_dagster.datafiles import (
 )
 from lance_dagster.diff.comparison_shapes import ComparedColumn
 from lance_dagster.diff.row_digests import Digests, digests, nulls
-from lance_dagster.diff.row_matching import (
-    Flags,
-)
+from lance_dagster.diff.row_matching import Flags
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import U64Array, decode_row_runs
 from lance_dagster.format.model import Fragment
@@ -84,11 +82,11 @@ class VersionedRows:
 
     def ids(self, addresses: Addresses) -> U64Array:
         """Return the stable row ids of rows: one element for each row."""
-        found = np.empty_like(addresses)
+        ids = np.empty_like(addresses)
         for number, places in group_by_fragment(addresses):
             offsets = row_offsets(addresses[places]).astype(np.uint64)
-            found[places] = self._ids_of(number).at_positions(offsets)
-        return found
+            ids[places] = self._ids_of(number).at_positions(offsets)
+        return ids
 
     def addresses(self, rows: RowOffsets) -> Addresses:
         """Return the addresses of rows, after the files confirmed that there are so many."""
@@ -104,25 +102,25 @@ class VersionedRows:
         return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {self.state}")
 
     def digests(self, addresses: Addresses, columns: Sequence[ComparedColumn]) -> tuple[Digests, Flags]:
-        """Return the digest of some columns for each row, and which rows have a null in one of them."""
-        found, null = np.empty((len(addresses), 2), np.uint64), np.zeros(len(addresses), np.bool_)
+        """Return the digest of some columns for each row, and which rows have a null in a column."""
+        row_digests, null = np.empty((len(addresses), 2), np.uint64), np.zeros(len(addresses), np.bool_)
         order = np.argsort(addresses)
         ordered = addresses[order]
         names = [self.name(column) for column in columns]
-        read = 0
+        rows_read = 0
         # Rows are read in storage order and put back into the order that was asked for.
         for part, where in self._parts_of(offsets_by_fragment(ordered), names):
             together = [decoded(part.column(name)).combine_chunks() for name in names]
             values = [(value, column.shape) for value, column in zip(together, columns, strict=True)]
             places = order[np.searchsorted(ordered, where)]
-            found[places] = digests(values, after=self._after)
+            row_digests[places] = digests(values, after=self._after)
             null[places] = nulls(together)
-            read += len(where)
+            rows_read += len(where)
         # pylance skips rows that it considers deleted. Without this check their digests would be whatever the memory
         # held.
-        if read != len(addresses):
-            raise CorruptFileError(self.dataset.uri, f"only {read} of {len(addresses)} rows could be read")
-        return found, null
+        if rows_read != len(addresses):
+            raise CorruptFileError(self.dataset.uri, f"only {rows_read} of {len(addresses)} rows could be read")
+        return row_digests, null
 
     def batches(self, rows: RowOffsets, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read some columns of rows in storage order, a bounded number of rows at a time."""
@@ -137,8 +135,8 @@ class VersionedRows:
         for number, offsets in sorted(rows.items()):
             fragment = self._fragment(number)
             # A scan of a whole fragment is much faster than taking every row of it.
-            whole = fragment.has_row_count and len(offsets) == fragment.rows
-            for part in scan_fragment(self.dataset, number, columns, None if whole else offsets):
+            all_rows = fragment.has_row_count and len(offsets) == fragment.rows
+            for part in scan_fragment(self.dataset, number, columns, None if all_rows else offsets):
                 yield part.rows, part.addresses
 
     def _counted(self, fragment: Fragment) -> Fragment:
@@ -148,12 +146,12 @@ class VersionedRows:
         return replace(fragment, physical_rows=count_physical_rows(self.dataset, fragment.id))
 
     def _fragment(self, number: int) -> Fragment:
-        found = self.state.manifest.fragments.find(number)
-        if found is None:
+        fragment = self.state.manifest.fragments.find(number)
+        if fragment is None:
             raise CorruptFileError(
                 str(self.state), f"a reader finds a fragment {number} that its manifest does not have"
             )
-        return found
+        return fragment
 
 
 def addresses_of(rows: RowOffsets) -> Addresses:
@@ -170,16 +168,16 @@ _BITS = 8
 
 
 def check_row_claims(versions: Versions, state: State, fragment_ids: Iterable[int]) -> None:
-    """Check that fragments have as many rows as a version claims, unless it claims few for all of them together.
+    """Check that fragments have as many rows as a version claims, unless it claims few rows for all fragments together.
 
     Raises:
         CorruptFileError: A data file has another number of rows, or is missing or damaged.
     """
-    found = [own for number in fragment_ids if (own := state.manifest.fragments.find(number)) is not None]
-    if sum(fragment.physical_rows for fragment in found) <= _TRUSTED_ROWS:
+    fragments = [own for number in fragment_ids if (own := state.manifest.fragments.find(number)) is not None]
+    if sum(fragment.physical_rows for fragment in fragments) <= _TRUSTED_ROWS:
         return
     # Every file of a fragment has all its rows, so one file is enough.
-    files = [(fragment, expected_file(versions, state, fragment.files[0])) for fragment in found if fragment.files]
+    files = [(fragment, expected_file(versions, state, fragment.files[0])) for fragment in fragments if fragment.files]
     for fragment, file in files:
         # Files of the first format have another footer; each row takes a bit at least.
         if fragment.files[0].version == LEGACY_FILE_VERSION:

@@ -71,47 +71,47 @@ class _Filled:
 class _Filler:
     """Computes the new columns of fragments, and keeps the staged files for later attempts of the same commit.
 
-    `done` maps the id and the data file paths of a fragment to the file with its new values. It is valid for `names`.
+    `files` maps the id and the data file paths of a fragment to the file with its new values. It is valid for `names`.
     """
 
     context: TableContext
     source: _Source
     names: tuple[tuple[int, str], ...] = ()
-    done: dict[tuple[int, tuple[str, ...]], _Filled] = field(default_factory=dict)
+    files: dict[tuple[int, tuple[str, ...]], _Filled] = field(default_factory=dict)
 
-    def filled(self, head: State, made: Fields) -> tuple[Fragment, ...]:
-        """Return the fragments of a version, each extended by a data file for the fields in `made`."""
+    def filled(self, head: State, new_fields: Fields) -> tuple[Fragment, ...]:
+        """Return the fragments of a version, each extended by a data file for the fields in `new_fields`."""
         dataset = self.context.dataset(head)
         where = target(self.context, self.source.columns, head)
-        # A concurrent rename may have given the name of a column that is read to another one.
+        # A concurrent rename may have given the name of a column that is read to another column.
         names = tuple((own.id, own.name) for own in head.manifest.fields)
         if names != self.names:
-            self.names, self.done = names, {}
-        found: list[Fragment] = []
+            self.names, self.files = names, {}
+        fragments: list[Fragment] = []
         for fragment in head.manifest.fragments:
             # Data files are immutable, so the same paths hold the same rows: a retry computes only new fragments.
-            # Neither is enough alone: a concurrent update may replace a file, and merges may leave several fragments
-            # with one data file, each with other rows of it deleted.
-            known = fragment.id, tuple(file.path for file in fragment.files)
-            if self.source.compute is not None and not self._has_values(head, fragment, self.done.get(known)):
+            # The id alone is not enough, since a concurrent update may replace a file; nor are the paths, since merges
+            # may leave several fragments with one data file, each with other rows of it deleted.
+            rows_key = fragment.id, tuple(file.path for file in fragment.files)
+            if self.source.compute is not None and not self._has_values(head, fragment, self.files.get(rows_key)):
                 file = backfill(dataset, fragment, where, self.source.reads, compute=self.source.compute)
-                self.done[known] = _Filled(head, fragment, file)
-            found.append(self._with_file(head, fragment, made, self.done[known].file))
-        return tuple(found)
+                self.files[rows_key] = _Filled(head, fragment, file)
+            fragments.append(self._with_file(head, fragment, new_fields, self.files[rows_key].file))
+        return tuple(fragments)
 
-    def _has_values(self, head: State, fragment: Fragment, done: _Filled | None) -> bool:
+    def _has_values(self, head: State, fragment: Fragment, filled: _Filled | None) -> bool:
         """Tell whether a file has values for all live rows: a concurrent revert may have revived some since."""
-        if done is None:
+        if filled is None:
             return False
-        versions, before = self.context.versions, done.fragment
+        versions, before = self.context.versions, filled.fragment
         return before.deletion == fragment.deletion or (
-            deleted_offsets(versions, done.head, before) <= deleted_offsets(versions, head, fragment)
+            deleted_offsets(versions, filled.head, before) <= deleted_offsets(versions, head, fragment)
         )
 
-    def _with_file(self, head: State, fragment: Fragment, made: Fields, file: StagedFile) -> Fragment:
+    def _with_file(self, head: State, fragment: Fragment, new_fields: Fields, file: StagedFile) -> Fragment:
         # Field ids and base ids are those of this head, so the description is made for each attempt.
         staged = StagedFiles(self.source.columns, (file,))
-        (new,) = fragments_of(self.context, staged, made, head)
+        (new,) = fragments_of(self.context, staged, new_fields, head)
         return replace(fragment, files=(*fragment.files, *new.files))
 
 
@@ -142,9 +142,9 @@ def add_columns(
         head = context.head(info.branch)
         fields = evolution.add_columns(head.manifest.fields, source.columns, evolution.next_field_id(head.manifest))
         check_newly_storable(head.manifest.fields, fields, head.manifest.file_version)
-        made = fields[len(head.manifest.fields) :]
-        fragments = head.manifest.fragments if source.compute is None else filler.filled(head, made)
-        never_null = _never_null(made, head.manifest.file_version)
+        new_fields = fields[len(head.manifest.fields) :]
+        fragments = head.manifest.fragments if source.compute is None else filler.filled(head, new_fields)
+        never_null = _never_null(new_fields, head.manifest.file_version)
         # An empty table is allowed: no row exists that would be null.
         if never_null and source.compute is None and len(fragments):
             name, reason = next(iter(never_null.items()))
@@ -163,20 +163,20 @@ def add_fields(context: TableContext, inside: str, fields: pa.Schema, info: Comm
 
     def attempt() -> State:
         head = context.head(info.branch)
-        made = evolution.add_fields(head.manifest.fields, inside, fields, evolution.next_field_id(head.manifest))
-        check_newly_storable(head.manifest.fields, made, head.manifest.file_version)
-        operation = _merged(head, head.manifest.fragments, made, preserves_nullability=True)
+        extended = evolution.add_fields(head.manifest.fields, inside, fields, evolution.next_field_id(head.manifest))
+        check_newly_storable(head.manifest.fields, extended, head.manifest.file_version)
+        operation = _merged(head, head.manifest.fragments, extended, preserves_nullability=True)
         return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
 
-def _never_null(made: Fields, file_version: str) -> dict[str, str]:
-    """Return why new columns take no nulls, by their names; those that do are left out."""
+def _never_null(new_fields: Fields, file_version: str) -> dict[str, str]:
+    """Return why new columns take no nulls, by their names; columns that take nulls are left out."""
     in_files = f"data files of version {file_version} hold no null structs; add it with its values"
     return {
         column.name: in_files if column.nullable else "it is not nullable"
-        for column in made
+        for column in new_fields
         if column.parent_id < 0 and not takes_nulls(column, file_version)
     }
 
@@ -195,33 +195,33 @@ def cast_column(context: TableContext, name: str, arrow: pa.DataType, info: Comm
         nonlocal filler
         head = context.head(info.branch)
         manifest = head.manifest
-        fields, made = casts.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
-        if not made:
+        fields, cast_fields = casts.cast_column(manifest.fields, name, arrow, evolution.next_field_id(manifest))
+        if not cast_fields:
             return head
         _refuse_indexed(manifest, name)
         refuse_blobs(head, "cast")
-        schema = arrow_from_fields(made)
-        if _needs_no_file(manifest, fields, made, name):
+        schema = arrow_from_fields(cast_fields)
+        if _needs_no_file(manifest, fields, cast_fields, name):
             operation = _merged(head, manifest.fragments, fields, preserves_nullability=True)
             return submit(context, head, operation, info.as_properties())
         # The filler outlives the attempt, so a retry does not convert the same files a second time.
         filler = filler or _Filler(context, _Source(schema, [name], lambda rows: _cast(rows, schema.field(0))))
         # The cast column has a new field id, so rows written concurrently under the old id would read as nulls.
         # `preserves_nullability=False` makes such writers conflict and retry.
-        operation = _merged(head, filler.filled(head, made), fields, preserves_nullability=False)
+        operation = _merged(head, filler.filled(head, cast_fields), fields, preserves_nullability=False)
         return submit(context, head, operation, info.as_properties())
 
     return retried(attempt)
 
 
-def _needs_no_file(manifest: Manifest, fields: Fields, made: Fields, name: str) -> bool:
+def _needs_no_file(manifest: Manifest, fields: Fields, cast_fields: Fields, name: str) -> bool:
     """Return whether rows may stay without a file for a cast column: they are null in it, as they were before."""
     holds_values = evolution.find_field(manifest.fields, name).logical_type != NULL
-    if holds_values or _never_null(made, manifest.file_version):
+    if holds_values or _never_null(cast_fields, manifest.file_version):
         return False
     live = {field.id for field in fields}
     # The files of a fragment record how many rows it has.
-    return all(any(not live.isdisjoint(file.fields) for file in one.files) for one in manifest.fragments)
+    return all(any(not live.isdisjoint(file.fields) for file in fragment.files) for fragment in manifest.fragments)
 
 
 def project(context: TableContext, info: CommitInfo, change: Callable[[Fields], Fields]) -> State:
@@ -267,15 +267,15 @@ def set_nullable(context: TableContext, path: str, info: CommitInfo, *, nullable
     return retried(attempt)
 
 
-def map_update(what: str, given: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
+def map_update(what: str, entries: Mapping[str, str | None], *, replace: bool) -> MapUpdate:
     """Return the validated update of a string map; a value of None removes the key.
 
     Raises:
-        InvalidInputError: `given` is not a mapping of strings to strings or None, or `replace` is not a boolean.
+        InvalidInputError: `entries` is not a mapping of strings to strings or None, or `replace` is not a boolean.
     """
-    check_string_mapping(what, given, removing=True)
+    check_string_mapping(what, entries, removing=True)
     check_flag("replace", replace)
-    return MapUpdate(entries=dict(given), replace=replace)
+    return MapUpdate(entries=dict(entries), replace=replace)
 
 
 def describe_column(context: TableContext, path: str, update: MapUpdate, info: CommitInfo) -> State:
@@ -291,13 +291,13 @@ def describe_column(context: TableContext, path: str, update: MapUpdate, info: C
         fields = head.manifest.fields
         # The transaction names the field by id, so the path is resolved anew after a concurrent rename.
         field = evolution.find_field(fields, path)
-        wanted = update
+        field_update = update
         if update.replace:
-            # What says how the values are stored belongs to them, and is not given again by a caller who replaces the
-            # rest.
-            kept = {key: value.decode() for key, value in field.metadata.items() if is_layout_key(key)}
-            wanted = MapUpdate(entries={**kept, **update.entries}, replace=True)
-        described = {field.id: wanted}
+            # Entries that say how the values are stored stay with the values: a caller who replaces the metadata does
+            # not repeat them.
+            layout_entries = {key: value.decode() for key, value in field.metadata.items() if is_layout_key(key)}
+            field_update = MapUpdate(entries={**layout_entries, **update.entries}, replace=True)
+        described = {field.id: field_update}
         check_description(fields, with_field_metadata(fields, described), field.id, head.manifest.file_version)
         return submit(context, head, UpdateConfig(field_metadata=described), info.as_properties())
 
@@ -323,7 +323,7 @@ def _checked(columns: NewColumns, *, reads: Sequence[str] | None, on: Sequence[s
     """Return the new columns, fields as a list.
 
     Raises:
-        InvalidInputError: They have none of the forms of `NewColumns`, or another one than `reads` or `on` goes with.
+        InvalidInputError: They have none of the forms of `NewColumns`, or not the form that `reads` or `on` needs.
     """
     if isinstance(columns, pa.Table) != (on is not None):
         raise InvalidInputError("`on` names the key columns of a table of values: give both, or neither")
@@ -333,9 +333,9 @@ def _checked(columns: NewColumns, *, reads: Sequence[str] | None, on: Sequence[s
         check_string_mapping("columns", columns)
     if isinstance(columns, pa.Table | pa.Field | Mapping) or callable(columns):
         return columns
-    given: object = columns
+    candidates: object = columns
     # A list, because the fields may come from a generator, and are read twice.
-    fields: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    fields: list[Any] = list(candidates) if isinstance(candidates, Iterable) else [candidates]
     if not all(isinstance(column, pa.Field) for column in fields):
         raise InvalidInputError(
             "columns to add are pyarrow fields (of nulls), SQL expressions by name, a function with `reads`, "
@@ -352,11 +352,11 @@ def _source(
         values, compute = look_up(columns, keys, head.schema)
         return _Source(values, keys, compute)
     if callable(columns):
-        wanted = tuple(reads or ())
+        names = tuple(reads or ())
         # An unknown column fails here, with an error that names it, before any row is read.
-        for name in wanted:
+        for name in names:
             evolution.find_field(head.manifest.fields, name)
-        return _Source(_returned(columns, read_sample(context.dataset(head), wanted)), wanted, columns)
+        return _Source(_returned(columns, read_sample(context.dataset(head), names)), names, columns)
     if isinstance(columns, Mapping):
         return _Source(expression_schema(context.dataset(head), columns), dict(columns), lambda rows: rows)
     return _Source(pa.schema([columns] if isinstance(columns, pa.Field) else columns))
@@ -373,10 +373,10 @@ def _refuse_blob_values(source: _Source) -> None:
 
 
 def _returned(function: Compute, rows: pa.RecordBatch) -> pa.Schema:
-    found = function(rows)
-    if not isinstance(found, pa.RecordBatch):
-        raise InvalidInputError(f"the function has to return a pyarrow.RecordBatch, not {type(found).__qualname__}")
-    return without_views(found.schema)
+    sample = function(rows)
+    if not isinstance(sample, pa.RecordBatch):
+        raise InvalidInputError(f"the function has to return a pyarrow.RecordBatch, not {type(sample).__qualname__}")
+    return without_views(sample.schema)
 
 
 def _cast(rows: pa.RecordBatch, column: "pa.Field[pa.DataType]") -> pa.RecordBatch:

@@ -65,7 +65,7 @@ class Goal:
         """Validate the targets.
 
         Raises:
-            InvalidInputError: `target_rows` is not a number of 1 or more, or `deleted_share` not one from 0 to 1.
+            InvalidInputError: `target_rows` is below 1, or `deleted_share` is not a number from 0 to 1.
         """
         whole_number("target_rows", self.target_rows, 1)
         if not _is_share(self.deleted_share):
@@ -90,13 +90,13 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
             groups = _planned(context, head, goal)
             if not groups:
                 return head
-            written = []
+            staged_files = []
             for group in groups:
                 batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
-                written.append(write_files(group.target, batches))
+                staged_files.append(write_files(group.target, batches))
                 if progress is not None:
-                    progress(len(written), len(groups))
-            return _commit_groups(context, head, groups, written, info=info)
+                    progress(len(staged_files), len(groups))
+            return _commit_groups(context, head, groups, staged_files, info=info)
         except CommitConflictError as error:
             if not error.retryable or attempt == _ATTEMPTS - 1:
                 raise
@@ -112,7 +112,7 @@ def plan_of(context: TableContext, branch: str, goal: Goal) -> CompactionPlan:
 
 
 def commit_plan(
-    context: TableContext, plan: CompactionPlan, written: Sequence[Sequence[StagedFile]], info: CommitInfo
+    context: TableContext, plan: CompactionPlan, staged_files: Sequence[Sequence[StagedFile]], info: CommitInfo
 ) -> State:
     """Commit the files that were written for the groups of a plan, in their order.
 
@@ -122,18 +122,18 @@ def commit_plan(
     """
     if not plan.groups:
         return context.head(info.branch)
-    rows = [sum(file.rows for file in files) for files in written]
+    rows = [sum(file.rows for file in files) for files in staged_files]
     if rows != [group.rows for group in plan.groups]:
         raise InvalidInputError(
             f"the files have {rows} rows and the groups of the plan {[group.rows for group in plan.groups]}; give the "
             "files of each group, in the order of the groups"
         )
-    return _commit_groups(context, context.at(plan.version, fresh=True), plan.groups, written, info=info)
+    return _commit_groups(context, context.at(plan.version, fresh=True), plan.groups, staged_files, info=info)
 
 
-def _is_share(given: object) -> bool:
+def _is_share(share: object) -> bool:
     # The numbers of NumPy are `Real` too; so is True, which would mean that no fragment has too many deleted rows.
-    return type(given) is not bool and isinstance(given, Real) and 0 <= float(given) <= 1
+    return type(share) is not bool and isinstance(share, Real) and 0 <= float(share) <= 1
 
 
 def _can_move_rows(head: State) -> bool:
@@ -189,8 +189,8 @@ def _refuse_legacy_blobs(context: TableContext, head: State) -> None:
 
 
 def _planned(context: TableContext, head: State, goal: Goal) -> tuple[CompactionGroup, ...]:
-    found = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
-    return tuple(_group(context, head, group, goal) for group in found)
+    groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
+    return tuple(_group(context, head, group, goal) for group in groups)
 
 
 def _group(context: TableContext, head: State, group: Group, goal: Goal) -> CompactionGroup:
@@ -212,29 +212,33 @@ def _commit_groups(
     *,
     info: CommitInfo,
 ) -> State:
-    found = [tuple(_found(head, number) for number in group.fragments) for group in groups]
+    fragments_by_group = [tuple(_fragment_of(head, number) for number in group.fragments) for group in groups]
     # Dictionaries may need as many files as there were. Without this rule each compaction would rewrite them again.
-    useful = [each for each in zip(found, groups, files, strict=True) if _is_useful(each[0], each[2])]
+    useful = [
+        group_files
+        for group_files in zip(fragments_by_group, groups, files, strict=True)
+        if _is_useful(group_files[0], group_files[2])
+    ]
     if not useful:
         return head
     old = [fragments for fragments, _, _ in useful]
-    written = [
-        _described(context, head, fragments, StagedFiles(head.schema, tuple(made), group.target.base))
-        for fragments, group, made in useful
+    new_fragments = [
+        _described(context, head, fragments, StagedFiles(head.schema, tuple(staged), group.target.base))
+        for fragments, group, staged in useful
     ]
     # A Rewrite operation names its new fragments by id. As in pylance, a separate commit reserves the ids first, so
-    # that a concurrent append is not assigned the same ones.
-    count = sum(len(new) for new in written)
+    # that a concurrent append is not assigned the same ids.
+    count = sum(len(new) for new in new_fragments)
     reserved = _commit(context, head, ReserveFragments(count=count), {})
     # A commit between `head` and `reserved` may have used ids, so they are counted back from the reserving version.
     first = (reserved.manifest.max_fragment_id or 0) - count + 1
     numbered = []
-    for new in written:
+    for new in new_fragments:
         numbered.append(tuple(replace(fragment, id=first + place) for place, fragment in enumerate(new)))
         first += len(new)
     pairs = zip(old, numbered, strict=True)
     # The transaction still reads `head`: deletions committed since then must conflict, or the rewrite would undo them.
-    rewrite = Rewrite(groups=tuple(RewriteGroup(old=one, new=other) for one, other in pairs))
+    rewrite = Rewrite(groups=tuple(RewriteGroup(old=replaced, new=replacing) for replaced, replacing in pairs))
     properties = {**info.properties, **({COMMIT_MESSAGE: info.message} if info.message is not None else {})}
     return _commit(context, head, rewrite, properties)
 
@@ -252,11 +256,11 @@ def _is_useful(group: Group, files: Sequence[StagedFile]) -> bool:
 
 def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:
     """Return the fragments that describe the files with the live rows of a group."""
-    made = fragments_of(context, staged, head.manifest.fields, head)
-    return _with_lineage(context, head, group, made) if head.manifest.stable_row_ids else made
+    fragments = fragments_of(context, staged, head.manifest.fields, head)
+    return _with_lineage(context, head, group, fragments) if head.manifest.stable_row_ids else fragments
 
 
-def _found(head: State, number: int) -> Fragment:
+def _fragment_of(head: State, number: int) -> Fragment:
     fragment = head.manifest.fragments.find(number)
     if fragment is None:
         raise InvalidInputError(f"{head} has no fragment {number}; plan the compaction of this table again")
@@ -272,26 +276,32 @@ def _base_of(context: TableContext, head: State, group: Group) -> str | None:
     return foreign[0].name if len(foreign) == len(ids) == 1 else None
 
 
-def _with_lineage(context: TableContext, head: State, group: Group, made: Sequence[Fragment]) -> tuple[Fragment, ...]:
+def _with_lineage(
+    context: TableContext, head: State, group: Group, fragments: Sequence[Fragment]
+) -> tuple[Fragment, ...]:
     """Return the new fragments with the row ids and row versions of the rows they hold."""
     # The sequences are joined as runs and are never expanded, since a group may have millions of rows.
-    live = [_live(context, head, fragment) for fragment in group]
+    live = [
+        BitMap(range(fragment.physical_rows)) - deleted_offsets(context.versions, head, fragment) for fragment in group
+    ]
     where = f"version {head}"
 
     def gathered(decode: Callable[[Fragment], VersionRuns]) -> VersionRuns:
-        return VersionRuns.concatenated([decode(own).restricted(kept).packed() for own, kept in pairs])
+        return VersionRuns.concatenated([decode(own).restricted(live_offsets).packed() for own, live_offsets in pairs])
 
     pairs = list(zip(group, live, strict=True))
-    sequences = [decode_row_runs(own.row_ids, own.physical_rows, where).restricted(kept) for own, kept in pairs]
+    sequences = [
+        decode_row_runs(own.row_ids, own.physical_rows, where).restricted(live_offsets) for own, live_offsets in pairs
+    ]
     ids = RowRuns.concatenated(sequences).packed()
     created = gathered(lambda own: decode_version_runs(own.created_at, own.physical_rows, where))
     updated = gathered(lambda own: decode_version_runs(own.updated_at, own.physical_rows, where))
-    found = []
+    with_lineage = []
     start = 0
-    for fragment in made:
+    for fragment in fragments:
         part = RowRuns.of([(0, fragment.physical_rows, start)])
         start += fragment.physical_rows
-        found.append(
+        with_lineage.append(
             replace(
                 fragment,
                 row_ids=encode_row_runs(part.through(ids)),
@@ -302,8 +312,4 @@ def _with_lineage(context: TableContext, head: State, group: Group, made: Sequen
     # A mismatch would assign ids to the wrong rows, which no later check could find.
     if start != ids.rows:
         raise InvalidInputError(f"{start} rows were read in {where} instead of {ids.rows}; nothing was committed")
-    return tuple(found)
-
-
-def _live(context: TableContext, head: State, fragment: Fragment) -> BitMap:
-    return BitMap(range(fragment.physical_rows)) - deleted_offsets(context.versions, head, fragment)
+    return tuple(with_lineage)

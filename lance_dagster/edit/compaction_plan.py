@@ -60,9 +60,9 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
 
     def kind(fragment: Fragment) -> tuple[bool, tuple[bool, ...], frozenset[int | None]]:
         worn = _worn(fragment, deleted_share)
-        known = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
+        covered_by = tuple(bitmap is not None and fragment.id in bitmap for bitmap in bitmaps)
         small = fragment.rows < target_rows and _size(fragment) < _LARGE_BYTES
-        return worn or small, known, frozenset(file.base_id for file in fragment.files)
+        return worn or small, covered_by, frozenset(file.base_id for file in fragment.files)
 
     groups: list[Group] = []
     # `groupby` without a sort: only adjacent fragments of equal kind may form a group.

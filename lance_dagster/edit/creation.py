@@ -71,11 +71,11 @@ def create(
     """
     check_string_mapping("config", config or {})
     check_settings(config or {})
-    made = False
+    created = False
     if context.versions.newest(layout.MAIN) is None:
         refuse_place_of_base(context.store)
         refuse_place_in_table(context.uri, context.storage_options)
         # `create_empty` returns None when another process created the table in between.
-        made = create_empty(context, schema, properties, config) is not None
-    if not made and not exist_ok:
+        created = create_empty(context, schema, properties, config) is not None
+    if not created and not exist_ok:
         raise AlreadyExistsError(f"there is a Lance table at {context.uri} already")

@@ -57,12 +57,12 @@ def drop_index(context: TableContext, name: str, info: CommitInfo) -> State:
     def attempt() -> State:
         head = context.head(info.branch)
         # The segments are looked up for each attempt: a concurrent `optimize_indices` replaces them.
-        found = indices_of(head.manifest)
-        gone = tuple(index for index in found if index.name == name)
-        if not gone:
-            known = ", ".join(sorted({repr(index.name) for index in found})) or "none"
-            raise NotFoundError(f"{head} of {context.uri} has no index {name!r}; it has {known}")
-        return submit(context, head, CreateIndex(removed_indices=gone), info.as_properties())
+        indices = indices_of(head.manifest)
+        segments = tuple(index for index in indices if index.name == name)
+        if not segments:
+            names = ", ".join(sorted({repr(index.name) for index in indices})) or "none"
+            raise NotFoundError(f"{head} of {context.uri} has no index {name!r}; it has {names}")
+        return submit(context, head, CreateIndex(removed_indices=segments), info.as_properties())
 
     return retried(attempt)
 
@@ -71,9 +71,9 @@ def _status(
     name: str, covered: tuple[tuple[IndexMetadata, BitMap], ...], fields: Mapping[int, Field], rows: Mapping[int, int]
 ) -> IndexStatus:
     segments = [index for index, _ in covered]
-    known = {number for _, bitmap in covered for number in bitmap}
+    covered_ids = {number for _, bitmap in covered for number in bitmap}
     # A bitmap may name fragments that were compacted or deleted since the index was built.
-    indexed = sum(rows[number] for number in known & rows.keys())
+    indexed = sum(rows[number] for number in covered_ids & rows.keys())
     return IndexStatus(
         name=name,
         kind=index_type(segments),

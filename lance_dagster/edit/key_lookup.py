@@ -36,16 +36,18 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     # Names that no auxiliary column has, whatever the keys are called.
     numbered = [f"key {place}" for place in range(len(keys))]
     # The keys are cast before the check for duplicates: two keys that differ may become equal by the cast.
-    found = pa.Table.from_arrays([_cast_key(table, name, schema.field(name).type) for name in keys], names=numbered)
-    counts = found.group_by(numbered).aggregate([([], "count_all")])
-    several: Any = pc.call_function("greater", [counts.column("count_all"), 1])
+    lookup_keys = pa.Table.from_arrays(
+        [_cast_key(table, name, schema.field(name).type) for name in keys], names=numbered
+    )
+    counts = lookup_keys.group_by(numbered).aggregate([([], "count_all")])
+    is_doubled: Any = pc.call_function("greater", [counts.column("count_all"), 1])
     # A null equals no other key, so several rows with a null key are not duplicates.
-    rows = shown_rows(counts.filter(several).select(numbered))
+    rows = shown_rows(counts.filter(is_doubled).select(numbered))
     doubled = next((row for row in rows if None not in row.values()), None)
     if doubled is not None:
         key = dict(zip(keys, (doubled[number] for number in numbered), strict=True))
         raise InvalidInputError(f"the table to join has the key {key} more than once; each key may occur once")
-    places = found.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    places = lookup_keys.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     # The join carries row numbers instead of the values: Arrow's hash join refuses nested columns, `take` does not.
     # Decoded and combined once: Arrow would combine the chunks of a column for each batch of rows that takes values.
     values = table.select(names)
@@ -56,14 +58,16 @@ def look_up(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> tuple[pa
     columns = pa.schema([column.with_nullable(True) for column in values.schema])  # noqa: FBT003  # pyarrow's
 
     def compute(rows: pa.RecordBatch) -> pa.RecordBatch:
-        given = pa.Table.from_batches([rows])
-        wanted = [comparable_values(given.column(name), name) for name in keys]
-        asked = pa.Table.from_arrays([*wanted, pa.array(np.arange(rows.num_rows))], names=[*numbered, _PLACE])
+        row_table = pa.Table.from_batches([rows])
+        key_values = [comparable_values(row_table.column(name), name) for name in keys]
+        row_keys = pa.Table.from_arrays([*key_values, pa.array(np.arange(rows.num_rows))], names=[*numbered, _PLACE])
         # A hash join returns rows in any order, and the new data file must follow the order of the fragment.
-        matched = asked.join(places, numbered, join_type="left outer").sort_by(_PLACE)
-        taken = plain.take(matched.column(_ROW).combine_chunks())
-        pairs = zip(taken.columns, columns, strict=True)
-        return pa.RecordBatch.from_arrays([encoded(one.combine_chunks(), of.type) for one, of in pairs], schema=columns)
+        matched = row_keys.join(places, numbered, join_type="left outer").sort_by(_PLACE)
+        looked_up = plain.take(matched.column(_ROW).combine_chunks())
+        pairs = zip(looked_up.columns, columns, strict=True)
+        return pa.RecordBatch.from_arrays(
+            [encoded(values_of_column.combine_chunks(), of.type) for values_of_column, of in pairs], schema=columns
+        )
 
     return columns, compute
 
@@ -76,9 +80,9 @@ def _check_keys(table: pa.Table, keys: Sequence[str], schema: pa.Schema) -> None
         if twice is not None:
             raise InvalidInputError(f"{where} the column {twice!r} more than once; give each column once")
     for name in keys:
-        for known, what in ((table.column_names, "the table to join"), (schema.names, "this table")):
-            if name not in known:
-                raise SchemaMismatchError(f"key column {name!r} is not in {what}, which has {', '.join(known)}")
+        for columns, what in ((table.column_names, "the table to join"), (schema.names, "this table")):
+            if name not in columns:
+                raise SchemaMismatchError(f"key column {name!r} is not in {what}, which has {', '.join(columns)}")
 
 
 def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.Array[Any]":
@@ -87,6 +91,6 @@ def _cast_key(table: pa.Table, name: str, arrow: pa.DataType) -> "pa.Array[Any]"
     try:
         cast = [cast_exactly(chunk, plain) for chunk in chunks]
     except SchemaMismatchError as error:
-        given = table.schema.field(name).type
-        raise SchemaMismatchError(f"key column {name!r} is {given}, this table holds {arrow}: {error}") from error
+        key_type = table.schema.field(name).type
+        raise SchemaMismatchError(f"key column {name!r} is {key_type}, this table holds {arrow}: {error}") from error
     return comparable_values(pa.chunked_array(cast, plain), name)

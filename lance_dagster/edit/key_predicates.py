@@ -17,7 +17,7 @@ _LOOKED_UP = 1000
 
 
 def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[Any]":
-    """Return a key column as one array of plain values, of which Arrow finds those equal that are equal as keys.
+    """Return a key column as one array of plain values, which Arrow finds equal exactly where the keys are equal.
 
     Raises:
         InvalidInputError: The column is nested, of half-precision floats or of JSON.
@@ -26,22 +26,22 @@ def comparable_values(column: "pa.ChunkedArray[Any]", name: str) -> "pa.Array[An
     if getattr(column.type, "extension_name", "") == "arrow.json":
         raise InvalidInputError(f"column {name!r} is JSON, which cannot be a key; give columns of other types")
     # Dictionaries of two arrays may assign different codes to one value, so the values themselves are compared.
-    whole: Any = decoded(column).combine_chunks()
+    plain: Any = decoded(column).combine_chunks()
     # pyarrow returns a chunked array again for some types, and when there is no chunk.
-    if isinstance(whole, pa.ChunkedArray):
-        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], whole.type)
-    if isinstance(whole, pa.ExtensionArray):
-        whole = whole.storage
-    if pa.types.is_nested(whole.type) or pa.types.is_float16(whole.type):
+    if isinstance(plain, pa.ChunkedArray):
+        plain = pa.concat_arrays(plain.chunks) if plain.num_chunks else pa.array([], plain.type)
+    if isinstance(plain, pa.ExtensionArray):
+        plain = plain.storage
+    if pa.types.is_nested(plain.type) or pa.types.is_float16(plain.type):
         raise InvalidInputError(
             f"column {name!r} is {column.type}, which cannot be a key; give columns whose values are not nested"
         )
-    comparable: pa.Array[Any] = _with_one_nan(whole) if pa.types.is_floating(whole.type) else whole
+    comparable: pa.Array[Any] = _with_one_nan(plain) if pa.types.is_floating(plain.type) else plain
     return comparable
 
 
 def _with_one_nan(numbers: Any) -> Any:  # noqa: ANN401  # pyarrow has no type for an array of one kind of values
-    """Replace each NaN by the same one: Arrow compares bits, and 0/0 has another sign than `float("nan")`."""
+    """Replace each NaN by `float("nan")`: Arrow compares bits, and 0/0 gives a NaN with another sign."""
     return pc.if_else(pc.is_nan(numbers), pa.scalar(float("nan"), numbers.type), numbers)
 
 
@@ -57,8 +57,8 @@ def predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
     A claim may be too wide, which causes a conflict too many; it must never be too narrow. Returns None when no column
     of the key can be written as literals.
     """
-    found = [condition for name in columns if (condition := _condition(rows.column(name), name)) is not None]
-    return " AND ".join(found) or None
+    conditions = [condition for name in columns if (condition := _condition(rows.column(name), name)) is not None]
+    return " AND ".join(conditions) or None
 
 
 def exact_predicate_of(rows: pa.Table, columns: Sequence[str]) -> str | None:
@@ -92,5 +92,5 @@ def _listed(values: "pa.Array[Any]", name: str) -> str | None:
         return None
     listed = [plain_literal(value) for value in values.to_pylist()]
     # A value without a literal would be missing from the list, and its rows from the result, so there is no list then.
-    known = [literal for literal in listed if literal is not None]
-    return f"`{name}` IN ({', '.join(known)})" if known and len(known) == len(listed) else None
+    literals = [literal for literal in listed if literal is not None]
+    return f"`{name}` IN ({', '.join(literals)})" if literals and len(literals) == len(listed) else None

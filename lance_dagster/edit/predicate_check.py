@@ -4,8 +4,8 @@
 removes rows by the predicate. A row outside of it would survive the next replacement of the same scope, and would then
 occur twice.
 
-The check reads only the columns that the predicate names: those of Arrow rows while they are written, those of staged
-files from the files. Executors that write rows check them by a `RowTally` with the scope of `predicate_scope`.
+The check reads only the columns that the predicate names. Arrow rows are checked while they are written, staged files
+are read. Executors that write rows check them by a `RowTally` with the scope of `predicate_scope`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

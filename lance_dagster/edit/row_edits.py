@@ -47,14 +47,14 @@ def delete(context: TableContext, predicate: str, info: CommitInfo) -> Written:
 
     def attempt() -> Written:
         head = context.head(info.branch)
-        found = matching_offsets(context.dataset(head), predicate)
-        if not found:
+        matching = matching_offsets(context.dataset(head), predicate)
+        if not matching:
             # pylance commits a version without changes here; a rerun of a job would then grow the log.
             return Written(state=head)
-        out = taken_out(context, head, found)
+        out = taken_out(context, head, matching)
         operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
         state = submit(context, head, operation, info.as_properties())
-        return Written(state=state, deleted=sum(map(len, found.values())))
+        return Written(state=state, deleted=sum(map(len, matching.values())))
 
     return retried(attempt)
 
@@ -103,9 +103,9 @@ class _Changed:
         self._where = where
         self._addresses: list[Addresses] = []
         _check_values(self._values, self._schema)
-        for name, given in expression_types(self._dataset, self._values).items():
+        for name, arrow_type in expression_types(self._dataset, self._values).items():
             # Casting an empty array raises the error for incompatible types before any row is read.
-            self._converted(empty_array(given), name)
+            self._converted(empty_array(arrow_type), name)
 
     @property
     def addresses(self) -> Addresses:

@@ -64,14 +64,14 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
     for file, fragment, shape in zip(files, fragments, read_shapes(files), strict=True):
         described = fragment.files[0]
         columns, version = len(described.column_indices), described.version
-        found = file_version_name(shape.major, shape.minor)
+        file_version = file_version_name(shape.major, shape.minor)
         wrong = (
             f"{counted(shape.rows, 'row')}, but its description has {fragment.physical_rows}"
             if shape.rows != fragment.physical_rows
             else f"{counted(shape.columns, 'column')}, and the table stores {columns}"
             if shape.columns < columns
-            else f"the format version {found}, and the table has {version}"
-            if found != version
+            else f"the format version {file_version}, and the table has {version}"
+            if file_version != version
             else None
         )
         if wrong is not None:
@@ -111,10 +111,12 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
     """
     operation = transaction.operation
     # What landed since the transaction read the table is classified against it (`transactions.conflicts`).
-    read = head if transaction.read_version == head.number else None
-    read = read or context.versions.find(head.branch, transaction.read_version) or head
+    read_state = head if transaction.read_version == head.number else None
+    read_state = read_state or context.versions.find(head.branch, transaction.read_version) or head
     added, replaced = _added_fragments(operation)
-    refuse_repeated(read, added, read.manifest.fragments.ids if isinstance(operation, Overwrite) else replaced)
+    refuse_repeated(
+        read_state, added, read_state.manifest.fragments.ids if isinstance(operation, Overwrite) else replaced
+    )
     if isinstance(operation, Overwrite) and operation.initial_bases:
         bases = (*head.manifest.base_paths, *operation.initial_bases)
         head = replace(head, manifest=replace(head.manifest, base_paths=bases))
@@ -123,22 +125,25 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
         # A file whose writer did not record its size, and that is not in the listing of its folder.
         if expected.size <= 0:
             raise CorruptFileError(expected.path, "it is missing")
-    # Files of the first format have another layout; of these only the place was checked.
-    shaped = [each for each in files if each[1].version != LEGACY_FILE_VERSION]
-    for (expected, file, rows), shape in zip(shaped, read_shapes([each[0] for each in shaped]), strict=True):
+    # Files of the first format have another layout, so only their place was checked.
+    shaped = [added_file for added_file in files if added_file[1].version != LEGACY_FILE_VERSION]
+    for (expected, file, rows), shape in zip(
+        shaped, read_shapes([added_file[0] for added_file in shaped]), strict=True
+    ):
         if shape.rows != rows:
-            found = counted(shape.rows, "row")
-            raise InvalidInputError(f"the file {expected.path} has {found}, but the transaction has {rows}")
-        last = max(file.column_indices, default=-1)
-        if shape.columns <= last:
+            rows_of_file = counted(shape.rows, "row")
+            raise InvalidInputError(f"the file {expected.path} has {rows_of_file}, but the transaction has {rows}")
+        last_column = max(file.column_indices, default=-1)
+        if shape.columns <= last_column:
             columns = counted(shape.columns, "column")
             raise InvalidInputError(
-                f"the file {expected.path} has {columns}, but the transaction names column {last}, counted from 0"
+                f"the file {expected.path} has {columns}, but the transaction names column {last_column}, counted from "
+                "0"
             )
-        found = file_version_name(shape.major, shape.minor)
-        if found != file.version:
+        version = file_version_name(shape.major, shape.minor)
+        if version != file.version:
             raise InvalidInputError(
-                f"the file {expected.path} has the format version {found}, but the transaction has {file.version}"
+                f"the file {expected.path} has the format version {version}, but the transaction has {file.version}"
             )
     _check_indices(context, head, operation)
 
@@ -161,11 +166,11 @@ def refuse_repeated(head: State, added: Iterable[Fragment], replaced: Collection
     names = {path for path, _ in named}
     # One write gives its files one prefix, so almost every fragment is passed over without being parsed.
     prefix = os.path.commonprefix([*names]).encode()  # noqa: RUF071  # letters of a name, not parts of a path
-    known = head.manifest.fragments
-    for number, item in zip(known.ids, known.items, strict=True) if _may_name(known, names, prefix) else ():
+    fragments = head.manifest.fragments
+    for number, item in zip(fragments.ids, fragments.items, strict=True) if _may_name(fragments, names, prefix) else ():
         if number in replaced or (isinstance(item, bytes) and prefix not in item):
             continue
-        if not names.isdisjoint(known.paths(number)) and (own := known.find(number)) is not None:
+        if not names.isdisjoint(fragments.paths(number)) and (own := fragments.find(number)) is not None:
             places = [(file.path, file.base_id) for file in own.files]
             named.update(place for place in places if place in named)
     for (path, _), count in named.items():
@@ -176,11 +181,11 @@ def refuse_repeated(head: State, added: Iterable[Fragment], replaced: Collection
             )
 
 
-def _may_name(known: Fragments, names: Collection[str], prefix: bytes) -> bool:
+def _may_name(fragments: Fragments, names: Collection[str], prefix: bytes) -> bool:
     """Return whether a fragment may have a file of these names; False is certain."""
-    encoded = [item for item in known.items if isinstance(item, bytes)]
-    parsed = (item for item in known.items if isinstance(item, Fragment))
-    # One search in all of them takes a twentieth of the time of looking at each, for which the ids are read too.
+    encoded = [item for item in fragments.items if isinstance(item, bytes)]
+    parsed = (item for item in fragments.items if isinstance(item, Fragment))
+    # One search in all fragments takes a twentieth of the time of a search in each, which reads the ids too.
     return bool(names) and (
         prefix in b"".join(encoded) or any(file.path in names for fragment in parsed for file in fragment.files)
     )
@@ -190,12 +195,12 @@ def _added_files(
     context: TableContext, head: State, operation: Operation
 ) -> Iterator[tuple[ExpectedFile, DataFile, int]]:
     """Return the data files that a version does not describe in the same way, with the rows of their fragments."""
-    known = {_description(file, own.physical_rows) for own in head.manifest.fragments for file in own.files}
+    described = {_description(file, own.physical_rows) for own in head.manifest.fragments for file in own.files}
     for fragment in _named_fragments(head, operation):
         if not fragment.files:
             raise InvalidInputError(f"the fragment {fragment.id} has no data file, so nothing records its rows")
         for file in fragment.files:
-            if _description(file, fragment.physical_rows) in known:
+            if _description(file, fragment.physical_rows) in described:
                 continue
             _check_name(file.path)
             if file.version == LEGACY_FILE_VERSION != head.manifest.file_version:
@@ -227,7 +232,7 @@ def _named_fragments(head: State, operation: Operation) -> Iterator[Fragment]:
 
 
 def _numbered_fragments(head: State, operation: Operation) -> Iterable[Fragment]:
-    """Return the fragments that an operation describes under ids that they have already, or that were reserved."""
+    """Return the fragments that an operation describes under ids that exist already or were reserved."""
     match operation:
         case Delete(updated_fragments=changed) | Update(updated_fragments=changed) | Merge(fragments=changed):
             return changed
@@ -246,7 +251,7 @@ def _added_fragments(operation: Operation) -> tuple[Sequence[Fragment], frozense
         case Append(fragments=new) | Overwrite(fragments=new):
             return new, frozenset()
         case Update(new_fragments=new):
-            # As in a `replace_where` with the same files, the rows of a fragment that is updated may be the replaced.
+            # As in a `replace_where` with the same files, the rows of an updated fragment may be the replaced rows.
             return new, frozenset((*operation.removed_fragment_ids, *(own.id for own in operation.updated_fragments)))
     return (), frozenset()
 
@@ -260,18 +265,18 @@ def _check_indices(context: TableContext, head: State, operation: Operation) -> 
     """
     match operation:
         case CreateIndex(new_indices=new):
-            known = indices_of(head.manifest)
+            present = indices_of(head.manifest)
             # A system index may have everything in its metadata, and no file.
-            found = [
+            added = [
                 (index.uuid, index.base_id, index.files)
                 for index in new
-                if index not in known and (index.fields or index.files)
+                if index not in present and (index.fields or index.files)
             ]
         case Rewrite(rewritten_indices=rewritten):
-            found = [(index.new, None, index.files) for index in rewritten]
+            added = [(index.new, None, index.files) for index in rewritten]
         case _:
             return
-    for uuid, base_id, files in found:
+    for uuid, base_id, files in added:
         _check_index_files(context, head, uuid, base_id=base_id, files=files)
 
 
@@ -338,12 +343,12 @@ def _place(context: TableContext, head: State, base: str | None) -> tuple[Store,
     """Return the store and the folder of staged files."""
     if base is None:
         return context.store, layout.DATA
-    known = _base_of(head, base)
-    return base_store(context, known), layout.DATA if known.is_dataset_root else ""
+    base_path = _base_of(head, base)
+    return base_store(context, base_path), layout.DATA if base_path.is_dataset_root else ""
 
 
 def _base_of(head: State, place: str) -> BasePath:
-    known = next((own for own in head.manifest.base_paths if spelled(own.path) == place), None)
-    if known is None:
+    base_path = next((own for own in head.manifest.base_paths if spelled(own.path) == place), None)
+    if base_path is None:
         raise InvalidInputError(f"{head} has no base path at {place}, where files were staged; add_base adds it")
-    return known
+    return base_path

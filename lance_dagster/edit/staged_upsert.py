@@ -46,15 +46,15 @@ class StagedUpsert:
 
 
 def claimed_values(values: "pa.Array[Any]") -> "pa.Array[Any]":
-    """Return a few values of a key column that give the same claim as all of them."""
-    found: pa.Array[Any] = values.drop_null().unique()
-    if len(found) <= LISTED:
-        return found
+    """Return a few values of a key column that give the same claim as all values of the column."""
+    distinct: pa.Array[Any] = values.drop_null().unique()
+    if len(distinct) <= LISTED:
+        return distinct
     # More values than a claim lists, so that the claim becomes the range, and the limits of the range.
-    few: pa.Array[Any] = found.slice(0, LISTED + 1)
-    if has_literals(found.type):
-        limits: Any = pc.min_max(found)
-        ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], found.type)
+    few: pa.Array[Any] = distinct.slice(0, LISTED + 1)
+    if has_literals(distinct.type):
+        limits: Any = pc.min_max(distinct)
+        ends = pa.array([limits["min"].as_py(), limits["max"].as_py()], distinct.type)
         few = pa.concat_arrays([few, ends]).unique()
     return few
 
@@ -68,14 +68,14 @@ def commit_upsert(context: TableContext, staged: StagedUpsert, info: CommitInfo)
     # Refuses a branch that no longer exists.
     newest = context.head(info.branch)
     head = context.at(f"{info.branch}@{staged.version}")
-    gone = np.concatenate([staged.addresses, staged.missing])
-    if not len(gone) and not staged.added.rows:
+    removed = np.concatenate([staged.addresses, staged.missing])
+    if not len(removed) and not staged.added.rows:
         return Written(state=newest)
     refuse_nested_blobs(head, "upsert")
     added = staged.added
     files = StagedFiles(added.schema, (*staged.updated.files, *added.files), added.base)
     columns = added.schema.names if added.rows else staged.columns
-    operation = upsert_operation(context, head, files, staged.addresses, gone=gone, columns=columns)
+    operation = upsert_operation(context, head, files, staged.addresses, removed=removed, columns=columns)
     return Written(
         state=submit_upsert(context, head, operation, info, on=staged.on, added=staged.claimed if added.rows else None),
         added=added.rows,

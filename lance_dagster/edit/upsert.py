@@ -61,16 +61,16 @@ from lance_dagster.edit.key_predicates import comparable_values, exact_predicate
 _NOWHERE = -1
 
 
-def key_columns(given: Sequence[str]) -> tuple[str, ...]:
+def key_columns(columns: Sequence[str]) -> tuple[str, ...]:
     """Return the validated key columns of a call.
 
     Raises:
         InvalidInputError: The argument is empty or is not a list of strings.
     """
-    found = string_list("key", given, "id")
-    if not found:
+    names = string_list("key", columns, "id")
+    if not names:
         raise InvalidInputError("a key is a list of at least one column, such as ['id']")
-    return found
+    return names
 
 
 class Keys:
@@ -99,9 +99,9 @@ class Keys:
         places = np.flatnonzero(numbers != _NOWHERE)
         order = np.argsort(numbers[places], kind="stable")
         self._rows = places[order]
-        known = numbers[self._rows]
+        codes = numbers[self._rows]
         # The codes are sorted, so equal keys are neighbours.
-        twice = np.flatnonzero(known[1:] == known[:-1])
+        twice = np.flatnonzero(codes[1:] == codes[:-1])
         if len(twice):
             (row,) = shown_rows(rows.select(self._columns).slice(int(self._rows[twice[0]]), 1))
             shown = ", ".join(f"{name} = {value!r}" for name, value in row.items())
@@ -125,24 +125,24 @@ class Keys:
             pairs = numbers * max(len(values), 1) + codes
             if learn:
                 self._pairs.append(np.unique(pairs[there]))
-            numbers = _found(pairs, there, self._pairs[step])
+            numbers = _pair_places(pairs, there, self._pairs[step])
         return numbers
 
 
 def _codes(column: "pa.Array[Any]", values: "pa.Array[Any]") -> Positions:
     """Return the position of each value of a column in `values`; -1 for nulls and other values."""
-    found: Any = pc.index_in(column, value_set=values, skip_nulls=True)
-    codes: Positions = found.fill_null(_NOWHERE).to_numpy(zero_copy_only=False).astype(np.int64)
+    positions: Any = pc.index_in(column, value_set=values, skip_nulls=True)
+    codes: Positions = positions.fill_null(_NOWHERE).to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
-def _found(pairs: Positions, there: np.ndarray[tuple[int], np.dtype[np.bool_]], known: Positions) -> Positions:
-    """Return the position of each pair in the sorted pairs `known`; -1 where a pair is not valid or not known."""
-    if not len(known):
+def _pair_places(pairs: Positions, there: np.ndarray[tuple[int], np.dtype[np.bool_]], learned: Positions) -> Positions:
+    """Return the position of each pair in the sorted pairs `learned`; -1 where a pair is not valid or not known."""
+    if not len(learned):
         return np.full(len(pairs), _NOWHERE, np.int64)
     # `searchsorted` returns an insertion point, which is past the end for large values and needs a check of equality.
-    places = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
-    return np.where(there & (known[places] == pairs), places, _NOWHERE)
+    places = np.minimum(np.searchsorted(learned, pairs), len(learned) - 1)
+    return np.where(there & (learned[places] == pairs), places, _NOWHERE)
 
 
 WhenNotMatched = Literal["insert", "ignore"]
@@ -189,12 +189,12 @@ class Rules:
         check_string("when_matched", self.when_matched)
         if self.missing_where is not None:
             check_closed("missing_where", self.missing_where)
-        for what, rule, known in (
+        for what, rule, choices in (
             ("when_not_matched", self.when_not_matched, get_args(WhenNotMatched)),
             ("when_missing", self.when_missing, get_args(WhenMissing)),
         ):
-            if rule not in known:
-                raise InvalidInputError(f"{what} cannot be {rule!r}; give {known[0]!r} or {known[1]!r}")
+            if rule not in choices:
+                raise InvalidInputError(f"{what} cannot be {rule!r}; give {choices[0]!r} or {choices[1]!r}")
         if self.missing_where is not None and self.when_missing != "delete":
             raise InvalidInputError("missing_where limits the rows that when_missing='delete' deletes; give both")
 
@@ -208,20 +208,20 @@ class Rules:
 class _Matches:
     """Pairs of a table row and the source row with the same key.
 
-    `addresses` are the row addresses in the table, `given` the positions of the source rows. `places` are the positions
-    among all live rows of the table, or None when only a part of the table was scanned. `missing` holds the addresses
-    of the rows whose key the source lacks, when these are to be deleted.
+    `addresses` are the row addresses in the table, `source_places` the positions of the source rows. `places` are the
+    positions among all live rows of the table, or None when only a part of the table was scanned. `missing` holds the
+    addresses of the rows whose key the source lacks, when these are to be deleted.
     """
 
     addresses: Addresses
-    given: Positions
+    source_places: Positions
     places: Positions | None
     missing: list[Addresses] = field(default_factory=list)
 
     def only(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]] | slice) -> "_Matches":
         """Return the selected pairs; `missing` stays as it is."""
         places = None if self.places is None else self.places[chosen]
-        return _Matches(self.addresses[chosen], self.given[chosen], places, self.missing)
+        return _Matches(self.addresses[chosen], self.source_places[chosen], places, self.missing)
 
 
 def upsert(context: TableContext, data: Rows, on: Sequence[str], *, rules: Rules, info: CommitInfo) -> Written:
@@ -257,16 +257,16 @@ def _conformed(rows: pa.Table | pa.RecordBatch, on: Sequence[str], schema: pa.Sc
             raise InvalidInputError(f"there is no key column {name!r}; the table has {', '.join(schema.names)}")
         if name not in rows.schema.names:
             raise SchemaMismatchError(f"the key column {name!r} is missing")
-    wanted = pa.schema([column for column in schema if column.name in rows.schema.names])
-    check_schema(rows.schema, wanted)
-    left_out = [column.name for column in schema if column.name not in wanted.names and not column.nullable]
+    table_schema = pa.schema([column for column in schema if column.name in rows.schema.names])
+    check_schema(rows.schema, table_schema)
+    left_out = [column.name for column in schema if column.name not in table_schema.names and not column.nullable]
     if left_out and rules.when_not_matched == "insert":
         raise SchemaMismatchError(
             f"column {left_out[0]!r} is missing, and new rows may not have a null there; give it, or "
             "when_not_matched='ignore'"
         )
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
-    return pa.Table.from_batches([conform(batch, wanted) for batch in batches], schema=wanted)
+    return pa.Table.from_batches([conform(batch, table_schema) for batch in batches], schema=table_schema)
 
 
 def upsert_operation(
@@ -275,11 +275,11 @@ def upsert_operation(
     staged: StagedFiles,
     addresses: Addresses,
     *,
-    gone: Addresses,
+    removed: Addresses,
     columns: Sequence[str],
 ) -> Update:
     """Return the operation that removes rows and adds files, whose leading rows are those of `addresses`."""
-    out = taken_out(context, head, offsets_by_fragment(gone))
+    out = taken_out(context, head, offsets_by_fragment(removed))
     return Update(
         removed_fragment_ids=out.removed,
         updated_fragments=out.updated,
@@ -326,20 +326,22 @@ class _UpsertAttempt:
         keys = Keys(self._rows, self._on)
         matches = self._matched(keys)
         there = np.zeros(self._rows.num_rows, np.bool_)
-        there[matches.given] = True
+        there[matches.source_places] = True
         # Computed after `there`: a matched row that the condition leaves unchanged is still not inserted.
         changed = self._chosen(matches)
         inserts = self._rules.when_not_matched == "insert"
         added = np.flatnonzero(~there) if inserts else np.empty(0, np.int64)
-        gone = np.concatenate([changed.addresses, *matches.missing])
-        if not len(gone) and not len(added):
+        removed = np.concatenate([changed.addresses, *matches.missing])
+        if not len(removed) and not len(added):
             return Written(state=self._head)
         place = target(self._context, self._schema, self._head)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
         # The changed fields. An inserted row is new to every index, so all fields count as changed then.
         columns = self._rows.schema.names if not len(added) else self._schema.names
-        operation = upsert_operation(self._context, self._head, staged, changed.addresses, gone=gone, columns=columns)
+        operation = upsert_operation(
+            self._context, self._head, staged, changed.addresses, removed=removed, columns=columns
+        )
         keys_added = take(self._rows, added) if len(added) else None
         return Written(
             state=submit_upsert(self._context, self._head, operation, info, on=self._on, added=keys_added),
@@ -351,52 +353,54 @@ class _UpsertAttempt:
     def _matched(self, keys: Keys) -> _Matches:
         """Match the rows of the table with the source rows by key, by a filtered scan where the source keys are few."""
         # Rows that the source lacks can be found only by a scan of all rows that may be missing.
-        whole = self._rules.when_missing == "delete" and self._rules.missing_where is None
-        few = None if whole else exact_predicate_of(self._rows, self._on)
-        addresses, given, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
+        needs_all_rows = self._rules.when_missing == "delete" and self._rules.missing_where is None
+        few = None if needs_all_rows else exact_predicate_of(self._rows, self._on)
+        addresses, source_places, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
-        read = 0
+        rows_read = 0
         for part in scan_addressed(self._dataset, self._on, few):
             places = keys.places(part.rows)
-            found = places != _NOWHERE
-            addresses.append(part.addresses[found])
-            given.append(places[found])
-            there.append(np.flatnonzero(found) + read)
-            read += len(places)
-            if whole:
-                missing.append(part.addresses[~found])
+            matching = places != _NOWHERE
+            addresses.append(part.addresses[matching])
+            source_places.append(places[matching])
+            there.append(np.flatnonzero(matching) + rows_read)
+            rows_read += len(places)
+            if needs_all_rows:
+                missing.append(part.addresses[~matching])
         if self._rules.missing_where is not None:
             among = scan_addressed(self._dataset, self._on, self._rules.missing_where, named="missing_where")
             missing.extend(part.addresses[keys.places(part.rows) == _NOWHERE] for part in among)
-        matches = _Matches(np.concatenate(addresses), np.concatenate(given), np.concatenate(there), missing)
+        matches = _Matches(np.concatenate(addresses), np.concatenate(source_places), np.concatenate(there), missing)
         if few is None:
             return matches
         # An index returns rows in its own order. Adjacent rows with ascending ids take less space in the id sequence.
         order = np.argsort(matches.addresses)
-        return _Matches(matches.addresses[order], matches.given[order], None, missing)
+        return _Matches(matches.addresses[order], matches.source_places[order], None, missing)
 
     def _chosen(self, matches: _Matches) -> _Matches:
         """Return the pairs whose table row is updated."""
-        every = np.ones(len(matches.given), np.bool_)
+        every = np.ones(len(matches.source_places), np.bool_)
         condition = self._rules.condition
         if condition is None:
             return matches.only(every if self._rules.when_matched == "update" else ~every)
-        found = [every[:0]]
+        flags = [every[:0]]
         # Without pairs the condition is evaluated on an empty part, so an invalid one fails for every table.
         for part in self._parts_of(len(every)) or [slice(0, 0)]:
             pairs = matches.only(part)
             # A condition cannot use blobs, and reading their bytes would be expensive.
             names = [name for name in self._schema.names if name not in self._blobs]
             before = take_rows(self._dataset, pairs.addresses, names, pairs.places)
-            source = take(self._rows, pairs.given).drop_columns([*self._blobs.intersection(self._rows.schema.names)])
-            found.append(evaluate_condition(condition, {"source": source, "target": before}))
-        return matches.only(np.concatenate(found))
+            source = take(self._rows, pairs.source_places).drop_columns(
+                [*self._blobs.intersection(self._rows.schema.names)]
+            )
+            flags.append(evaluate_condition(condition, {"source": source, "target": before}))
+        return matches.only(np.concatenate(flags))
 
     def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
         """Yield the rows to write: first the updated rows, then the inserted ones."""
-        for part in self._parts_of(len(changed.given)):
+        for part in self._parts_of(len(changed.source_places)):
             pairs = changed.only(part)
-            rows = take(self._rows, pairs.given)
+            rows = take(self._rows, pairs.source_places)
             if self._kept:
                 # Columns that the source lacks keep the values of the table.
                 before = take_rows(self._dataset, pairs.addresses, self._kept, pairs.places)

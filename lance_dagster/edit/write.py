@@ -139,7 +139,7 @@ def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) ->
     removed: list[int] = []
     updated: list[Fragment] = []
     for number, offsets in rows.items():
-        fragment = _known(head, number)
+        fragment = _fragment_of(head, number)
         if len(offsets) == fragment.rows:
             # A fragment without live rows is removed, so that no reader opens its files.
             removed.append(number)
@@ -159,31 +159,31 @@ def moved_in(context: TableContext, head: State, staged: StagedFiles, addresses:
         staged: The staged files; new rows may follow the moved ones.
         addresses: The former addresses of the moved rows, in the order in which they were written.
     """
-    made = fragments_of(context, staged, head.manifest.fields, head)
+    fragments = fragments_of(context, staged, head.manifest.fields, head)
     if not head.manifest.stable_row_ids or not len(addresses):
-        return made
+        return fragments
     ids, created = _lineage(head, addresses)
-    found: list[Fragment] = []
+    with_lineage: list[Fragment] = []
     start = 0
-    for fragment in made:
+    for fragment in fragments:
         part = slice(start, start + fragment.physical_rows)
         start += fragment.physical_rows
         if len(ids[part]):
             # Only the leading rows carry ids, as in the fragments of pylance's merge_insert; the commit assigns ids
             # to the remaining rows of the fragment.
-            found.append(
+            with_lineage.append(
                 replace(fragment, row_ids=encode_row_ids(ids[part]), created_at=encode_versions(created[part]))
             )
         else:
-            found.append(fragment)
-    return tuple(found)
+            with_lineage.append(fragment)
+    return tuple(with_lineage)
 
 
 def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     """Return the row ids at some addresses and the versions at which these rows were created."""
     ids, created = np.empty_like(addresses), np.empty_like(addresses)
     for number, places in group_by_fragment(addresses):
-        fragment, where = _known(head, number), f"fragment {number} of {head}"
+        fragment, where = _fragment_of(head, number), f"fragment {number} of {head}"
         offsets = row_offsets(addresses[places]).astype(np.uint64)
         # Only the ids at these offsets are decoded: a fragment may have a hundred million rows, of which one changes.
         ids[places] = decode_row_runs(fragment.row_ids, fragment.physical_rows, where).at_positions(offsets)
@@ -191,7 +191,7 @@ def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     return ids, created
 
 
-def _known(head: State, number: int) -> Fragment:
+def _fragment_of(head: State, number: int) -> Fragment:
     fragment = head.manifest.fragments.find(number)
     if fragment is None:
         raise CorruptFileError(str(head), f"a reader finds a fragment {number} that its manifest does not have")
@@ -200,12 +200,12 @@ def _known(head: State, number: int) -> Fragment:
 
 def field_ids(fields: Sequence[Field], columns: Sequence[str]) -> tuple[int, ...]:
     """Return the field ids of some columns and of the fields nested in them."""
-    wanted = {item.id for item in fields if item.parent_id < 0 and item.name in columns}
+    ids = {item.id for item in fields if item.parent_id < 0 and item.name in columns}
     for item in fields:
         # One pass is enough, because a manifest lists fields depth first: a parent comes before its children.
-        if item.parent_id in wanted:
-            wanted.add(item.id)
-    return tuple(item.id for item in fields if item.id in wanted)
+        if item.parent_id in ids:
+            ids.add(item.id)
+    return tuple(item.id for item in fields if item.id in ids)
 
 
 def refuse_blobs(head: State, verb: str) -> None:
@@ -284,13 +284,13 @@ class CommitInfo:
             predicate: The predicate of the rows that the write replaces or adds.
             on: The key columns of an upsert.
         """
-        found = dict(self.properties)
+        properties = dict(self.properties)
         if mode is not None:
             claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions), on=tuple(on))
-            found[CLAIMS] = encode_claims([claim])
+            properties[CLAIMS] = encode_claims([claim])
         if self.message is not None:
-            found[COMMIT_MESSAGE] = self.message
-        return found
+            properties[COMMIT_MESSAGE] = self.message
+        return properties
 
 
 def target(context: TableContext, schema: pa.Schema, head: State, base: str | None = None) -> WriteTarget:
@@ -370,23 +370,25 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         with suppress(InvalidInputError, CommitConflictError, RefNotFoundError):
             if start is not None:
                 return _append_to(context, rows, info, start)
-    given = rows
+    unstaged = rows
 
     def attempt() -> Written:
-        nonlocal given
+        nonlocal unstaged
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
-        given = staged = _staged_for_append(context, given, head)
+        unstaged = staged = _staged_for_append(context, unstaged, head)
         added = fragments_of(context, staged, head.manifest.fields, head)
         operation: Operation = Append(fragments=added)
-        deleted, left = 0, tuple[int, ...]()
+        deleted, replaced_ids = 0, tuple[int, ...]()
         if replaces is not None:
-            left = _left_of(context, replaces, head)
-            deleted = sum(own.rows for number in left if (own := head.manifest.fragments.find(number)) is not None)
+            replaced_ids = _left_of(context, replaces, head)
+            deleted = sum(
+                own.rows for number in replaced_ids if (own := head.manifest.fragments.find(number)) is not None
+            )
             # One Update removes the earlier rows and adds the new ones, so no reader sees both or neither.
-            operation = Update(removed_fragment_ids=left, new_fragments=added)
+            operation = Update(removed_fragment_ids=replaced_ids, new_fragments=added)
         if isinstance(rows, StagedFiles):
-            refuse_repeated(head, added, left)
+            refuse_repeated(head, added, replaced_ids)
         state = submit(context, head, operation, info.as_properties(APPEND))
         return Written(state=state, added=_rows_in(added), deleted=deleted)
 
@@ -441,20 +443,20 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _Star
         CommitConflictError: A version that landed since conflicts with the change, or the version is gone.
         RefNotFoundError: The branch takes no commits.
     """
-    given, known = not isinstance(rows, StagedFiles), start.state
-    staged = _staged_for_append(context, rows, known)
-    added = fragments_of(context, staged, known.manifest.fields, known)
-    if not given:
-        refuse_repeated(known, added)
+    are_rows, start_state = not isinstance(rows, StagedFiles), start.state
+    staged = _staged_for_append(context, rows, start_state)
+    added = fragments_of(context, staged, start_state.manifest.fields, start_state)
+    if not are_rows:
+        refuse_repeated(start_state, added)
 
     def check() -> None:
-        if start.in_memory and not context.versions.is_stored(known):
+        if start.in_memory and not context.versions.is_stored(start_state):
             # Cleaned up, or the table was deleted and made again at the same place.
-            raise CommitConflictError(f"{known} of {context.uri} is gone", str(known), retryable=True)
+            raise CommitConflictError(f"{start_state} of {context.uri} is gone", str(start_state), retryable=True)
 
     operation, properties = Append(fragments=added), info.as_properties(APPEND)
-    by_name = given and start.may_be_older
-    state = submit(context, known, operation, properties, check=check, by_name=by_name)
+    by_name = are_rows and start.may_be_older
+    state = submit(context, start_state, operation, properties, check=check, by_name=by_name)
     return Written(state=state, added=_rows_in(added), deleted=0)
 
 
@@ -471,12 +473,16 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
 
 
 def _overwrite_on(context: TableContext, rows: Rows, info: CommitInfo, head: State) -> Written:
-    given, own = rows.schema, head.schema
-    fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, own
+    rows_schema, table_schema = rows.schema, head.schema
+    fields, metadata, schema = head.manifest.fields, head.manifest.schema_metadata, table_schema
     # Arrow rows may be cast to the present schema. Staged files are written already and must match it exactly.
     fits = _is_stored_as if isinstance(rows, StagedFiles) else _fits
-    if not fits(given, own):
-        fields, metadata, schema = fields_from_arrow(given), schema_metadata_from_arrow(given), without_views(given)
+    if not fits(rows_schema, table_schema):
+        fields, metadata, schema = (
+            fields_from_arrow(rows_schema),
+            schema_metadata_from_arrow(rows_schema),
+            without_views(rows_schema),
+        )
         check_storable(fields, head.manifest.file_version)
     staged = _staged(context, rows, schema, head)
     added = fragments_of(context, staged, fields, head)
@@ -496,24 +502,24 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         InvalidInputError: The predicate is invalid, or a new row does not satisfy it.
     """
     check_rows(rows)
-    given = rows
+    unstaged = rows
     staged_here = False
 
     def attempt() -> Written:
-        nonlocal given, staged_here
+        nonlocal unstaged, staged_here
         head = context.head(info.branch)
         # Before the rows: an error in the predicate is reported once, and before anything is written.
-        found = matching_offsets(context.dataset(head), predicate)
+        matching = matching_offsets(context.dataset(head), predicate)
         check = None if staged_here else PredicateCheck(predicate, head.schema)
         # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again. The
         # values need no second check: files of other columns or types are refused.
-        given = staged = _staged(context, given, head.schema, head, check=check)
+        unstaged = staged = _staged(context, unstaged, head.schema, head, check=check)
         staged_here = True
-        out = taken_out(context, head, found)
+        out = taken_out(context, head, matching)
         added = fragments_of(context, staged, head.manifest.fields, head)
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
-        return Written(state=state, added=_rows_in(added), deleted=sum(map(len, found.values())))
+        return Written(state=state, added=_rows_in(added), deleted=sum(map(len, matching.values())))
 
     return retried(attempt)
 
@@ -575,18 +581,18 @@ def _rows_in(added: Sequence[Fragment]) -> int:
     return sum(fragment.physical_rows for fragment in added)
 
 
-def _fits(given: pa.Schema, own: pa.Schema) -> bool:
+def _fits(rows_schema: pa.Schema, table_schema: pa.Schema) -> bool:
     try:
-        check_schema(given, own)
+        check_schema(rows_schema, table_schema)
     except SchemaMismatchError:
         return False
     return True
 
 
-def _is_stored_as(given: pa.Schema, own: pa.Schema) -> bool:
-    """Return whether files written with schema `given` can be read with schema `own`, without a cast."""
-    pairs = list(zip(given, own, strict=False))
-    same = len(given) == len(own) and all(
+def _is_stored_as(staged_schema: pa.Schema, table_schema: pa.Schema) -> bool:
+    """Return whether files of a staged schema can be read in the schema of the table, without a cast."""
+    pairs = list(zip(staged_schema, table_schema, strict=False))
+    same = len(staged_schema) == len(table_schema) and all(
         staged.name == stored.name and staged.type == stored.type for staged, stored in pairs
     )
     # Files of a non-nullable column fit a nullable one, but not the reverse: they may contain nulls.
@@ -613,11 +619,11 @@ def _left_of(context: TableContext, earlier: Version, head: State) -> tuple[int,
     parent = context.load_recorded(RecordedVersion(earlier.parents[0])) if earlier.parents else None
     before = frozenset() if parent is None else frozenset(parent.manifest.fragments.ids)
     added = {own.id: own for own in state.manifest.fragments if own.id not in before}
-    left = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
+    remaining = {number: own for number in added if (own := head.manifest.fragments.find(number)) is not None}
     # A fork names the same files through a base path, so fragments are compared by file names, not by equality.
-    if {number: _identity(own) for number, own in left.items()} != {n: _identity(own) for n, own in added.items()}:
+    if {number: _identity(own) for number, own in remaining.items()} != {n: _identity(own) for n, own in added.items()}:
         _refuse_moved_rows(earlier, changes_since(now, then, context.versions))
-    return tuple(sorted(left))
+    return tuple(sorted(remaining))
 
 
 def _identity(fragment: Fragment) -> tuple[frozenset[str], int | None]:

@@ -20,7 +20,7 @@ class WriteResult(Version):
 
     Attributes:
         rows_added: The number of rows that were not in the table before.
-        rows_deleted: The number of rows that were deleted. An overwrite counts those of the version it read, without
+        rows_deleted: The number of rows that were deleted. An overwrite counts the rows of the version it read, without
             rows that others appended while it was running.
         rows_updated: The number of rows that got new values and kept their identity. A restore reads no row: it counts
             the rows that both versions have in different data files.
@@ -48,13 +48,13 @@ class WriteResult(Version):
     @property
     def summary(self) -> str:
         """One line of text, such as `main@17: 3 rows added, 1 deleted`."""
-        done = [(count, verb) for verb, count in self.counts.items() if count]
+        counts = [(count, verb) for verb, count in self.counts.items() if count]
         columns = f"changed columns: {', '.join(self.columns_changed)}" if self.columns_changed else ""
-        if not done:
+        if not counts:
             return f"{self}: {columns or 'no rows changed'}"
-        (first, verb), *others = done
-        told = [f"{counted(first, 'row')} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
-        return f"{self}: {', '.join(told)}{f'; {columns}' if columns else ''}"
+        (first, verb), *others = counts
+        parts = [f"{counted(first, 'row')} {verb}", *(f"{count:,} {verb}" for count, verb in others)]
+        return f"{self}: {', '.join(parts)}{f'; {columns}' if columns else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
 """Garbage collection: let old versions expire, and delete the files that no version names.
 
 No file may be deleted that somebody needs, although other writers commit, branch, tag, merge and restore at the same
-time, through this package or through others that do not know it. There is no lock. A file is deleted only after it was
-out of everybody's reach for long enough:
+time, by this package or by programs that do not know it. There is no lock. A file is deleted only after no version
+could name it for long enough:
 
 **Files that no version names.** A writer puts data files first and commits them later, so a file younger than the
 grace period stays. An older file that no version named when the versions were listed is named by no later version
 either: a later version names new files, and files of versions that existed when its writer began. The versions are
-listed first and read afterwards; what is committed in between is made of what the listed versions name.
+listed first and read afterwards; a version that is committed in between names files of listed versions and new files.
 
 **Versions that expire.** A program that restores, tags, forks or picks an old version read it a moment ago and commits
 in a moment. So an expired version does not vanish: its manifest is copied to `_expired/` and then deleted in its
@@ -23,10 +23,10 @@ such copies, the next collection decides about the files.
 points and the first versions of branches; and whatever a merge of any two branches reads. `gc.retention` holds the
 rules, `gc.reachability` the rest.
 
-**Clocks.** Ages are measured with the storage's clock, which stamps the objects, or with this computer's when that one
-is behind: a clock that runs ahead would make everything look old. The time of a version is the later one of what its
-manifest says and of when it was stored, and never before that of its predecessor. A version dated in the future counts
-as new and is reported.
+**Clocks.** Ages are measured with the storage's clock, which stamps the objects, or with this computer's clock where it
+is behind: a clock that runs ahead would make everything look old. The time of a version is the time in its manifest or
+the time when it was stored, whichever is later, and never before the time of its predecessor. A version dated in the
+future counts as new and is reported.
 
 **What cannot be read.** A manifest, branch or tag that cannot be read may name any file. Then nothing is deleted.
 
@@ -130,7 +130,7 @@ class _Collection:
             branches, tags = self._refs.branches(), self._refs.tags()
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._store.walk(""), branches)
-            numbers = {found.branch: found.manifests for found in inventory.branches.values()}
+            numbers = {objects.branch: objects.manifests for objects in inventory.branches.values()}
             heads = add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
             self._add_unlisted(heads, inventory, policy)
         except FormatError as error:
@@ -138,17 +138,17 @@ class _Collection:
             marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
             marks.failed(None, error)
             return self._report(policy, Inventory(), marks, ClassifiedFiles())
-        self._total = sum(len(found.manifests) + len(found.detached) for found in inventory.branches.values())
+        self._total = sum(len(objects.manifests) + len(objects.detached) for objects in inventory.branches.values())
         marker = Marker(self._store, branches, required, policy)
         marks = marker.mark_versions(inventory, self._step)
         # The copies are listed only after the versions were: a version that another collector expires in between is in
-        # one of the two places by then.
+        # at least one of the two listings.
         waiting, needed_again = self._expired_earlier(branches, required, inventory)
         marker.mark_needed_again(needed_again, self._step)
         over = policy.now - policy.settling
-        marker.mark_expired([found for found in waiting if found.entry.modified > over], self._step)
+        marker.mark_expired([version for version in waiting if version.entry.modified > over], self._step)
         # Their copies are deleted in this run, and their files count as if the versions had never existed.
-        settled = [found for found in waiting if found.entry.modified <= over]
+        settled = [version for version in waiting if version.entry.modified <= over]
         self._problems += [*required.problems, *_dangling_tags(tags, marks)]
         classify = partial(classify_files, inventory, marks, policy, settled)
         # Reported before anything is deleted, so that a dry run and a real one say the same.
@@ -213,16 +213,16 @@ class _Collection:
     def _expired_earlier(
         self, branches: Mapping[str, Branch], required: RequiredVersions, inventory: Inventory
     ) -> tuple[list[StoredVersion], list[StoredVersion]]:
-        """Return the versions that expired earlier: those that stay expired, and those that are needed again."""
+        """Return the versions that expired earlier: the versions that stay expired, and the versions needed again."""
         waiting: list[StoredVersion] = []
         needed_again: dict[tuple[str, int], StoredVersion] = {}
         # The oldest copy comes first, so that of two copies of one version the newer one is put back.
-        found = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
-        for branch, number, entry, same in sorted(found, key=lambda version: version[2].modified):
+        copies = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
+        for branch, number, entry, same in sorted(copies, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)
             there = inventory.of_branch(branch)
-            gone = number not in there.manifests and number not in there.detached
-            if same and gone and place in required.reasons:
+            is_absent = number not in there.manifests and number not in there.detached
+            if same and is_absent and place in required.reasons:
                 needed_again[place] = version
             else:
                 waiting.append(version)
@@ -234,11 +234,11 @@ class _Collection:
         return GarbageReport(
             dry_run=self._options.dry_run,
             now=pendulum.from_timestamp(policy.now),
-            expired=by_branch((found.branch, found.number) for found in marks.expired),
+            expired=by_branch((version.branch, version.number) for version in marks.expired),
             garbage=counted(files.garbage),
             waiting=counted(files.waiting),
             young=counted(files.young),
-            kept={f"{branch}@{number}": why for (branch, number), why in sorted(marks.kept.items())},
+            kept={f"{branch}@{number}": why for (branch, number), why in sorted(marks.reasons.items())},
             held=dict(sorted(marks.held.items())),
             unmerged=tuple(sorted(marks.unmerged & marks.held.keys())),
             branches=tuple(sorted(marks.dead)),
@@ -262,5 +262,5 @@ def _dangling_tags(tags: Mapping[str, Tag], marks: Marks) -> list[Problem]:
             path=layout.tag_file(tag.name),
         )
         for tag in tags.values()
-        if (tag.branch, tag.version) not in marks.kept
+        if (tag.branch, tag.version) not in marks.reasons
     ]

@@ -71,12 +71,12 @@ class GarbageReport:
         size = sum(count.bytes for count in self.garbage.values())
         expired = sum(map(len, self.expired.values()))
         did = "dry run: " if self.dry_run else "" if self.done else "not done: "
-        told = (
+        planned = (
             f"{did}{expired:,} {'version expires' if expired == 1 else 'versions expire'}, "
             f"{files:,} {'file' if files == 1 else 'files'} to delete ({size:,} bytes)"
         )
-        done = told.replace("expires", "expired").replace("expire,", "expired,").replace("to delete", "deleted")
-        return "\n".join([done if self.done and not self.dry_run else told, *map(str, self.problems)])
+        reported = planned.replace("expires", "expired").replace("expire,", "expired,").replace("to delete", "deleted")
+        return "\n".join([reported if self.done and not self.dry_run else planned, *map(str, self.problems)])
 
     @property
     def versions(self) -> int:
@@ -105,7 +105,7 @@ def counted(files: Mapping[Kind, Sequence[ObjectInfo]]) -> dict[str, FileCount]:
 
 def by_branch(versions: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
     """Group versions by branch, oldest first."""
-    found: dict[str, list[int]] = {}
+    numbers_by_branch: dict[str, list[int]] = {}
     for branch, number in sorted(versions):
-        found.setdefault(branch, []).append(number)
-    return {branch: tuple(numbers) for branch, numbers in found.items()}
+        numbers_by_branch.setdefault(branch, []).append(number)
+    return {branch: tuple(numbers) for branch, numbers in numbers_by_branch.items()}

@@ -73,10 +73,10 @@ class Marks:
     """The result of the mark phase.
 
     Attributes:
-        by_kept: The files that the versions name that stay.
+        by_kept: The files that remaining versions name.
         by_expired: The files that expired versions name.
         dead: Branches that nobody can reach and of which no version stays.
-        kept: By version, the reasons why it stays.
+        reasons: By version, the reasons why it stays.
         held: By branch, how many versions stay for that branch alone.
         unmerged: The branches with versions that `main` does not contain.
         expired: The versions that nothing requires.
@@ -86,14 +86,14 @@ class Marks:
     by_kept: NamedFiles
     by_expired: NamedFiles
     dead: set[str] = field(default_factory=set)
-    kept: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     held: Counter[str] = field(default_factory=Counter)
     unmerged: set[str] = field(default_factory=set)
     expired: list[StoredVersion] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def failed(self, path: str | None, error: FormatError) -> None:
-        """Record something that cannot be read, at a path unless the error names one."""
+        """Record a file that cannot be read; `path` is used where the error does not name the file."""
         what = str(error)
         if isinstance(error, CorruptFileError):
             what, path = error.problem, path or error.path.removeprefix(f"{self.by_kept.root_uri}/")
@@ -120,51 +120,51 @@ class Marker:
             # A branch whose creation was interrupted may have no objects at all; it needs a decision as well.
             inventory.of_branch(name)
         ready = [objects for objects in inventory.branches.values() if self._has_one_naming_scheme(objects)]
-        found = [version for objects in ready for version in _versions_of(objects)]
+        versions = [version for objects in ready for version in _versions_of(objects)]
         # Grouping needs the detached versions of a branch to be one run, so they come last.
-        parts = groupby(self._read(found, step), lambda read: (read[0].branch, read[0].detached))
+        parts = groupby(self._read(versions, step), lambda decoded: (decoded[0].branch, decoded[0].detached))
         for (branch, detached), own in parts:
             reason = self._reason_for_branch(inventory, branch)
             # All of the branch stays, or nobody can reach it, so no rule applies.
             if reason is not _BY_RULES:
-                self._decide_all((read, reason) for read in own)
+                self._decide_all((decoded, reason) for decoded in own)
             elif detached:
-                self._decide_all((read, self._reason_for_detached(*read)) for read in own)
+                self._decide_all((decoded, self._reason_for_detached(*decoded)) for decoded in own)
             else:
                 self._decide_all(self._by_rules(inventory.branches[branch], own))
-        kept = {branch for branch, _ in self.marks.kept}
+        branches_kept = {branch for branch, _ in self.marks.reasons}
         # A branch is dead only if no version of it is required: a tag may still name one.
         dead = {branch for branch in inventory.branches if self._reason_for_branch(inventory, branch) is None}
-        self.marks.dead = dead - kept
+        self.marks.dead = dead - branches_kept
         return self.marks
 
-    def mark_expired(self, found: Sequence[StoredVersion], step: StepDone) -> None:
+    def mark_expired(self, versions: Sequence[StoredVersion], step: StepDone) -> None:
         """Add the files of versions that expired earlier and whose settling time is not over."""
-        for version, manifest in self._read(found, step):
+        for version, manifest in self._read(versions, step):
             self._add_files(self.marks.by_expired, version, manifest)
 
-    def mark_needed_again(self, found: Sequence[StoredVersion], step: StepDone) -> None:
+    def mark_needed_again(self, versions: Sequence[StoredVersion], step: StepDone) -> None:
         """Keep expired versions that are needed again, and add their files."""
-        for version, manifest in self._read(found, step):
+        for version, manifest in self._read(versions, step):
             place = (version.branch, version.number)
-            self.marks.kept[place] = tuple(self._required.reasons.get(place, ("needed again",)))
+            self.marks.reasons[place] = tuple(self._required.reasons.get(place, ("needed again",)))
             self._add_files(self.marks.by_kept, version, manifest)
 
     def _reason_for_branch(self, inventory: Inventory, branch: str) -> str | None:
         """Return why all of a branch stays, or that the rules decide; None when nobody can reach the branch."""
         over = self._policy.now - self._policy.grace
-        objects, found = inventory.of_branch(branch), self._branches.get(branch)
+        objects, branch_file = inventory.of_branch(branch), self._branches.get(branch)
         # A missing entry counts as written just now: the file was created after the listing.
         named = inventory.names.get(layout.branch_file(branch), self._policy.now)
         if branch == layout.MAIN:
             return _BY_RULES
-        if found is None:
+        if branch_file is None:
             # An interrupted creation by another program puts the folder before the metadata.
             return None if objects.modified <= over else "of a branch without metadata that may still be created"
         # A deletion in progress needs a moment; after the grace period it was interrupted.
-        if found.state == DELETING:
+        if branch_file.state == DELETING:
             return None if named <= over else "of a branch that is being deleted"
-        abandoned = found.state == CREATING and not objects.manifests and named <= over
+        abandoned = branch_file.state == CREATING and not objects.manifests and named <= over
         return None if abandoned else _BY_RULES
 
     def _has_one_naming_scheme(self, objects: BranchObjects) -> bool:
@@ -174,13 +174,15 @@ class Marker:
             self.marks.failed(folder, CorruptFileError(folder, what))
         return not objects.mixed
 
-    def _read(self, found: Sequence[StoredVersion], step: StepDone) -> Iterator[_Read]:
-        """Read manifests, in order; leave out those that another process deleted meanwhile."""
+    def _read(self, versions: Sequence[StoredVersion], step: StepDone) -> Iterator[_Read]:
+        """Read manifests, in order; leave out manifests that another process deleted meanwhile."""
         # Reading in batches bounds the memory: manifests of large tables are megabytes each.
         with ThreadPoolExecutor(_WORKERS) as pool:
-            for start in range(0, len(found), _AT_ONCE):
-                some = found[start : start + _AT_ONCE]
-                for version, data in zip(some, pool.map(self._store.get, [one.entry.key for one in some]), strict=True):
+            for start in range(0, len(versions), _AT_ONCE):
+                batch = versions[start : start + _AT_ONCE]
+                for version, data in zip(
+                    batch, pool.map(self._store.get, [stored.entry.key for stored in batch]), strict=True
+                ):
                     step()
                     manifest = None if data is None else self._decoded(version, data)
                     if manifest is not None:
@@ -190,8 +192,7 @@ class Marker:
         path = version.entry.key
         try:
             manifest, _ = decode_manifest_file(data, path)
-            # Of a manifest under a wrong name it is unclear which version it is and who needs it, so nothing is
-            # deleted.
+            # It is unknown which version a manifest under a wrong name is and who needs it, so nothing is deleted.
             if (manifest.version, manifest.branch or layout.MAIN) != (version.number, version.branch):
                 raise CorruptFileError(path, f"it says it is {manifest.branch or layout.MAIN}@{manifest.version}")
         except FormatError as error:
@@ -201,8 +202,8 @@ class Marker:
 
     def _by_rules(self, objects: BranchObjects, own: Iterable[_Read]) -> Iterator[tuple[_Read, str | None]]:
         # Ranks count from the newest listed version, so `keep_last` holds across gaps.
-        left = {number: place for place, number in enumerate(sorted(objects.manifests, reverse=True), 1)}
-        dated = ((self._dated(left[read[0].number], *read), read) for read in own)
+        ranks = {number: place for place, number in enumerate(sorted(objects.manifests, reverse=True), 1)}
+        dated = ((self._dated(ranks[decoded[0].number], *decoded), decoded) for decoded in own)
         return reasons_to_keep([rules.rule(objects.branch) for rules in self._policy.rules], dated, self._policy.now)
 
     def _reason_for_detached(self, version: StoredVersion, manifest: Manifest) -> str | None:
@@ -212,10 +213,10 @@ class Marker:
         young = max(dated.claimed_at, dated.stored_at) > self._policy.now - age.total_seconds()
         return f"detached, and made during the last {duration_text(age)}" if young else None
 
-    def _dated(self, left: int, version: StoredVersion, manifest: Manifest) -> Dated:
+    def _dated(self, rank: int, version: StoredVersion, manifest: Manifest) -> Dated:
         claimed_at, stored_at = manifest.timestamp / _NANO, version.entry.modified
-        # The version counts as new until then, which only keeps more; the report names it so that somebody can find
-        # out.
+        # The version counts as new until its time has come, so more is kept than necessary; the report names it, so
+        # that a user can look for the cause.
         ahead = max(claimed_at, stored_at) - self._policy.now
         if ahead > _TOLERANCE:
             clock = "its manifest says" if claimed_at >= stored_at else "the storage says"
@@ -228,7 +229,7 @@ class Marker:
                     versions=(str(version),),
                 )
             )
-        return Dated(left, claimed_at, stored_at)
+        return Dated(rank, claimed_at, stored_at)
 
     def _decide_all(self, decisions: Iterable[tuple[_Read, str | None]]) -> None:
         for (version, manifest), why in decisions:
@@ -238,7 +239,7 @@ class Marker:
         place = (version.branch, version.number)
         reasons = (*((why,) if why else ()), *self._required.reasons.get(place, ()))
         if reasons:
-            self.marks.kept[place] = reasons
+            self.marks.reasons[place] = reasons
             # Only a requirement keeps it: the branches it depends on are shown as holding it.
             if why is None:
                 holders = self._required.holders[place]

@@ -34,7 +34,8 @@ class RequiredVersions:
 
     Attributes:
         reasons: By version, the reasons in the order they were found.
-        holders: By version, the branches that every reason depends on. Deleting any one of them leaves no reason.
+        holders: By version, the branches that every reason depends on: when one of these branches is deleted, no reason
+            is left.
         unmerged: The branches with versions that `main` does not contain.
         problems: What is wrong with the table.
     """
@@ -70,9 +71,9 @@ def required_by_refs(branches: Mapping[str, Branch], tags: Mapping[str, Tag]) ->
         earlier = {place for text in tag.metadata.values() for place in _VERSION.findall(text)}
         for branch, number in sorted(earlier - {(tag.branch, str(tag.version))}):
             required.add(branch, int(number), f"named earlier by tag {tag.name!r}")
-        for written in recorded_versions(tag):
+        for recorded in recorded_versions(tag):
             # The branch is found by its id, since it may have been renamed since the tag was there.
-            name, place = names.get(written.branch_id), written.version_ref
+            name, place = names.get(recorded.branch_id), recorded.version_ref
             if name is not None and place is not None and f"{name}@{place.number}" != tag.ref:
                 # The version is kept under the name its branch has today, by which a rollback looks it up.
                 required.add(name, place.number, f"named earlier by tag {tag.name!r}")
@@ -97,14 +98,15 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
     """Add the versions that a merge of any two branches, `main` included, would read; return the heads that were read.
 
     Merge bases: a version contains each branch up to a number (`history.lineage`), and two versions have in common
-    every branch up to the lower of their two numbers, third branches included. So every possible merge base is
-    among the numbers of the heads, and all of these versions stay. None of them is superfluous: each one is what a
-    branch and the branch of that number have in common.
+    every branch up to the lower of their two numbers, third branches included. Where the head of `a` contains main up
+    to 7 and the head of `b` contains main up to 5, their merge base is `main@5`. So every possible merge base is among
+    the numbers of the heads, and all these versions stay. None is superfluous, since each is the merge base of main, or
+    another branch, and the branch that contains it up to that number.
 
-    Changes: what any branch did stays until all other branches contain it. What a version claimed, an overwrite for
-    example, is known from that version alone; without it a merge would be refused, or succeed where it must not. So a
-    forgotten branch keeps everything the others did since its fork point. The results of such merges require nothing
-    more, since the numbers only grow.
+    Changes: a version stays until all other branches contain it. What a version claimed, such as an overwrite, is known
+    from that version alone; without it a merge would be refused, or succeed where it must not. So a forgotten branch
+    keeps all versions that other branches made since its fork point. The results of such merges require no further
+    version, since the numbers only grow.
 
     Cost: the file and the head of each branch are read. The rest is arithmetic; two hundred branches take forty
     thousand lookups.
@@ -112,25 +114,25 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
     Raises:
         FormatError: A version, or the file of a branch, cannot be read.
     """
-    found = _lineages(required, branches, merges)
-    names = {lineage.id: name for name, lineage in found.items()}
-    for name, lineage in found.items():
-        _add_common(required, lineage, found)
-        _add_unmerged(required, lineage, found, merges.numbers.get(name, ()))
-        segment, main = lineage.segments[0], found.get(layout.MAIN)
+    lineages = _lineages(required, branches, merges)
+    names = {lineage.id: name for name, lineage in lineages.items()}
+    for name, lineage in lineages.items():
+        _add_common(required, lineage, lineages)
+        _add_unmerged(required, lineage, lineages, merges.numbers.get(name, ()))
+        segment, main = lineage.segments[0], lineages.get(layout.MAIN)
         # The first version of a branch repeats the fork point, so there is nothing in it to merge.
         if main is None or segment.number > max(segment.first, main.contained.get(lineage.id, -1)):
             required.unmerged.add(name)
-    for lineage in found.values():
+    for lineage in lineages.values():
         _add_merges(required, lineage, names)
-    return [lineage.state for lineage in found.values()]
+    return [lineage.state for lineage in lineages.values()]
 
 
 def _lineages(required: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
-    found: dict[str, Lineage] = {}
+    lineages: dict[str, Lineage] = {}
     for name in (layout.MAIN, *live_branches(branches)):
         try:
-            found[name] = lineage_of(merges.versions.head(name), merges.refs)
+            lineages[name] = lineage_of(merges.versions.head(name), merges.refs)
         except VersionNotFoundError:
             # It is being created, or lost all of its versions: nobody can merge it.
             continue
@@ -143,21 +145,21 @@ def _lineages(required: RequiredVersions, branches: Mapping[str, Branch], merges
                     path=layout.branch_file(name),
                 )
             )
-    return found
+    return lineages
 
 
 def _add_common(required: RequiredVersions, of: Lineage, others: Mapping[str, Lineage]) -> None:
-    """Add, for each other branch, the last version of this one that it contains: their merge base."""
+    """Add, for each other branch, the last version of this branch that the other contains: their merge base."""
     own = of.state.branch
     sharing: dict[int, list[str]] = {}
-    for name, other in others.items():
+    for name, lineage in others.items():
         # Branches that contain the same version are grouped: one reason for all of them.
-        if name != own and of.id in other.contained:
-            sharing.setdefault(other.contained[of.id], []).append(name)
+        if name != own and of.id in lineage.contained:
+            sharing.setdefault(lineage.contained[of.id], []).append(name)
     for number, names in sharing.items():
         if len(names) == 1:
-            one, two = sorted((*names, own), key=lambda name: name == layout.MAIN)
-            required.add(own, number, f"the merge base of {one!r} and {two!r}", (own, *names))
+            first, second = sorted((*names, own), key=lambda name: name == layout.MAIN)
+            required.add(own, number, f"the merge base of {first!r} and {second!r}", (own, *names))
         else:
             required.add(own, number, f"the merge base of {own!r} and each of {_listed(names)}", (own,))
 
@@ -165,17 +167,17 @@ def _add_common(required: RequiredVersions, of: Lineage, others: Mapping[str, Li
 def _add_unmerged(
     required: RequiredVersions, of: Lineage, others: Mapping[str, Lineage], numbers: Iterable[int]
 ) -> None:
-    """Add the versions of a branch that another one does not contain; `numbers` are its listed versions."""
+    """Add the versions of a branch that another branch does not contain; `numbers` are its listed versions."""
     own, segment = of.state.branch, of.segments[0]
     # Sorted by how far each branch contains this one, so that bisection counts those that lack a version.
-    known = sorted((other.contained.get(of.id, -1), name) for name, other in others.items() if name != own)
+    by_containment = sorted((lineage.contained.get(of.id, -1), name) for name, lineage in others.items() if name != own)
     reasons: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:
-        # A later version is missing in at least the branches that an earlier one is missing in. So the number of those
-        # branches identifies them, and the text for each number is made once.
-        count = bisect_left(known, (number, "")) if segment.first < number <= segment.number else 0
+        # A later version is missing in at least the branches that an earlier version is missing in. So the number of
+        # branches identifies the branches, and the text for each number is made once.
+        count = bisect_left(by_containment, (number, "")) if segment.first < number <= segment.number else 0
         if count and count not in reasons:
-            lacking = [name for _, name in known[:count]]
+            lacking = [name for _, name in by_containment[:count]]
             reasons[count] = f"not merged into {_listed(lacking)} yet", (own, *(lacking if count == 1 else ()))
         if count:
             required.add(own, number, *reasons[count])

@@ -32,7 +32,11 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Keep the versions that were in use during the last `older_than`, and the `keep_last` newest ones."""
+    """Keep the versions that were in use during the last `older_than`, and the `keep_last` newest versions.
+
+    Example: versions were made on the 1st, the 10th and the 20th. On the 25th, a rule of 14 days keeps the version of
+    the 20th and the version of the 10th, which was in use on the 11th; the version of the 1st expires.
+    """
 
     older_than: timedelta = DEFAULT_AGE
     keep_last: int = 1
@@ -51,9 +55,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The rules of a table by glob pattern of branch names; the first match counts, and `rest` is for all others."""
+    """The rules of a table by glob pattern of branch names: the first match counts, and `default` if none matches."""
 
-    rest: Rule = field(default_factory=Rule)
+    default: Rule = field(default_factory=Rule)
     branches: Mapping[str, Rule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,7 +71,7 @@ class Retention:
 
     def rule(self, branch: str) -> Rule:
         """Return the rule for a branch."""
-        return next((rule for pattern, rule in self.branches.items() if fnmatchcase(branch, pattern)), self.rest)
+        return next((rule for pattern, rule in self.branches.items() if fnmatchcase(branch, pattern)), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def reasons_to_keep(
     memory at a time.
 
     Args:
-        rules: The rules; one that keeps a version is enough.
+        rules: The rules; a version stays if any rule keeps it.
         versions: The versions of the branch, oldest first.
         now: The time, in seconds since 1970.
     """
@@ -105,7 +109,7 @@ def reasons_to_keep(
         latest = max(latest, dated.claimed_at, dated.stored_at)
         if before is not None:
             reasons = (_reason(rule, before[0].rank, latest, now) for rule in rules)
-            yield before[1], next((found for found in reasons if found is not None), None)
+            yield before[1], next((reason for reason in reasons if reason is not None), None)
         before = dated, version
     if before is not None:
         # The newest version always stays: a branch without a version could not be read or committed to.
@@ -144,7 +148,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def check_settings(settings: Mapping[str, str | None]) -> None:
-    """Refuse settings of this package that it does not know or cannot read; None removes a key, whichever it is.
+    """Refuse settings of this package that it does not know or cannot read; None removes a key and is not checked.
 
     Raises:
         InvalidInputError: A key is misspelt, so that its rules would never apply, or the rules have another form.
@@ -160,35 +164,36 @@ def retention_from_json(text: str) -> Retention:
 
         {"older_than": "30d", "keep_last": 5, "branches": {"run/*": {"older_than": "7d"}}}
 
-    A rule for a pattern takes the values that it does not have from the rule for the rest.
+    A rule for a pattern takes the values that it does not have from the rule without a pattern: here versions of
+    branches `run/*` expire after 7 days, and the 5 newest of each stay.
 
     Raises:
         InvalidInputError: The text has another form. Ignoring it would delete versions that the rules keep.
     """
     try:
-        found = parsed_json(text)
+        setting = parsed_json(text)
     except ValueError as error:
         raise InvalidInputError(f"the setting {SETTING} is not JSON: {text[:_LONGEST_SHOWN]!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(setting, dict):
         raise InvalidInputError(f"the setting {SETTING} is not a JSON object: {text[:_LONGEST_SHOWN]!r}")
     # An unknown key is refused below: a typo must not switch a rule off.
-    branches = found.pop("branches", {})
+    branches = setting.pop("branches", {})
     if not isinstance(branches, dict):
         raise InvalidInputError(f'"branches" in the setting {SETTING} maps patterns of names to rules')
-    rest = _rule(found, Rule())
-    return Retention(rest=rest, branches={pattern: _rule(rule, rest) for pattern, rule in branches.items()})
+    default = _rule(setting, Rule())
+    return Retention(default=default, branches={pattern: _rule(rule, default) for pattern, rule in branches.items()})
 
 
-def _rule(found: object, rest: Rule) -> Rule:
-    if not isinstance(found, dict) or not found.keys() <= {"older_than", "keep_last"}:
+def _rule(setting: object, default: Rule) -> Rule:
+    if not isinstance(setting, dict) or not setting.keys() <= {"older_than", "keep_last"}:
         raise InvalidInputError(
             f'a rule in the setting {SETTING} has "older_than", "keep_last" and nothing else, '
-            f"unlike {str(found)[:_LONGEST_SHOWN]}"
+            f"unlike {str(setting)[:_LONGEST_SHOWN]}"
         )
-    age, last = found.get("older_than"), found.get("keep_last", rest.keep_last)
+    age, keep_last = setting.get("older_than"), setting.get("keep_last", default.keep_last)
     if age is not None and not isinstance(age, str):
         raise InvalidInputError(f'"older_than" in the setting {SETTING} is a text such as "7d", unlike {age!r}')
     # True is an int in Python, and would mean one version.
-    if isinstance(last, bool) or not isinstance(last, int):
-        raise InvalidInputError(f'"keep_last" in the setting {SETTING} is a number, unlike {last!r}')
-    return Rule(older_than=rest.older_than if age is None else duration(age), keep_last=last)
+    if isinstance(keep_last, bool) or not isinstance(keep_last, int):
+        raise InvalidInputError(f'"keep_last" in the setting {SETTING} is a number, unlike {keep_last!r}')
+    return Rule(older_than=default.older_than if age is None else duration(age), keep_last=keep_last)

@@ -89,7 +89,7 @@ def classify_files(
                 (judged.garbage if old else judged.young).setdefault(kind, []).append(entry)
     hints = [hint for branch in marks.dead for hint in inventory.of_branch(branch).hints if hint.modified <= over]
     judged.garbage[Kind.HINT] = hints
-    judged.garbage[Kind.VERSION] = [found.entry for found in settled]
+    judged.garbage[Kind.VERSION] = [version.entry for version in settled]
     return judged
 
 
@@ -126,41 +126,43 @@ class Sweeper:
             copies = dict(zip(going, pool.map(self._copy, going), strict=True))
         # The originals are deleted only after every copy exists, so that each can be put back. The oldest go first, so
         # that a crash leaves a history that begins later, and no new gap in it.
-        self._delete([found.entry for found in going])
-        for branch in {found.branch for found in going}:
+        self._delete([version.entry for version in going])
+        for branch in {version.branch for version in going}:
             # Without the sync a power cut could bring a version back whose files are deleted by then.
             self._store.sync_folder(layout.join(layout.branch_root(branch), layout.VERSIONS))
         self._copies = copies
         # The refs are read after the deletion: whoever read the version before and names it now is seen here.
         _, back = self._recheck_refs(going)
-        self._restore_manifests(replace(found, entry=replace(found.entry, key=copies[found])) for found in back)
+        self._restore_manifests(replace(version, entry=replace(version.entry, key=copies[version])) for version in back)
         again = frozenset(back)
-        return [found for found in going if found not in again], back
+        return [version for version in going if version not in again], back
 
     def forget(self, expired: Iterable[StoredVersion]) -> None:
         """Delete the copies of versions that expired in this run."""
-        self._store.delete_many([self._copies[found] for found in expired])
+        self._store.delete_many([self._copies[version] for version in expired])
 
     def put_back(self, versions: Sequence[StoredVersion]) -> list[StoredVersion]:
-        """Put expired versions back; return those whose branch is still the same one."""
-        # Versions of a branch that was deleted and made again meanwhile are left out: they are not the new one's.
-        found = [version for some in self._recheck_refs(versions) for version in some]
-        self._restore_manifests(found)
-        return found
+        """Put expired versions back, and return them, unless their branch was replaced meanwhile."""
+        # Versions of a branch that was deleted and made again meanwhile do not belong to the new branch.
+        present = [version for part in self._recheck_refs(versions) for version in part]
+        self._restore_manifests(present)
+        return present
 
     def _restore_manifests(self, versions: Iterable[StoredVersion]) -> None:
-        for found in versions:
-            data = self._store.get(found.entry.key)
+        for version in versions:
+            data = self._store.get(version.entry.key)
             if data is not None:
                 # This never overwrites: another process may have put the manifest back already.
-                put_once(self._store, self._manifest_path(found), data)
-                self._store.delete(found.entry.key)
+                put_once(self._store, self._manifest_path(version), data)
+                self._store.delete(version.entry.key)
 
     def delete_copies(self, settled: Sequence[StoredVersion]) -> bool:
-        """Delete the copies of settled versions; return whether none of their branches came back meanwhile."""
+        """Delete the copies of settled versions; return True unless a branch of theirs was recovered meanwhile."""
         # The oldest go first: after a crash the first version of a branch is missing, and nothing recovers it in part.
-        self._delete([found.entry for found in sorted(settled, key=lambda found: (found.branch, found.number))])
-        owners = {owner for *_, owner in parsed_copies(found.entry for found in settled)}
+        self._delete(
+            [version.entry for version in sorted(settled, key=lambda version: (version.branch, version.number))]
+        )
+        owners = {owner for *_, owner in parsed_copies(version.entry for version in settled)}
         if not owners:
             return True
         # The branches are read after the deletion: a recovery whose branch is not there yet looks for copies later.
@@ -170,21 +172,23 @@ class Sweeper:
 
     def delete_files(self, judged: ClassifiedFiles) -> None:
         """Delete garbage, and the folders that become empty."""
-        self._delete([entry for kind, found in judged.garbage.items() if kind is not Kind.VERSION for entry in found])
-        several = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
-        folders = {entry.key.rpartition("/")[0] for kind in several for entry in judged.garbage.get(kind, ())}
+        self._delete(
+            [entry for kind, entries in judged.garbage.items() if kind is not Kind.VERSION for entry in entries]
+        )
+        kinds = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
+        folders = {entry.key.rpartition("/")[0] for kind in kinds for entry in judged.garbage.get(kind, ())}
         for folder in folders:
             # The folders that every table has stay, also when they are empty.
             if folder and folder.rpartition("/")[2] not in FOLDERS and not folder.startswith("_refs"):
                 self._store.prune(folder)
 
-    def free(self, names: Iterable[str], kept: Collection[str]) -> list[str]:
+    def free(self, names: Iterable[str], named_keys: Collection[str]) -> list[str]:
         """Delete dead branches of which no file is named; return their names."""
-        gone: list[str] = []
+        freed: list[str] = []
         for name in sorted(names):
             root = layout.branch_root(name)
             # A file below the branch is still named, for example by a branch that another program forked from it.
-            if any(key.startswith(f"{root}/") for key in kept) or any(self._versions.numbers(name)):
+            if any(key.startswith(f"{root}/") for key in named_keys) or any(self._versions.numbers(name)):
                 continue
             branch = self._refs.branch(name)
             if branch is not None and branch.id == self._id(name):
@@ -196,24 +200,24 @@ class Sweeper:
                     continue
             for folder in FOLDERS:
                 self._store.prune(f"{root}/{folder}")
-            gone.append(name)
-        return gone
+            freed.append(name)
+        return freed
 
     def _recheck_refs(self, versions: Sequence[StoredVersion]) -> tuple[list[StoredVersion], list[StoredVersion]]:
-        """Read the refs again; return the versions that nobody requires, and those that somebody does.
+        """Read the refs again; return the versions that no ref requires, and the versions that a ref requires.
 
         Versions of a branch that was created, deleted or replaced meanwhile are in neither list: the next collection
         decides about them.
         """
         branches = self._refs.branches()
         required = required_by_refs(branches, self._refs.tags())
-        lines = {found.branch for found in versions}
+        lines = {version.branch for version in versions}
         same = {name for name in lines if self._of(branches, name) == self._of(self._before, name)}
         free: list[StoredVersion] = []
         needed: list[StoredVersion] = []
-        for found in versions:
-            if found.branch in same:
-                (needed if (found.branch, found.number) in required.reasons else free).append(found)
+        for version in versions:
+            if version.branch in same:
+                (needed if (version.branch, version.number) in required.reasons else free).append(version)
         return free, needed
 
     @staticmethod
@@ -224,26 +228,26 @@ class Sweeper:
     def _id(self, name: str) -> str:
         return branch_ids(self._before).get(name, "")
 
-    def _copy(self, found: StoredVersion) -> str:
+    def _copy(self, version: StoredVersion) -> str:
         """Copy a manifest to `_expired/`; return the key of the copy."""
-        data = self._store.get(found.entry.key)
-        key = expired_copy_key(found.branch, found.number, self._id(found.branch), commit_id(data or b""))
+        data = self._store.get(version.entry.key)
+        key = expired_copy_key(version.branch, version.number, self._id(version.branch), commit_id(data or b""))
         if data is not None:
-            # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
+            # The copy is not synced: it serves writers that are at work now, and a power cut ends these writers too.
             self._store.put(key, data, durable=False)
         return key
 
-    def _manifest_path(self, found: StoredVersion) -> str:
-        folder = layout.join(layout.branch_root(found.branch), layout.VERSIONS)
-        if found.number >= DETACHED_FROM:
-            return f"{folder}/d{found.number}.manifest"
+    def _manifest_path(self, version: StoredVersion) -> str:
+        folder = layout.join(layout.branch_root(version.branch), layout.VERSIONS)
+        if version.number >= DETACHED_FROM:
+            return f"{folder}/d{version.number}.manifest"
         # The versions are listed first, since only then the naming scheme of the branch is known.
-        self._versions.numbers(found.branch)
-        return self._versions.manifest_path(found.branch, found.number)
+        self._versions.numbers(version.branch)
+        return self._versions.manifest_path(version.branch, version.number)
 
     def _delete(self, entries: Sequence[ObjectInfo]) -> None:
         for start in range(0, len(entries), _AT_ONCE):
-            some = entries[start : start + _AT_ONCE]
-            self._store.delete_many([entry.key for entry in some])
-            for _ in some:
+            batch = entries[start : start + _AT_ONCE]
+            self._store.delete_many([entry.key for entry in batch])
+            for _ in batch:
                 self._step()

@@ -37,10 +37,17 @@ def with_keys(
     """
     key = _key(states[-1].manifest.fields, refusal)
     # Conflicts are compared without their hint and keys, so those of the refusal are found.
-    columns = {each: refusal.on.get(each, key if each.kind in _KINDS_WITH_ROWS else ()) for each in refusal.conflicts}
-    found = ConflictRows(context, states, refusal) if any(columns.values()) else None
+    columns = {
+        conflict: refusal.on.get(conflict, key if conflict.kind in _KINDS_WITH_ROWS else ())
+        for conflict in refusal.conflicts
+    }
+    conflict_rows = ConflictRows(context, states, refusal) if any(columns.values()) else None
     conflicts = [
-        replace(conflict, table=uri, keys=() if found is None else _keys_of(conflict, columns[conflict], found))
+        replace(
+            conflict,
+            table=uri,
+            keys=() if conflict_rows is None else _keys_of(conflict, columns[conflict], conflict_rows),
+        )
         for conflict in refusal.conflicts
     ]
     pairs = zip(conflicts, refusal.conflicts, strict=True)
@@ -61,13 +68,13 @@ def _key(fields: Sequence[Field], refusal: MergeRefusal) -> tuple[str, ...]:
     return next((claim.on for claim in claims if claim.mode == UPSERT and claim.on), ())
 
 
-def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) -> tuple[str, ...]:
+def _keys_of(conflict: Conflict, columns: Sequence[str], conflict_rows: ConflictRows) -> tuple[str, ...]:
     """Return the keys of the first few rows of a conflict, as text."""
     if not columns:
         return ()
     try:
         # One row more than can be named is read, which tells whether an ellipsis is needed.
-        reader = found.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
+        reader = conflict_rows.stream(conflict, columns=columns, on=None, limit=MOST_ROWS_NAMED + 1)
         rows = shown_rows(reader.read_all())
     except (LanceDagsterError, OSError):
         # The conflict is what has to be reported, whether its rows can be read or not.
@@ -79,5 +86,5 @@ def _keys_of(conflict: Conflict, columns: Sequence[str], found: ConflictRows) ->
 
 def _named(row: Mapping[str, Mapping[str, object] | None], columns: Sequence[str]) -> str:
     """Return the key of a row, as it is in the first version that has the row."""
-    image = next((found for version in VERSION_FIELDS if (found := row[version]) is not None), {})
+    image = next((row_image for version in VERSION_FIELDS if (row_image := row[version]) is not None), {})
     return " ".join(f"{name} {image.get(name)!r}" for name in columns)

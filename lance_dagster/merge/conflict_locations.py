@@ -63,13 +63,13 @@ class ConflictLocations:
     _side_locations: "tuple[_SideLocations, _SideLocations] | None" = field(default=None)
 
     def rows_of(self, conflict: Conflict) -> RowLocations:
-        """Return the rows of a conflict: those of the merge base in order, then the source's new ones, then the dest's.
+        """Return the rows of a conflict; no rows where they cannot be traced.
 
-        The result is empty where the rows cannot be traced.
+        Rows of the merge base come first, in its order, then new rows of the source, then new rows of the dest.
         """
-        found = [note() for note in self.lookups.get(conflict, ())]
+        notes = [note() for note in self.lookups.get(conflict, ())]
         try:
-            return self._locate(found)
+            return self._locate(notes)
         except UntraceableError:
             # The conflict is still reported; only its rows cannot be shown.
             return _put_in(_joined([]), SOURCE)
@@ -79,11 +79,11 @@ class ConflictLocations:
         rows = self.sides[side - SOURCE].rows.relocated
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
-    def _locate(self, found: Sequence[ConflictingRows]) -> RowLocations:
+    def _locate(self, notes: Sequence[ConflictingRows]) -> RowLocations:
         # Several rules may note the same row for one conflict. The union of their bitmaps gives it one line.
         base: dict[BaseKey, BitMap] = {}
         alone: tuple[dict[int, BitMap], dict[int, BitMap]] = {}, {}
-        for conflicting_rows in found:
+        for conflicting_rows in notes:
             for number, offsets in conflicting_rows.base.items():
                 add_rows(base, number, offsets)
             for side, rows, own in zip(
@@ -96,7 +96,7 @@ class ConflictLocations:
         return RowLocations(
             addresses=np.concatenate([part.addresses for part in parts]),
             did=np.concatenate([part.did for part in parts]),
-            fields=frozenset().union(*(conflicting_rows.fields for conflicting_rows in found)),
+            fields=frozenset().union(*(conflicting_rows.fields for conflicting_rows in notes)),
         )
 
     def _sides(self) -> "tuple[_SideLocations, _SideLocations]":
@@ -125,17 +125,17 @@ class _SideLocations:
     def __init__(self, side: MergeSide, base: Manifest) -> None:
         self._base, self._columns, self._row_changes = base, side.columns, side.rows
 
-    # A rule that looked at one side only notes its rows there, although the merge base may have them as well: such rows
-    # have to get one line with those that another rule noted in the merge base.
+    # A rule that compares one side only notes rows by their place there, although the merge base may have them as well.
+    # Where another rule noted the same row in the merge base, the row must still get one line only.
     def collect(self, rows: Rows, base: dict[BaseKey, BitMap], alone: dict[int, BitMap]) -> None:
         """Sort rows, given by where they lie on the side, into those the merge base has and those the side inserted."""
         for number, offsets in rows.items():
-            found = self._row_changes.relocated.get(number)
+            relocated = self._row_changes.relocated.get(number)
             # Rows out of place were moved or inserted. All others lie where the fragment of the merge base has them.
-            away = BitMap() if found is None else offsets & found.live
-            if found is not None and away:
-                add_rows(alone, number, away & found.inserted)
-                for origin, there in found.in_base(away).items():
+            away = BitMap() if relocated is None else offsets & relocated.live
+            if relocated is not None and away:
+                add_rows(alone, number, away & relocated.inserted)
+                for origin, there in relocated.in_base(away).items():
                     add_rows(base, origin, there)
             own = self._row_changes.matched.base_of(number)
             if own is not None:
@@ -158,15 +158,15 @@ class _SideLocations:
             stays = _among(offsets, row_changes.stays)
             places[stays] = offsets[stays] + _first_address(row_changes.place.id)
             did[stays] = CHANGED if self._other_files(row_changes.place, key) else UNCHANGED
-        beside = bool(self._columns.written_beside(key if isinstance(key, int) else None))
-        wanted = BitMap(offsets.tolist())
+        rewritten_columns = bool(self._columns.written_beside(key if isinstance(key, int) else None))
+        rows_in_base = BitMap(offsets.tolist())
         for number in self._row_changes.numbers_by_key.get(key, ()):
             rows = self._row_changes.relocated[number]
-            there, here = (found.astype(np.int64) for found in rows.pairs(key, wanted))
+            there, here = (side_offsets.astype(np.int64) for side_offsets in rows.pairs(key, rows_in_base))
             # `offsets` ascends, so a binary search finds the line of each row.
             at = np.searchsorted(offsets, there)
             places[at] = here + _first_address(number)
-            new = _among(here, rows.updated) | beside
+            new = _among(here, rows.updated) | rewritten_columns
             did[at] = np.where(new, CHANGED, UNCHANGED)
         # This comes last: a row that the merge base lacks was added, whatever the fragment it lies in suggests.
         did[(places != ABSENT) & ~alive] = ADDED
@@ -176,8 +176,8 @@ class _SideLocations:
         """Tell whether some values of rows that stayed lie in other files than in the merge base."""
         # Comparing file names reads no data. A file that was written anew may hold equal values, so this errs towards
         # reporting a change.
-        had, base_ids = backing(self._base.fragment(number)), self._columns.base_ids
-        return any(had.get(base_ids.get(own, ABSENT)) != path for own, path in backing(place).items())
+        base_files, base_ids = backing(self._base.fragment(number)), self._columns.base_ids
+        return any(base_files.get(base_ids.get(own, ABSENT)) != path for own, path in backing(place).items())
 
 
 def _put_in(addresses: Addresses, side: int) -> RowLocations:

@@ -93,18 +93,18 @@ class ConflictColumns:
 
     def compared(self, columns: Sequence[SharedColumn], side: int) -> tuple[ComparedColumn, ...]:
         """Return how to compare the columns that the merge base and a side have, without those that cannot be."""
-        found, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
-        by_name = {(column.before, column.after): column for column in found}
+        comparable, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
+        by_name = {(column.before, column.after): column for column in comparable}
         pairs = [(column.names[BASE], column.names[side]) for column in columns]
         return tuple(by_name[pair] for pair in pairs if pair in by_name)
 
     def _named(self, name: str) -> SharedColumn:
-        found = next((column for column in self.all if column.name == name), None)
-        if found is None:
-            found = next((column for column in self.all if name in column.names), None)
-        if found is None:
+        named = next((column for column in self.all if column.name == name), None)
+        if named is None:
+            named = next((column for column in self.all if name in column.names), None)
+        if named is None:
             raise InvalidInputError(f"no column {name!r}; there are {', '.join(column.name for column in self.all)}")
-        return found
+        return named
 
     def _beside(self) -> list[SharedColumn]:
         base, source, dest = (list(fields.below(None)) for fields in self._fields)
@@ -113,17 +113,19 @@ class ConflictColumns:
         base_fields, source_fields = {field.id: field for field in base}, {field.id: field for field in source}
         # Columns that the merge base lacks have no id in common, so those of source and dest are matched by name.
         new = {field.name: field for field in source if field.id not in set(to_source.values())}
-        taken: set[str] = set()
-        found: list[SharedColumn] = []
+        names_taken: set[str] = set()
+        columns: list[SharedColumn] = []
 
-        def put(was: Field | None, own: Field | None, other: Field | None) -> None:
-            known = other or was or own
-            if known is not None:
+        def put(was: Field | None, own: Field | None, dest_field: Field | None) -> None:
+            named_field = dest_field or was or own
+            if named_field is not None:
                 base_name, source_name, dest_name = (
-                    None if field is None else field.name for field in (was, own, other)
+                    None if field is None else field.name for field in (was, own, dest_field)
                 )
-                number = None if other is None else other.id
-                found.append(SharedColumn(_free(known.name, taken), (base_name, source_name, dest_name), number))
+                number = None if dest_field is None else dest_field.id
+                columns.append(
+                    SharedColumn(_free(named_field.name, names_taken), (base_name, source_name, dest_name), number)
+                )
 
         # The dest's columns are put first and keep their names: `_free` renames a later column of an equal name.
         for field in dest:
@@ -134,25 +136,25 @@ class ConflictColumns:
             put(was, source_fields.get(to_source.get(was.id, -1)), None)
         for own in new.values():
             put(None, own, None)
-        return found
+        return columns
 
 
 def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, int]:
     """Match fields by their ids, and the remaining columns by name: a cast column has a new id and its old name."""
-    found = {number: own for number, own in ids.items() if number in base.by_id and own in side.by_id}
-    taken = set(found.values())
-    left = {field.name: field.id for field in side.below(None) if field.id not in taken}
+    matched = {number: own for number, own in ids.items() if number in base.by_id and own in side.by_id}
+    matched_ids = set(matched.values())
+    unmatched = {field.name: field.id for field in side.below(None) if field.id not in matched_ids}
     for field in base.below(None):
-        if field.id not in found and field.name in left:
-            found[field.id] = left[field.name]
-    return found
+        if field.id not in matched and field.name in unmatched:
+            matched[field.id] = unmatched[field.name]
+    return matched
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, names_taken: set[str]) -> str:
     """Return a name that is not taken."""
     # Two versions may use one name for different columns, but a request by name must mean one of them.
-    free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in taken)
-    taken.add(free)
+    free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in names_taken)
+    names_taken.add(free)
     return free
 
 
@@ -192,10 +194,10 @@ class RowKeys:
         if unknown_removals.any():
             pool = np.concatenate([pool, np.setdiff1d(self.put_in(side), pool)])
         olds, news, unknown = self._paired((BASE, addresses[missing, BASE]), (side, pool), side)
-        gone = np.ones(len(missing), np.bool_)
-        gone[olds], gone[unknown] = False, False
+        removed = np.ones(len(missing), np.bool_)
+        removed[olds], removed[unknown] = False, False
         # A key that no inserted row has proves the removal. A row with a null in its key stays `REWRITTEN`.
-        did[missing[gone & unknown_removals], side - SOURCE] = REMOVED
+        did[missing[removed & unknown_removals], side - SOURCE] = REMOVED
         addresses[missing[olds], side] = pool[news]
         did[missing[olds], side - SOURCE] = CHANGED
         return _without(
@@ -214,12 +216,12 @@ class RowKeys:
         return _without(RowLocations(addresses=addresses, did=did, fields=locations.fields), dest_only[dest_places])
 
     def _paired(
-        self, one: tuple[int, Positions], other: tuple[int, Positions], side: int
+        self, first: tuple[int, Positions], second: tuple[int, Positions], side: int
     ) -> tuple[RowPositions, RowPositions, RowPositions]:
         """Return the places of rows of two versions that have the same key, and those of the first without a key."""
         nothing: RowPositions = np.empty(0, np.int64)
         # Without rows of one version there are no pairs, and the keys of the other version need not be read.
-        if not len(one[1]) or not len(other[1]):
+        if not len(first[1]) or not len(second[1]):
             return nothing, nothing, nothing
         (olds, old_null), (news, new_null) = (
             keys_of(
@@ -227,24 +229,24 @@ class RowKeys:
                 addresses.astype(np.uint64),
                 self.columns[(side if version == BASE else version) - SOURCE],
             )
-            for version, addresses in (one, other)
+            for version, addresses in (first, second)
         )
         # A null matches nothing: two rows with a null in their key are not the same row.
-        found = paired_by_values(olds[~old_null], news[~new_null])
-        return np.flatnonzero(~old_null)[found.before], np.flatnonzero(~new_null)[found.after], np.flatnonzero(old_null)
+        pairs = paired_by_values(olds[~old_null], news[~new_null])
+        return np.flatnonzero(~old_null)[pairs.before], np.flatnonzero(~new_null)[pairs.after], np.flatnonzero(old_null)
 
 
 def _only(locations: RowLocations, side: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
     """Tell which rows only one side has."""
     there = locations.addresses != ABSENT
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = there[:, side] & (there.sum(axis=1) == 1)
-    return found
+    only: np.ndarray[tuple[int], np.dtype[np.bool_]] = there[:, side] & (there.sum(axis=1) == 1)
+    return only
 
 
 def _without(locations: RowLocations, places: RowPositions) -> RowLocations:
-    kept = np.ones(len(locations), np.bool_)
-    kept[places] = False
-    return locations.at(kept)
+    remaining = np.ones(len(locations), np.bool_)
+    remaining[places] = False
+    return locations.at(remaining)
 
 
 KIND, UNIT, ROW_ID, KEY = "_conflict_kind", "_conflict_unit", "_row_id", "key"
@@ -268,22 +270,24 @@ class RowsRequest:
 class ConflictRows:
     """The rows of the conflicts of one merge."""
 
-    def __init__(self, context: TableContext, states: tuple[State, State, State], found: MergeRefusal) -> None:
+    def __init__(self, context: TableContext, states: tuple[State, State, State], refusal: MergeRefusal) -> None:
         """Keep the versions; rows are read by `stream`.
 
         Args:
             context: The table.
             states: The merge base, the source and the dest.
-            found: Why they cannot be merged.
+            refusal: Why they cannot be merged.
         """
-        self._conflicts = found.conflicts
-        self._locations = None if found.sides is None else ConflictLocations(lookups=found.rows, sides=found.sides)
-        if found.sides is not None:
+        self._conflicts = refusal.conflicts
+        self._locations = (
+            None if refusal.sides is None else ConflictLocations(lookups=refusal.rows, sides=refusal.sides)
+        )
+        if refusal.sides is not None:
             # Of several merge bases, the refusal may be from another one.
-            states = (state_of(found.sides[0].base), *states[1:])
+            states = (state_of(refusal.sides[0].base), *states[1:])
         self._versions = [VersionedRows(context, state, after=place != BASE) for place, state in enumerate(states)]
         # A refusal without sides was made before anything was compared; columns are then matched by name alone.
-        ids = [] if found.sides is None else [side.columns.ids for side in found.sides]
+        ids = [] if refusal.sides is None else [side.columns.ids for side in refusal.sides]
         base, source, dest = (state.manifest for state in states)
         self._columns = ConflictColumns((base, source, dest), ids or [{}, {}])
 
@@ -346,7 +350,7 @@ class ConflictRows:
     def _batches(self, request: RowsRequest, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         if self._locations is None:
             return
-        left = request.limit
+        remaining = request.limit
         # A batch holds rows of all three versions: the version with the widest rows limits it.
         step = min(batch_size(version.dataset.schema) for version in self._versions)
         for conflict in request.conflicts:
@@ -354,20 +358,22 @@ class ConflictRows:
             for part in parts_of(len(locations), step):
                 lines = self._with_differing_values(locations.at(part)) if locations.fields else locations.at(part)
                 # The limit counts rows that are shown, so it is applied after rows without a difference are left out.
-                lines = lines if left is None else lines.at(slice(left))
-                left = None if left is None else left - len(lines)
+                lines = lines if remaining is None else lines.at(slice(remaining))
+                remaining = None if remaining is None else remaining - len(lines)
                 if len(lines):
                     yield self._batch(lines, conflict, request, schema)
-                if left == 0:
+                if remaining == 0:
                     return
 
     def _found(self, locations: ConflictLocations, conflict: Conflict, request: RowsRequest) -> RowLocations:
-        found = locations.rows_of(conflict)
+        rows = locations.rows_of(conflict)
         if request.keys is None:
-            return found
+            return rows
         # Keys pair rows of a whole conflict, so this comes before the rows are cut into batches.
-        own, other = (self._columns.compared(request.keys, side) for side in (SOURCE, DEST))
-        return RowKeys(versions=self._versions, columns=(own, other), put_in=locations.put_in).applied(found)
+        source_columns, dest_columns = (self._columns.compared(request.keys, side) for side in (SOURCE, DEST))
+        return RowKeys(
+            versions=self._versions, columns=(source_columns, dest_columns), put_in=locations.put_in
+        ).applied(rows)
 
     def _with_differing_values(self, locations: RowLocations) -> RowLocations:
         """Leave out rows in which neither side changed the values of the columns that both wrote anew for all rows."""
@@ -381,26 +387,26 @@ class ConflictRows:
         """Tell in which rows a side has another value than the merge base; in all where they cannot be compared."""
         compared = self._columns.compared([column], side)
         there = locations.addresses != ABSENT
-        both = there[:, BASE] & there[:, side]
-        differ: Flags = ~both
+        in_both = there[:, BASE] & there[:, side]
+        differ: Flags = ~in_both
         if not compared:
             # Values that cannot be compared may differ, and no row in conflict may be hidden.
             return np.ones(len(locations), np.bool_)
-        if both.any():
+        if in_both.any():
             olds, news = (
-                self._versions[version].digests(_unsigned(locations.addresses[both, version]), compared)[0]
+                self._versions[version].digests(_unsigned(locations.addresses[in_both, version]), compared)[0]
                 for version in (BASE, side)
             )
-            differ[both] = np.any(olds != news, axis=1)
+            differ[in_both] = np.any(olds != news, axis=1)
         return differ
 
     def _batch(
         self, locations: RowLocations, conflict: Conflict, request: RowsRequest, schema: pa.Schema
     ) -> pa.RecordBatch:
-        wanted = tuple(dict.fromkeys([*request.columns, *(request.keys or ())]))
-        read = [self._read(locations, version, wanted) for version in (BASE, SOURCE, DEST)]
+        columns = tuple(dict.fromkeys([*request.columns, *(request.keys or ())]))
+        images = [self._read(locations, version, columns) for version in (BASE, SOURCE, DEST)]
         rows = len(locations)
-        found: list[pa.Array[Any]] = [
+        arrays: list[pa.Array[Any]] = [
             pa.array([conflict.kind] * rows, pa.string()),
             pa.array([conflict.unit] * rows, pa.string()),
             pa.array(self._row_ids(locations), pa.uint64()),
@@ -408,10 +414,10 @@ class ConflictRows:
         ]
         there = locations.addresses != ABSENT
         if request.keys is not None:
-            found.append(_coalesced(read, there, schema.field(KEY).type))
+            arrays.append(_coalesced(images, there, schema.field(KEY).type))
         for version, name in enumerate(VERSION_FIELDS):
-            found.append(_struct(read[version], there[:, version], schema.field(name).type))
-        return pa.RecordBatch.from_arrays(found, schema=schema)
+            arrays.append(_struct(images[version], there[:, version], schema.field(name).type))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _read(
         self, locations: RowLocations, version: int, columns: Sequence[SharedColumn]
@@ -425,7 +431,7 @@ class ConflictRows:
         # Only rows that the version has are read. A null index leaves a null in the lines of all others.
         places = pa.array(np.cumsum(there) - 1, mask=~there)
         rows = self._versions[version].take(_unsigned(addresses[there]), list(names.values()))
-        return {name: _whole(decoded(rows.column(own)).take(places)) for name, own in names.items()}
+        return {name: decoded(rows.column(own)).take(places).combine_chunks() for name, own in names.items()}
 
     def _row_ids(self, locations: RowLocations) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return the stable id of each row in the first version that has the row, or its address without stable ids."""
@@ -444,10 +450,6 @@ def _unsigned(addresses: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Addres
     return addresses.astype(np.uint64)
 
 
-def _whole(values: "pa.ChunkedArray[Any]") -> Any:  # noqa: ANN401  # an Arrow array of any type
-    return values.combine_chunks()
-
-
 def _struct(values: "Mapping[str, pa.Array[Any]]", there: Flags, kind: pa.StructType) -> "pa.Array[Any]":
     """Return rows of one version as structs, null where it lacks them."""
     fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
@@ -460,17 +462,19 @@ def _struct(values: "Mapping[str, pa.Array[Any]]", there: Flags, kind: pa.Struct
     )
 
 
-def _coalesced(read: "Sequence[Mapping[str, pa.Array[Any]]]", there: FlagsOfRows, kind: pa.DataType) -> "pa.Array[Any]":
+def _coalesced(
+    images: "Sequence[Mapping[str, pa.Array[Any]]]", there: FlagsOfRows, kind: pa.DataType
+) -> "pa.Array[Any]":
     """Return rows as structs, each taken from the first version that has the row."""
     fields: list[pa.Field[Any]] = [kind.field(place) for place in range(kind.num_fields)]
     rows = len(there)
     # The columns of the versions are concatenated, so row `r` of version `v` is element `v * rows + r`.
     first = pa.array(there.argmax(axis=1) * rows + np.arange(rows))
-    found = []
+    arrays = []
     for field in fields:
-        values = [_typed(own[field.name], field.type) if own else pa.nulls(rows, field.type) for own in read]
-        found.append(pa.concat_arrays(values).take(first))
-    return pa.StructArray.from_arrays(found, fields=fields)
+        values = [_typed(own[field.name], field.type) if own else pa.nulls(rows, field.type) for own in images]
+        arrays.append(pa.concat_arrays(values).take(first))
+    return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
 def _typed(values: "pa.Array[Any]", kind: pa.DataType) -> "pa.Array[Any]":

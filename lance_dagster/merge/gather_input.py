@@ -55,7 +55,7 @@ _FEW, _READERS, _PARTS_EACH = 4, 16, 2
 def lookups(context: TableContext) -> Lookups:
     """Return the functions that read what manifests do not hold: deletions, keys and values of rows."""
     # Several rules ask for the deletions of the same fragment, and each read of a file is a request.
-    known: dict[tuple[int, int, int, int], BitMap] = {}
+    deletions: dict[tuple[int, int, int, int], BitMap] = {}
 
     def deleted(manifest: Manifest, fragment: Fragment) -> BitMap:
         if fragment.deletion is None:
@@ -64,11 +64,11 @@ def lookups(context: TableContext) -> Lookups:
         # base path is therefore not part of the cache key.
         deletion = fragment.deletion
         file = (fragment.id, deletion.id, deletion.read_version, deletion.deleted_rows)
-        if file not in known:
+        if file not in deletions:
             with _still_there(context, manifest):
-                known[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
+                deletions[file] = deleted_offsets(context.versions, state_of(manifest), fragment)
         # A bitmap is mutable: a caller that changed the cached one would change what later callers read.
-        return known[file].copy()
+        return deletions[file].copy()
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
         if "://" in context.uri:
@@ -127,28 +127,30 @@ def _comparing(context: TableContext) -> EqualRows:
     def equal(source: AddressedRows, dest: AddressedRows, matched: Mapping[int, int]) -> Flags:
         # Before a merge is refused it is planned under several strategies, which ask for the same rows.
         versions = [(manifest.branch, manifest.version) for manifest, _ in (source, dest)]
-        asked = *versions, source[1].tobytes(), dest[1].tobytes(), tuple(sorted(matched.items()))
-        if asked not in compared:
+        request = *versions, source[1].tobytes(), dest[1].tobytes(), tuple(sorted(matched.items()))
+        if request not in compared:
             before = VersionedRows(context, state_of(source[0]), after=False), source[1]
             after = VersionedRows(context, state_of(dest[0]), after=True), dest[1]
             with _still_there(context, source[0], dest[0]):
-                compared[asked] = equal_rows(before, after, matched)
-        return compared[asked]
+                compared[request] = equal_rows(before, after, matched)
+        return compared[request]
 
     return equal
 
 
 def _comparing_cells(context: TableContext) -> CompareCells:
-    known: dict[tuple[bytes, ...], ComparedCells | None] = {}
+    compared: dict[tuple[bytes, ...], ComparedCells | None] = {}
 
     def compare(*versions: AddressedRows) -> ComparedCells | None:
         # The lookups are those of one base, source and dest: the addresses alone tell what was asked.
-        asked = tuple(addresses.tobytes() for _, addresses in versions)
-        if asked not in known:
-            sides = [(VersionedRows(context, state_of(one), after=True), addresses) for one, addresses in versions]
+        request = tuple(addresses.tobytes() for _, addresses in versions)
+        if request not in compared:
+            sides = [
+                (VersionedRows(context, state_of(manifest), after=True), addresses) for manifest, addresses in versions
+            ]
             with _still_there(context, *(manifest for manifest, _ in versions)):
-                known[asked] = compared_cells(*sides)
-        return known[asked]
+                compared[request] = compared_cells(*sides)
+        return compared[request]
 
     return compare
 
@@ -169,10 +171,10 @@ def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers
 
 def lineage_at(context: TableContext, state: State) -> Lineage:
     """Return what a version contains."""
-    found = lineage_of(state, context.refs)
+    lineage = lineage_of(state, context.refs)
     # Under the id of its branch, the version is found again without a request.
-    context.versions.cache(found.id, state)
-    return found
+    context.versions.cache(lineage.id, state)
+    return lineage
 
 
 def gather_merge_input(

@@ -59,8 +59,8 @@ def materialize(
     if plan.removed or changed:
         fragments = fragments.changed(plan.removed, changed)
     fragments = fragments.added(added)
-    last = max(added.ids, default=head.manifest.max_fragment_id)
-    manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=last)
+    max_fragment_id = max(added.ids, default=head.manifest.max_fragment_id)
+    manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=max_fragment_id)
     manifest = drop_unused_files(manifest, head.manifest.fields)
     # No file of the dest is left, so the table takes the file version of the files that replace them.
     if added and len(plan.removed) == len(head.manifest.fragments):
@@ -74,9 +74,9 @@ def materialize(
     return _recorded(plan, manifest, changed, added, overwrites=overwrites), manifest
 
 
-def _open_to_file_versions(manifest: Manifest, merged_fragment: Iterable[Fragment]) -> Manifest:
+def _open_to_file_versions(manifest: Manifest, merged_fragments: Iterable[Fragment]) -> Manifest:
     """Set the flag for mixed file versions where the merge adds some: readers refuse such a table without the flag."""
-    versions = {file.version for fragment in merged_fragment for file in fragment.files}
+    versions = {file.version for fragment in merged_fragments for file in fragment.files}
     if manifest.file_version == "" or versions <= {manifest.file_version}:
         return manifest
     mixed = int(Flag.MIXED_FILE_VERSIONS)
@@ -97,17 +97,17 @@ def _recorded(
         )
     # An index in flight lacks rows that came back and values that are new. Writers leave their fragments out of it only
     # after an update that names the fields.
-    written = tuple(sorted(plan.rewritten)) if changed else ()
+    fields_modified = tuple(sorted(plan.rewritten)) if changed else ()
     if not changed and not plan.removed:
         return ops.Append(fragments=added)
-    if not added and not written:
+    if not added and not fields_modified:
         return ops.Delete(updated_fragments=changed, deleted_fragment_ids=plan.removed)
     return ops.Update(
         removed_fragment_ids=plan.removed,
         updated_fragments=changed,
         new_fragments=added,
-        fields_modified=written,
-        mode=ops.REWRITE_COLUMNS if written and not added else ops.REWRITE_ROWS,
+        fields_modified=fields_modified,
+        mode=ops.REWRITE_COLUMNS if fields_modified and not added else ops.REWRITE_ROWS,
     )
 
 
@@ -117,12 +117,18 @@ class _Materializer:
         self._shared = shared_base_ids(source.manifest, head.manifest, context.uri)
         self._own: dict[int | None, bool] = {}
 
-    def all_finished(self, merged_fragment: Sequence[MergedFragment]) -> list[Fragment]:
+    def all_finished(self, merged_fragments: Sequence[MergedFragment]) -> list[Fragment]:
         """Return fragments as the result names them, in the same order."""
-        stores = [one.deleted is not None or any(map(self._is_elsewhere, one.files)) for one in merged_fragment]
+        stores = [
+            fragment.deleted is not None or any(map(self._is_elsewhere, fragment.files))
+            for fragment in merged_fragments
+        ]
         # Most fragments that come as a whole only get other numbers: nothing is stored for them.
-        stored = iter(in_parallel(self.finished, list(compress(merged_fragment, stores)), self._writers()))
-        return [next(stored) if wait else self.finished(one) for one, wait in zip(merged_fragment, stores, strict=True)]
+        stored = iter(in_parallel(self.finished, list(compress(merged_fragments, stores)), self._writers()))
+        return [
+            next(stored) if wait else self.finished(fragment)
+            for fragment, wait in zip(merged_fragments, stores, strict=True)
+        ]
 
     def finished(self, merged_fragment: MergedFragment) -> Fragment:
         """Return a fragment as the result names it, its files placed and its deletion vector stored."""
@@ -131,10 +137,10 @@ class _Materializer:
             if self._is_elsewhere(file):
                 self._bring(file)
         # `with_root_base` takes fragments; of this one only the files are used.
-        materializer = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
+        holder = Fragment(id=0, files=merged_fragment.files, physical_rows=0)
         files: tuple[DataFile, ...] = ()
         if merged_fragment.files:
-            files = with_root_base([materializer], self._head.manifest, self._context.uri, self._shared)[0].files
+            files = with_root_base([holder], self._head.manifest, self._context.uri, self._shared)[0].files
         fragment = replace(merged_fragment.fragment, files=(*merged_fragment.fragment.files, *files))
         if merged_fragment.deleted is None:
             return fragment
@@ -149,11 +155,11 @@ class _Materializer:
         place = target(self._context, schema, head)
         # The rows keep the ids and the creation versions that they have on the dest.
         staged = StagedFiles(schema, write_files(place, self._combined_batches(rows, schema)), place.base)
-        made = moved_in(self._context, head, staged, rows.dest)
+        fragments = moved_in(self._context, head, staged, rows.dest)
         version = head.number + 1
         return [
             with_new_values(replace(fragment, id=number), version)
-            for number, fragment in enumerate(made, plan.first_combined)
+            for number, fragment in enumerate(fragments, plan.first_combined)
         ]
 
     def _combined_batches(self, rows: CombinedUpdates, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -162,12 +168,12 @@ class _Materializer:
         for start in range(0, len(rows.dest), size):
             part = slice(start, start + size)
             source = take_rows(of_source, rows.source[part], rows.columns)
-            both = pa.concat_tables([take_rows(of_dest, rows.dest[part], rows.columns), source])
+            sides = pa.concat_tables([take_rows(of_dest, rows.dest[part], rows.columns), source])
             place = np.arange(source.num_rows)
             # The dest's copies come first, so the source's copy of a row is as many rows further on.
             cells = rows.from_source[part] * source.num_rows + place[:, np.newaxis]
-            columns = [take_column(both.column(name), cells[:, at]) for at, name in enumerate(rows.columns)]
-            yield from pa.table(columns, schema=both.schema).select(schema.names).to_batches()
+            columns = [take_column(sides.column(name), cells[:, at]) for at, name in enumerate(rows.columns)]
+            yield from pa.table(columns, schema=sides.schema).select(schema.names).to_batches()
 
     def _writers(self) -> int:
         """Return how many threads write files."""

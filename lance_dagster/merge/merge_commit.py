@@ -132,19 +132,19 @@ def _prepare_merge(
         # A merge that is refused before it is planned checks its strategy here. Both sides may have renamed a column,
         # and a strategy names it as the merge base does.
         parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
-        given = gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=options.strategy)
+        merge_input = gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=options.strategy)
 
         def table_metadata(plan: MergePlan, metadata: Mapping[str, str]) -> dict[str, str]:
             # Without this, each merged and deleted run branch would leave a record in every later manifest.
-            kept = kept_records(dest_lineage, metadata, context.refs, context.versions)
-            return kept | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
+            records = kept_records(dest_lineage, metadata, context.refs, context.versions)
+            return records | _records(options, source_lineage, dest_lineage, base=base, plan=plan)
 
         return ProposedMerge(
-            given=given,
+            merge_input=merge_input,
             source=source,
             attempt=f"merge {source} into {head}",
             call=options.call(source, head.branch),
-            properties=_properties(options, source_lineage, head, given.source.changes),
+            properties=_properties(options, source_lineage, head, merge_input.source.changes),
             table_metadata=table_metadata,
             refused=immediate_conflicts(options, source_lineage, dest_lineage, base),
         )
@@ -168,9 +168,9 @@ def find_merged(context: TableContext, source: State, head: State) -> State | No
     return version_that_merged(source_lineage, dest_lineage, context.versions)
 
 
-def base_of(context: TableContext, one: State, other: State) -> State:
+def base_of(context: TableContext, first: State, second: State) -> State:
     """Return the newest version that two versions contain."""
-    lineages = lineage_at(context, one), lineage_at(context, other)
+    lineages = lineage_at(context, first), lineage_at(context, second)
     return merge_base(*lineages, context.refs, context.versions).state
 
 
@@ -185,15 +185,15 @@ def immediate_conflicts(options: MergeOptions, source: Lineage, dest: Lineage, b
     source_beyond, dest_beyond = _beyond(source_squashed, dest, source), _beyond(dest_squashed, source, dest)
     # Where both sides squashed one branch, nothing tells which rows of the two copies are the same. A squash that the
     # merge base has gave both sides the same rows.
-    both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
+    squashed_by_both = sorted(source_squashed.keys() & dest_squashed.keys() - base_squashed.keys())
     squash = "{} has {} by a squash merge, so shared rows are unknown; reset or delete the branch of that version"
-    if source_beyond or dest_beyond or both:
+    if source_beyond or dest_beyond or squashed_by_both:
         did = (
-            squash.format(source.state, source_squashed[both[0]] if both else source_beyond)
-            if both or source_beyond
+            squash.format(source.state, source_squashed[squashed_by_both[0]] if squashed_by_both else source_beyond)
+            if squashed_by_both or source_beyond
             else str(source.state),
-            squash.format(dest.state, dest_squashed[both[0]] if both else dest_beyond)
-            if both or dest_beyond
+            squash.format(dest.state, dest_squashed[squashed_by_both[0]] if squashed_by_both else dest_beyond)
+            if squashed_by_both or dest_beyond
             else str(dest.state),
         )
         return (Conflict(kind="history", unit="history", source=did[0], dest=did[1]),)
@@ -206,10 +206,10 @@ def _squashed(lineage: Lineage) -> dict[str, str]:
     return {key.removeprefix(SQUASHED_PREFIX): value for key, value in metadata if key.startswith(SQUASHED_PREFIX)}
 
 
-def _beyond(squashed: Mapping[str, str], other: Lineage, into: Lineage) -> str | None:
+def _beyond(squashed: Mapping[str, str], lineage: Lineage, into: Lineage) -> str | None:
     """Return a squashed version of a branch of which the other side contains versions that `into` does not contain."""
     for branch_id, version in sorted(squashed.items()):
-        if other.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
+        if lineage.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
             return version
     return None
 
@@ -236,7 +236,9 @@ def _records(
     if options.mode == SQUASH:
         # A squash copies the rows of branches that were merged into the source as well: merging one of these branches
         # later would insert its rows a second time.
-        new = (one for one, number in source.contained.items() if number > dest.contained.get(one, -1))
+        new = (
+            branch_id for branch_id, number in source.contained.items() if number > dest.contained.get(branch_id, -1)
+        )
         squashed = {f"{SQUASHED_PREFIX}{branch_id}": str(source.state) for branch_id in new}
         return squashed | records_for_aliases(dest.state.manifest, plan.aliases)
     return records_for_merge(source, dest, base, aliases=plan.aliases, fields=plan.fields)
@@ -245,10 +247,10 @@ def _records(
 def all_claims(changes: Iterable[Change], of: Lineage) -> list[Claim]:
     """Return the claims of some changes of a version, each claim once for the newest version of each branch with it.
 
-    Beside claims of partitions, rows that another change wrote or deleted without a claim would seem to be in these
-    partitions. A claim that names none stands for such changes.
+    Where some changes claim partitions and others write or delete rows without a claim, the rows of the latter would
+    seem to be in these partitions. A claim without a partition stands for changes without a claim.
     """
-    found = dict[tuple[Claim, str], Claim]()
+    newest_claims = dict[tuple[Claim, str], Claim]()
     silent = False
     ids = {segment.branch: segment.id for segment in of.segments}
     for change in changes:
@@ -258,8 +260,8 @@ def all_claims(changes: Iterable[Change], of: Lineage) -> list[Claim]:
         branch, _, number = change.version.rpartition("@")
         for claim in claims:
             origin = claim.origin or (ids.get(branch, ""), int(number))
-            known = found.get((claim, origin[0]))
-            if known is None or (known.origin or origin) < origin:
-                found[claim, origin[0]] = replace(claim, origin=origin)
+            newest = newest_claims.get((claim, origin[0]))
+            if newest is None or (newest.origin or origin) < origin:
+                newest_claims[claim, origin[0]] = replace(claim, origin=origin)
         silent |= not claims and not change.moves_no_row and not isinstance(change.operation, Rewrite | Project)
-    return [*found.values(), Claim(mode=APPEND)] if found and silent else list(found.values())
+    return [*newest_claims.values(), Claim(mode=APPEND)] if newest_claims and silent else list(newest_claims.values())

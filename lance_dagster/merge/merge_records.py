@@ -1,12 +1,11 @@
 """Find the versions that picked changes come from, and the records of merges that a branch can do without.
 
-A pick records the versions its change comes from, as branch ids with version numbers: that of the branch, those of
-branches that a picked merge brought, and those that the picked version was itself picked from.
+A pick records the versions that its change comes from, as branch ids with version numbers (`b7@12`): the picked
+version, the versions that a picked merge brought, and the versions that the picked version was itself picked from.
 
-A branch can do without the records of branches that are gone, unless their rows may come in again.
-
-A deleted branch cannot be merged any more, but another branch that contains it can. Where their merge base contains it
-as well, no row is inserted twice; otherwise only the record tells which rows are there already.
+A branch can do without the record of a deleted branch, unless rows of the deleted branch may come in again. The deleted
+branch cannot be merged any more, but another branch that contains it can. Where the merge base of the two contains the
+deleted branch as well, no row is inserted twice; otherwise only the record tells which rows are there already.
 """
 
 import re
@@ -48,12 +47,12 @@ def origins(of: Lineage, parent: Lineage) -> str:
     return " ".join(dict.fromkeys([*new, *before.split()]))
 
 
-def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> bool:
+def picked_across(changes: Iterable[Change], other_side: Lineage, base: Lineage) -> bool:
     """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
     return any(
-        (_is_of(change, other, base) and not change.adds_no_copy)
-        or _among(_named(change, PICKS_MERGED), other, base.contained)
+        (_is_of(change, other_side, base) and not change.adds_no_copy)
+        or _among(_named(change, PICKS_MERGED), other_side, base.contained)
         for change in changes
     )
 
@@ -67,15 +66,15 @@ def brings_copies(change: Change) -> bool:
 def picks_among(changes: Iterable[Change]) -> str:
     """Return as text the versions that the picks among some changes are from, and those that merges brought."""
     copying = [change for change in changes if not change.adds_no_copy]
-    found = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
-    return " ".join(dict.fromkeys(f"{own}@{number}" for named in found for own, number in named))
+    origins_by_change = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
+    return " ".join(dict.fromkeys(f"{own}@{number}" for named in origins_by_change for own, number in named))
 
 
 def claiming(
     changes: Sequence[Change],
     of: Lineage,
     other_changes: Sequence[Change],
-    other: Lineage,
+    other_side: Lineage,
     *,
     inserted_anew: Callable[[Change], bool],
 ) -> list[Change]:
@@ -85,33 +84,35 @@ def claiming(
         changes: What the side did since the merge base.
         of: The side.
         other_changes: What the other side did.
-        other: The other side.
+        other_side: The other side.
         inserted_anew: Tells which changes put in rows that the other side has no more.
     """
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
-    taken = {f"{names[own]}@{number}" for own, number in picked if own in names}
+    picked_versions = {f"{names[own]}@{number}" for own, number in picked if own in names}
     return [
         change
         if inserted_anew(change)
-        else replace(change, in_both=change.version in taken or _is_of(change, other), known=other.contained)
+        else replace(
+            change, in_both=change.version in picked_versions or _is_of(change, other_side), known=other_side.contained
+        )
         for change in changes
     ]
 
 
-def _is_of(change: Change, other: Lineage, base: Lineage | None = None) -> bool:
-    return _among(_named(change, PICKED_FROM), other, base.contained if base is not None else {})
+def _is_of(change: Change, lineage: Lineage, base: Lineage | None = None) -> bool:
+    return _among(_named(change, PICKED_FROM), lineage, base.contained if base is not None else {})
 
 
-def _among(places: Sequence[tuple[str, int]], other: Lineage, known: Mapping[str, int]) -> bool:
-    return any(known.get(own, -1) < number <= other.contained.get(own, -1) for own, number in places)
+def _among(places: Sequence[tuple[str, int]], lineage: Lineage, base_contained: Mapping[str, int]) -> bool:
+    return any(base_contained.get(own, -1) < number <= lineage.contained.get(own, -1) for own, number in places)
 
 
 def _named(change: Change, key: str) -> list[tuple[str, int]]:
     """Return the versions that a property names, as branch ids with numbers."""
     recorded = change.transaction.properties.get(key, "") if change.transaction is not None else ""
-    return [(found[1], int(found[2])) for one in recorded.split() if (found := _ORIGIN.fullmatch(one))]
+    return [(match[1], int(match[2])) for origin in recorded.split() if (match := _ORIGIN.fullmatch(origin))]
 
 
 _FEW_RECORDS = 8
@@ -136,13 +137,13 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
     # The branches are listed first, and their heads are read only if enough records could be dropped: each head is a
     # request.
     branches = refs.branches(exempt=(PUBLISHED,)).values()
-    gone = recorded - {MAIN, *(branch.id for branch in branches)}
-    if len(gone) <= _FEW_RECORDS:
+    deleted = recorded - {MAIN, *(branch.id for branch in branches)}
+    if len(deleted) <= _FEW_RECORDS:
         return dict(metadata)
     for name in (MAIN, *(branch.name for branch in branches if branch.state == READY)):
         if name != dest.state.branch:
-            gone -= _told_apart(gone, dest, name, (refs, versions))
-    dropped = {f"{prefix}{branch_id}" for branch_id in gone for prefix in MERGE_RECORD_PREFIXES}
+            deleted -= _told_apart(deleted, dest, name, (refs, versions))
+    dropped = {f"{prefix}{branch_id}" for branch_id in deleted for prefix in MERGE_RECORD_PREFIXES}
     return {key: value for key, value in metadata.items() if key not in dropped}
 
 
@@ -157,40 +158,40 @@ def _without_published(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _merged_at(record: str) -> int:
-    found = _MERGED_AT.match(record)
-    return int(found[1]) if found else 0
+    match = _MERGED_AT.match(record)
+    return int(match[1]) if match else 0
 
 
-def _told_apart(gone: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the deleted branches whose records are needed: `branch` has rows of them that its merge base lacks."""
+def _told_apart(deleted: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
+    """Return the deleted branches whose records are needed: `branch` has rows of theirs that the merge base lacks."""
     refs, versions = of
     try:
         head = versions.head(branch)
         # A head without any of these records spares the search for a merge base.
-        if not gone & _recorded(head.manifest.table_metadata):
+        if not deleted & _recorded(head.manifest.table_metadata):
             return set()
-        other = lineage_of(head, refs)
-        base = merge_base(other, dest, refs, versions)
+        branch_lineage = lineage_of(head, refs)
+        base = merge_base(branch_lineage, dest, refs, versions)
     except (NotFoundError, InvalidInputError):
         # The branch was deleted meanwhile, or the merge base was cleaned up. All records are kept: a merge must not
         # fail because old records cannot be distinguished from needed ones.
-        return gone
-    return {branch_id for branch_id in gone if _brings(branch_id, other, base)}
+        return deleted
+    return {branch_id for branch_id in deleted if _brings(branch_id, branch_lineage, base)}
 
 
-def _brings(branch_id: str, other: Lineage, base: Lineage) -> bool:
-    """Tell whether a version has more of a branch than another one: versions of it, a squash, or single rows."""
-    metadata = [lineage.state.manifest.table_metadata for lineage in (other, base)]
+def _brings(branch_id: str, branch_lineage: Lineage, base: Lineage) -> bool:
+    """Tell whether a version has more of a branch than the merge base: versions of it, a squash, or single rows."""
+    metadata = [lineage.state.manifest.table_metadata for lineage in (branch_lineage, base)]
     # Squashes are checked before versions: a squash brings rows of the branch without containing its versions.
     if branch_id in _squashed(metadata[1]):
         return False
     if branch_id in _squashed(metadata[0]):
         return True
-    numbers = [lineage.contained.get(branch_id, NO_VERSION) for lineage in (other, base)]
+    numbers = [lineage.contained.get(branch_id, NO_VERSION) for lineage in (branch_lineage, base)]
     if max(numbers) > NO_VERSION:
         return numbers[0] > numbers[1]
     # A pick takes rows over without their version. Then only the recorded ids of the rows can be compared.
-    records = [merge_records_of(lineage.state.manifest).get(branch_id) for lineage in (other, base)]
+    records = [merge_records_of(lineage.state.manifest).get(branch_id) for lineage in (branch_lineage, base)]
     rows = [
         Translation(tuple(sorted((alias.first, alias.end, alias.here) for alias in (record.aliases if record else ()))))
         for record in records

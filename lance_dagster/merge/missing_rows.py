@@ -1,7 +1,8 @@
-"""Find out why one side of a merge does not have rows that it knows: it took them back, deleted them or never had them.
+"""Find out why a side of a merge lacks rows whose ids it knows: it took them back, deleted them or never had them.
 
-A revert, a restore or a reset is about versions, a deletion about the rows themselves. What a merge removed is looked
-up in the line of versions that it merged.
+A revert, a restore or a reset takes versions back; a deletion is about the rows themselves. The two are told apart by
+the version that removed the rows. Where that version is a merge, the version that removed them is looked up in the line
+that was merged.
 """
 
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ NO_ROWS = RowRuns.of(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRows:
-    """Rows that one side of a merge has, that the other one knows by a pick of either, and does not have.
+    """Rows that one side of a merge has and the other side knows and lacks, by the reason why it lacks them.
 
-    All are given as ids of the side that has them, with the ids of the other side. `returning` were taken back there by
-    a revert or a restore, or were never taken over; `deleted` were picked and then deleted there, by the versions
-    `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
+    Rows are given as a map from ids of the side that has them to ids of the side that lacks them. The side that lacks
+    them took `returning` rows back by a revert or a restore, or never had them; it deleted the `deleted` rows, in the
+    versions `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
     """
 
     returning: RowRuns = NO_ROWS
@@ -37,9 +38,9 @@ class MissingRows:
     reverted: frozenset[str] = frozenset()
 
     def inserted_by(self, change: Change) -> bool:
-        """Tell whether a change of the side put in some of the rows that count as inserted."""
+        """Tell whether a change of the side that has the rows inserted some of the `returning` rows."""
         if change.before is None or change.after is None:
-            # A version beside it was cleaned up. That it counts is a conflict at worst.
+            # The version, or the version before it, was cleaned up. To count it leads to a conflict at worst.
             return bool(len(self.returning))
         first, end = change.before.next_row_id, change.after.next_row_id
         rows = RowRuns(self.returning.at, self.returning.count, self.returning.at)
@@ -49,40 +50,43 @@ class MissingRows:
 def why_missing(
     context: TableContext, side: SideHistory, missing: RowRuns, deleted: Deleted, *, never_had: bool
 ) -> MissingRows:
-    """Tell which rows, given by their ids on a side, it took back, and which it deleted.
+    """Tell which of the rows that a side lacks it took back, and which it deleted.
+
+    The versions of the side are walked from the newest to the oldest; a row belongs to the version that removed it
+    last.
 
     Args:
         context: The table.
-        side: The side that does not have the rows.
-        missing: Their ids on the other side, with those on this one.
+        side: The side that lacks the rows.
+        missing: The ids of the rows on the other side, with their ids on this side.
         deleted: Reads deletion vectors.
-        never_had: Whether rows that it never had count as taken back, and not as deleted.
+        never_had: Whether rows that the side never had count as taken back, and not as deleted.
     """
     if not len(missing):
         return MissingRows()
-    left, returning, known = RowRuns.set_of([missing]), list[RowRuns](), True
+    unexplained, returning, history_complete = RowRuns.set_of([missing]), list[RowRuns](), True
     deleted_by, reverted = set[str](), set[str]()
     for change in reversed(side.since):
         if change.transaction is None or change.before is None or change.after is None:
-            # Nothing tells what became of the rows before, so they count as deleted. A merge is refused for it.
-            known = False
+            # Nothing tells what became of the rows earlier, so they count as deleted. A merge is refused for it.
+            history_complete = False
             break
-        gone = _gone(change.before, change.after, left, deleted)
+        removed = _gone(change.before, change.after, unexplained, deleted)
         if reset_target(change.transaction) is not None:
-            # The versions that the reset dropped are not among the changes, but the ids of their rows stay taken.
+            # The versions that the reset dropped are not among the changes, but the ids of their rows stay assigned.
             minted = change.after.next_row_id - change.before.next_row_id
-            had = left.where_in(RowRuns.of([(change.before.next_row_id, max(0, minted), 0)]))
-            gone = RowRuns.set_of([gone, had.without(live(change.after, had, deleted))])
-        if not len(gone):
+            dropped = unexplained.where_in(RowRuns.of([(change.before.next_row_id, max(0, minted), 0)]))
+            removed = RowRuns.set_of([removed, dropped.without(live(change.after, dropped, deleted))])
+        if not len(removed):
             continue
-        left = left.without(gone)
-        back = _taken_back(context, change, gone, side.space, deleted=deleted)
+        unexplained = unexplained.without(removed)
+        back = _taken_back(context, change, removed, side.space, deleted=deleted)
         returning.append(back)
         reverted.add(change.transaction.properties.get(REVERTED, ""))
-        if len(gone.without(back)):
+        if len(removed.without(back)):
             deleted_by.add(change.version)
-    if known and never_had:
-        returning.append(left)
+    if history_complete and never_had:
+        returning.append(unexplained)
     every = RowRuns.set_of(returning)
     return MissingRows(
         returning=missing.where_in(every),
@@ -92,13 +96,15 @@ def why_missing(
     )
 
 
-def _taken_back(context: TableContext, change: Change, gone: RowRuns, space: RowSpace, *, deleted: Deleted) -> RowRuns:
-    """Return those of the rows that a version removed that it, or the line of versions it merged, took back.
+def _taken_back(
+    context: TableContext, change: Change, removed: RowRuns, space: RowSpace, *, deleted: Deleted
+) -> RowRuns:
+    """Return the removed rows that a version, or the line of versions that it merged, took back.
 
-    Where that line cannot be read any more, the rows count as deleted there.
+    Where the merged line cannot be read any more, the rows count as deleted there.
     """
     if _takes_back(change) or not change.is_merge:
-        return gone if _takes_back(change) else NO_ROWS
+        return removed if _takes_back(change) else NO_ROWS
     try:
         version = context.versions.describe(context.load_recorded(RecordedVersion(change.version)))
         merged = Ancestry(context.refs, context.versions).merged(version)
@@ -111,17 +117,21 @@ def _taken_back(context: TableContext, change: Change, gone: RowRuns, space: Row
         side = side_history(source, dest, base, context.versions)
     except (InvalidInputError, NotFoundError):
         return NO_ROWS
-    there = gone.through(space.translation(side.space).runs)
+    there = removed.through(space.translation(side.space).runs)
     back = why_missing(context, side, there, deleted, never_had=False).returning
     return RowRuns(back.at, back.count, back.at)
 
 
 def _takes_back(change: Change) -> bool:
-    of = change.transaction
-    return of is not None and (isinstance(of.operation, Restore) or bool({REVERTED, RESTORED} & of.properties.keys()))
+    transaction = change.transaction
+    if transaction is None:
+        return False
+    return isinstance(transaction.operation, Restore) or bool({REVERTED, RESTORED} & transaction.properties.keys())
 
 
 def _gone(before: Manifest, after: Manifest, among: RowRuns, deleted: Deleted) -> RowRuns:
-    """Return those of some rows that one version has and the next one does not, as a set of ids."""
-    had = live(before, among, deleted, differing_fragments(before, after))
-    return had.without(live(after, had, deleted, differing_fragments(after, before))) if len(had) else had
+    """Return the rows, of the ids `among`, that a version has and the next version lacks, as a set of ids."""
+    earlier = live(before, among, deleted, differing_fragments(before, after))
+    return (
+        earlier.without(live(after, earlier, deleted, differing_fragments(after, before))) if len(earlier) else earlier
+    )

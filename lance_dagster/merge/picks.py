@@ -152,8 +152,8 @@ class ChangeRange:
             return None
         # A revert adds to the properties which parent it goes back to.
         properties = {key: value for key, value in options.properties.items() if key != REVERTED_TO}
-        given = {"parent": options.parent, "message": options.message, "properties": properties}
-        return call_with("cherry_pick" if self.kind == PICKED else "revert", (str(self.of), branch), given)
+        call_options = {"parent": options.parent, "message": options.message, "properties": properties}
+        return call_with("cherry_pick" if self.kind == PICKED else "revert", (str(self.of), branch), call_options)
 
     def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that record the change that was picked or taken back, and the committer of a pick."""
@@ -211,7 +211,7 @@ def apply_change(
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
         info = change_range.info(context)
         return ProposedMerge(
-            given=_gather_merge_input(context, change_range, head, options),
+            merge_input=_gather_merge_input(context, change_range, head, options),
             source=source,
             attempt=change_range.verb(head),
             call=change_range.call(branch, options),
@@ -230,14 +230,14 @@ def _gather_merge_input(
     # A record of row ids may have been dropped from one of the three versions. The row space of each is therefore
     # computed from the version that they share, so that it has all records made since, dropped or not.
     shared = merge_base(lineage_of(change_range.older, context.refs), dest, context.refs, context.versions)
-    spaces = [row_space_since(one, shared, context.versions) for one in (base, source, dest)]
+    spaces = [row_space_since(lineage, shared, context.versions) for lineage in (base, source, dest)]
     same_line = _on_one_line(base, source) or _on_one_line(source, base)
     dest_history, incompatible = side_history(dest, base, base, context.versions), tuple[str, ...]()
     # Base and dest are on different lines, which number new fields independently: their ids are translated through
     # the version that both descend from.
     if not dest_history.same_ids and shared.state != base.state:
         across = fields_across(
-            shared.state.manifest, *(side_history(one, shared, shared, context.versions) for one in (base, dest))
+            shared.state.manifest, *(side_history(end, shared, shared, context.versions) for end in (base, dest))
         )
         dest_history, incompatible = (
             replace(dest_history, fields=across.ids),
@@ -280,8 +280,8 @@ def _gather_merge_input(
 
 def _rows_of_dest(base: RowSpace, source: SideHistory, dest: SideHistory, deleted: Deleted) -> RowRuns:
     """Return the rows of the dest that the source knows, and neither it nor the base has: the change is not theirs."""
-    known = dest.space.translation(source.space).beyond(dest.space.translation(base))
-    return rows_lacking(dest, source, known, deleted)
+    shared = dest.space.translation(source.space).beyond(dest.space.translation(base))
+    return rows_lacking(dest, source, shared, deleted)
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:
@@ -301,14 +301,14 @@ def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
         inserted.append(ids)
     # Neighbours become one run: an alias is written for each.
     here = RowRuns.set_of(inserted).merged()
-    found: dict[str, list[Alias]] = {}
+    aliases_of_inserted: dict[str, list[Alias]] = {}
     for branch_id, aliases in plan.aliases.items():
         for alias in aliases:
             came = here.where_in(RowRuns.one(alias.here, alias.end - alias.first, 0))
             for start, count in zip(came.first.tolist(), came.count.tolist(), strict=True):
                 first = alias.first + start - alias.here
-                found.setdefault(branch_id, []).append(Alias(first=first, end=first + count, here=start))
-    return found
+                aliases_of_inserted.setdefault(branch_id, []).append(Alias(first=first, end=first + count, here=start))
+    return aliases_of_inserted
 
 
 def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickOptions) -> Written:
@@ -332,7 +332,7 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
         # The rows of a change that was taken back are known to the branch under their ids, so a plain pick would find
         # nothing new. The revert is undone instead, unless it took back more than this change.
         back = last_revert(context, commit_, parent, head)
-        if back is None or not back.whole:
+        if back is None or not back.exclusive:
             return pick if back is None else replace(pick, returning=True)
         undone = [replace(_change(back.before, back.by), undone=True)]
         return ChangeRange(kind=REVERTED, of=back.by, base=back.by, source=back.before, changes=undone, picks=pick)
@@ -398,8 +398,8 @@ def restore(context: TableContext, to: State, branch: str, options: PickOptions)
                 "those from before its fork",
                 remedy=None if branch == MAIN else anew,
             )
-        done = base_and_changes(of, target, context.versions)[1]
-        changes = [replace(change, undone=True) for change in reversed(done)]
+        taken_back = base_and_changes(of, target, context.versions)[1]
+        changes = [replace(change, undone=True) for change in reversed(taken_back)]
         return ChangeRange(kind=RESTORED, of=to, base=head, source=to, changes=changes)
 
     return apply_change(context, change_range, branch, options)

@@ -173,12 +173,12 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
     # After a crash, this metadata lets the next call recognise and finish its own branch, and refuse any other one.
     begun = {PREVIEWING: source.id}
     try:
-        made = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
+        branch = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
     except AlreadyExistsError:
-        found = context.refs.branch(name)
-        if found is None or not _is_begun(context, found, source, head):
+        existing = context.refs.branch(name)
+        if existing is None or not _is_begun(context, existing, source, head):
             raise
-        made = found
+        branch = existing
     try:
         # A merge that landed before a crash is found again here and not repeated. The file of the source's branch is
         # read again: the branch may have been deleted since.
@@ -187,12 +187,12 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         # Nothing was merged, for example because the source was deleted meanwhile. A branch without a result would only
         # be in the way.
         with suppress(LanceDagsterError):
-            if (newest := context.head(name)).number == made.first:
+            if (newest := context.head(name)).number == branch.first:
                 retire_branch(newest, context.refs, context.versions)
         raise
     # The metadata is set last: after a crash before the merge, checks must not take the unmerged dest for the result.
-    done: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
-    return context.refs.change_branch(made, lambda current: with_metadata(current, done))
+    markers: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
+    return context.refs.change_branch(branch, lambda current: with_metadata(current, markers))
 
 
 def remedy_of_branch(refused: MergePreview, name: str | None) -> Remedy | None:
@@ -236,11 +236,11 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     # Versions are kept by the ids of their branches, so that a pickled preview finds them after a renaming.
     request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
 
-    def rows(found: MergeRefusal) -> _RowsOnDemand:
+    def rows(merge_refusal: MergeRefusal) -> _RowsOnDemand:
         states = base.state, source, head
-        return _RowsOnDemand(request, lambda: ConflictRows(context, states, found))
+        return _RowsOnDemand(request, lambda: ConflictRows(context, states, merge_refusal))
 
-    made = MergePreview(
+    outcome = MergePreview(
         source=str(source),
         dest=str(head),
         base=str(base.state),
@@ -250,7 +250,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     merged = version_that_merged(source_lineage, dest_lineage, context.versions)
     if merged is not None:
         check_unused_strategy(options.strategy, merged, source, head)
-        return replace(made, already_merged=True)
+        return replace(outcome, already_merged=True)
     # A preview that is refused before it is planned checks its strategy here, as a merge does.
     parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
@@ -264,10 +264,10 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     if isinstance(plan, MergeRefusal):
         refusal = with_keys(context, (base.state, source, head), plan, context.uri)
         remedy = remedy_for(refusal, options.call(source, head.branch))
-        return replace(made, conflicts=refusal.conflicts, remedy=remedy, _rows=rows(refusal))
+        return replace(outcome, conflicts=refusal.conflicts, remedy=remedy, _rows=rows(refusal))
     tally: Tally = plan.tally
     return replace(
-        made,
+        outcome,
         rows_added=tally.rows_added,
         rows_updated=tally.rows_updated,
         rows_deleted=tally.rows_removed,
@@ -294,14 +294,14 @@ def _written(lineage: Lineage) -> RecordedVersion:
     return RecordedVersion(str(lineage.state), lineage.id)
 
 
-def _as_reported(found: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
+def _as_reported(plan: MergeRefusal | MergePlan | None, conflicts: tuple[Conflict, ...]) -> MergeRefusal:
     """Return a refusal that was planned again, with the conflicts of the preview: branches may have other names now."""
-    if not isinstance(found, MergeRefusal):
+    if not isinstance(plan, MergeRefusal):
         return MergeRefusal(conflicts=conflicts)
-    pairs = zip(conflicts, found.conflicts, strict=False)
+    pairs = zip(conflicts, plan.conflicts, strict=False)
     # A conflict that does not recur is still reported, but without rows.
     same = [(first, again) for first, again in pairs if (first.kind, first.unit) == (again.kind, again.unit)]
-    return replace(found, conflicts=conflicts, rows={first: found.rows.get(again, ()) for first, again in same})
+    return replace(plan, conflicts=conflicts, rows={first: plan.rows.get(again, ()) for first, again in same})
 
 
 def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions: _Three) -> MergePreview:
@@ -311,13 +311,13 @@ def _copied(values: Mapping[str, object], uri: str, strategy: Strategy, versions
         base_at, source, dest = map(context.load_recorded, versions)
         base, source_lineage, dest_lineage = (lineage_at(context, state) for state in (base_at, source, dest))
         bases = [base, *merge_bases(source_lineage, dest_lineage, context.refs, context.versions)[1:]]
-        found = (
+        plan = (
             plan_merge(gather_merge_input(context, source_lineage, dest_lineage, bases, strategy=strategy))
             # A merge without conflicts has no rows to show, so it is not planned again.
             if copy.conflicts
             else None
         )
-        return ConflictRows(context, (base_at, source, dest), _as_reported(found, copy.conflicts))
+        return ConflictRows(context, (base_at, source, dest), _as_reported(plan, copy.conflicts))
 
     copy = MergePreview(**values, _rows=_RowsOnDemand((uri, strategy, versions), again))  # type: ignore[arg-type]  # of another one
     return copy

@@ -62,7 +62,7 @@ class ProposedMerge:
     branch accepts the commit, and the commit is made even if it changes nothing.
     """
 
-    given: MergeInput
+    merge_input: MergeInput
     source: State
     attempt: str
     call: Call | None
@@ -93,27 +93,29 @@ def commit_merge(
     tallies: dict[int, tuple[Tally, Sequence[Field]]] = {}
 
     def planned(head: State) -> tuple[ProposedMerge, MergePlan] | State:
-        wanted = prepare(head)
-        return wanted if isinstance(wanted, State) else (wanted, plan_proposed(context, wanted, head))
+        proposed = prepare(head)
+        return proposed if isinstance(proposed, State) else (proposed, plan_proposed(context, proposed, head))
 
     def propose(head: State) -> Proposal | State:
-        found = read_anew(partial(planned, head))
-        if isinstance(found, State):
-            return found
-        wanted, plan = found
-        operation, result = materialize(context, plan, wanted.source, head, changes=wanted.given.source.changes)
-        result = replace(result, table_metadata=wanted.table_metadata(plan, result.table_metadata))
+        plan_or_version = read_anew(partial(planned, head))
+        if isinstance(plan_or_version, State):
+            return plan_or_version
+        proposed, plan = plan_or_version
+        operation, result = materialize(
+            context, plan, proposed.source, head, changes=proposed.merge_input.source.changes
+        )
+        result = replace(result, table_metadata=proposed.table_metadata(plan, result.table_metadata))
         # A pick or revert without effect makes no version. A merge makes one even then: its record is needed.
-        if not wanted.is_merge and result == head.manifest:
+        if not proposed.is_merge and result == head.manifest:
             return head
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
             operation=operation,
-            properties={**wanted.properties, **_strategy_used(wanted.given), **_noted(plan)},
+            properties={**proposed.properties, **_strategy_used(proposed.merge_input), **_noted(plan)},
         )
         # A protected branch takes merges and maintenance; a pick, a revert or a restore counts as a direct commit.
-        if not wanted.is_merge:
+        if not proposed.is_merge:
             refuse_direct_commit(context.store, branch, transaction)
         tallies[head.number] = plan.tally, head.manifest.fields
         return Proposal(transaction, next_version(head.manifest, result, timestamp=now_ns(), writer=WRITER))
@@ -134,9 +136,9 @@ def commit_merge(
 
 def _columns_changed(before: Sequence[Field], after: Sequence[Field]) -> tuple[str, ...]:
     """Return the columns that are new, renamed or of another type, and those that are gone, nested ones by name."""
-    old, new = ({each.id: (each.name, each.logical_type) for each in fields} for fields in (before, after))
-    changed = [each.name for each in after if old.get(each.id) != new[each.id]]
-    return (*changed, *(each.name for each in before if each.id not in new and each.name not in changed))
+    old, new = ({field.id: (field.name, field.logical_type) for field in fields} for fields in (before, after))
+    changed = [field.name for field in after if old.get(field.id) != new[field.id]]
+    return (*changed, *(field.name for field in before if field.id not in new and field.name not in changed))
 
 
 def read_anew(make: Callable[[], _Result]) -> _Result:
@@ -150,27 +152,27 @@ def read_anew(make: Callable[[], _Result]) -> _Result:
         return make()
 
 
-def plan_proposed(context: TableContext, wanted: ProposedMerge, head: State) -> MergePlan:
+def plan_proposed(context: TableContext, proposed: ProposedMerge, head: State) -> MergePlan:
     """Plan a merge; nothing is written.
 
     Raises:
         MergeConflictError: The error names every conflict.
     """
     # Conflicts that do not depend on what the sides did spare the plan, which may read deletion files and rows.
-    with naming_damaged_manifests(context, wanted.source, head):
-        plan = MergeRefusal(conflicts=wanted.refused) if wanted.refused else plan_merge(wanted.given)
+    with naming_damaged_manifests(context, proposed.source, head):
+        plan = MergeRefusal(conflicts=proposed.refused) if proposed.refused else plan_merge(proposed.merge_input)
     if isinstance(plan, MergePlan):
         return plan
-    headline = f"cannot {wanted.attempt} of {context.uri}; nothing was written:"
-    states = state_of(wanted.given.base), wanted.source, head
+    headline = f"cannot {proposed.attempt} of {context.uri}; nothing was written:"
+    states = state_of(proposed.merge_input.base), proposed.source, head
     # Key columns are read only for a merge that is refused: a merge that succeeds does not pay for them.
     refusal = with_keys(context, states, plan, context.uri)
-    raise MergeConflictError(headline, refusal.conflicts, remedy=remedy_for(refusal, wanted.call))
+    raise MergeConflictError(headline, refusal.conflicts, remedy=remedy_for(refusal, proposed.call))
 
 
-def call_with(method: str, given: tuple[object, ...], options: Mapping[str, object]) -> Call:
+def call_with(method: str, arguments: tuple[object, ...], options: Mapping[str, object]) -> Call:
     """Return the call of a method with those of its options that were given."""
-    return Call(method, given, {name: value for name, value in options.items() if value})
+    return Call(method, arguments, {name: value for name, value in options.items() if value})
 
 
 def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
@@ -188,14 +190,14 @@ def remedy_for(refusal: MergeRefusal, call: Call | None) -> Remedy | None:
     # The strategy is written out by unit: a hint of "source-wins" alone would settle conflicts that come up later too.
     named = {"strategy": dict(offered), **call.named}
     if not refusal.either:
-        other = ""
+        alternative = ""
     elif set(refusal.offered) == set(refusal.either):
-        other = ", or choose the other winner for each"
+        alternative = ", or choose the other winner for each"
     else:
         # A unit may contain braces, which would be taken for the placeholder of the call.
-        other = f", or choose the other winner for {', '.join(map(repr, refusal.either))}"
-        other = other.replace("{", "{{").replace("}", "}}")
-    return Remedy(f"settle all conflicts with {{}}{other}", replace(call, named=named))
+        alternative = f", or choose the other winner for {', '.join(map(repr, refusal.either))}"
+        alternative = alternative.replace("{", "{{").replace("}", "}}")
+    return Remedy(f"settle all conflicts with {{}}{alternative}", replace(call, named=named))
 
 
 @contextmanager
@@ -210,12 +212,12 @@ def naming_damaged_manifests(context: TableContext, source: State, head: State) 
         raise CorruptFileError(f"{source} or {head} of {context.uri}", f"{error.path}: {error.problem}") from error
 
 
-def check_unused_strategy(strategy: Strategy, done: State, *versions: State) -> None:
+def check_unused_strategy(strategy: Strategy, merged: State, *versions: State) -> None:
     """Check a strategy for a merge that finds nothing to do, so that no plan looks at it.
 
     Args:
         strategy: The strategy.
-        done: The version that has the change already. A repeated call has the strategy of the call that made it, so
+        merged: The version that has the change already. A repeated call has the strategy of the call that made it, so
             everything that strategy names is accepted.
         versions: The versions whose columns a strategy may name.
 
@@ -224,27 +226,27 @@ def check_unused_strategy(strategy: Strategy, done: State, *versions: State) -> 
     """
     if strategy is None:
         return
-    properties = done.transaction.properties if done.transaction is not None else {}
+    properties = merged.transaction.properties if merged.transaction is not None else {}
     parsed = ParsedStrategy.parse(strategy).without(_strategy_recorded(properties))
-    parsed_strategy(parsed.winners, *(one.manifest for one in (done, *versions)))
+    parsed_strategy(parsed.winners, *(version.manifest for version in (merged, *versions)))
     parsed.check_scopes(lambda: claim_units(decode_claims(properties)))
 
 
 def _strategy_recorded(properties: Mapping[str, str]) -> Collection[str]:
     """Return the units and kinds for which a merge recorded a strategy."""
     try:
-        found = parsed_json(properties.get(MERGE_STRATEGY, "{}"))
+        winners = parsed_json(properties.get(MERGE_STRATEGY, "{}"))
     except ValueError:
         # Any program can set the property. An invalid value must not make a repeated merge fail.
         return ()
-    return tuple(found) if isinstance(found, dict) else ()
+    return tuple(winners) if isinstance(winners, dict) else ()
 
 
-def _strategy_used(given: MergeInput) -> dict[str, str]:
+def _strategy_used(merge_input: MergeInput) -> dict[str, str]:
     """Return the property that records the given strategy, whether it had to settle anything or not."""
-    if given.strategy is None:
+    if merge_input.strategy is None:
         return {}
-    winners = ParsedStrategy.parse(given.strategy).winners
+    winners = ParsedStrategy.parse(merge_input.strategy).winners
     return {MERGE_STRATEGY: json.dumps(dict(winners), sort_keys=True)} if winners else {}
 
 

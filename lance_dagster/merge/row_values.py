@@ -49,17 +49,19 @@ def shared_keys(
         InvalidInputError: One version does not have a column of the key, or its values cannot be compared.
     """
     columns = [name for name, _, _ in names]
-    one = _Keyed(*source, {name: there for name, there, _ in names})
-    other = _Keyed(*dest, {name: there for name, _, there in names})
+    source_rows = _Keyed(*source, {name: there for name, there, _ in names})
+    dest_rows = _Keyed(*dest, {name: there for name, _, there in names})
     try:
-        of_source, of_dest = one.among(other), other.among(one)
+        of_source, of_dest = source_rows.among(dest_rows), dest_rows.among(source_rows)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidInputError(f"the keys {', '.join(columns)} of both versions cannot be compared") from error
     # Sorted keys give the same condition whatever the order of the rows in their fragments.
-    keys = one.keys.take(of_source).select(columns).sort_by([(name, "ascending") for name in columns])
+    keys = source_rows.keys.take(of_source).select(columns).sort_by([(name, "ascending") for name in columns])
     condition = predicate_of(keys, columns) if len(of_source) else None
     on = tuple(there for _, _, there in names)
-    return SharedKeys(source=one.rows_at(of_source), dest=other.rows_at(of_dest), condition=condition, on=on)
+    return SharedKeys(
+        source=source_rows.rows_at(of_source), dest=dest_rows.rows_at(of_dest), condition=condition, on=on
+    )
 
 
 def matching_renamed(
@@ -76,7 +78,7 @@ def matching_renamed(
     Raises:
         InvalidInputError: The predicate names another column.
     """
-    found: dict[int, BitMap] = {}
+    offsets_by_fragment: dict[int, BitMap] = {}
     for number in fragment_ids:
         for part in scan_fragment(dataset, number, list(dict.fromkeys(names.values()))):
             # Without a column, an Arrow table does not know how many rows it has.
@@ -85,8 +87,8 @@ def matching_renamed(
                 rows = rows.append_column(name, part.rows.column(there))
             offsets = row_offsets(part.addresses[evaluate_predicate(predicate, rows)])
             if len(offsets):
-                found.setdefault(number, BitMap()).update(offsets.tolist())
-    return found
+                offsets_by_fragment.setdefault(number, BitMap()).update(offsets.tolist())
+    return offsets_by_fragment
 
 
 def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int]) -> Flags:
@@ -108,10 +110,10 @@ def equal_rows(source: LocatedRow, dest: LocatedRow, matched: Mapping[int, int])
     if refused or not columns:
         return different
     try:
-        one, other = before.digests(olds, columns)[0], after.digests(news, columns)[0]
+        old_digests, new_digests = before.digests(olds, columns)[0], after.digests(news, columns)[0]
     except (LanceDagsterError, OSError):
         return different
-    equal: Flags = np.all(one == other, axis=1)
+    equal: Flags = np.all(old_digests == new_digests, axis=1)
     return equal
 
 
@@ -138,7 +140,7 @@ def compared_cells(base: LocatedRow, source: LocatedRow, dest: LocatedRow) -> Co
     except (LanceDagsterError, OSError):
         return None
     pairs = (before, of_source), (before, of_dest), (of_source, of_dest)
-    changed = [np.any(one != other, axis=2) for one, other in pairs]
+    changed = [np.any(earlier != later, axis=2) for earlier, later in pairs]
     return ComparedCells(columns=tuple(names), source=changed[0], dest=changed[1], apart=changed[2])
 
 
@@ -146,8 +148,10 @@ def _cell_digests(
     rows: pa.Table, columns: Sequence[ComparedColumn]
 ) -> "np.ndarray[tuple[int, int, int], np.dtype[np.uint64]]":
     """Return a digest for each row and column, of two numbers."""
-    each = [digests([(decoded(rows.column(one.after)).combine_chunks(), one.shape)], after=True) for one in columns]
-    return np.stack(each, axis=1)
+    digests_by_column = [
+        digests([(decoded(rows.column(column.after)).combine_chunks(), column.shape)], after=True) for column in columns
+    ]
+    return np.stack(digests_by_column, axis=1)
 
 
 class _Keyed:
@@ -170,12 +174,12 @@ class _Keyed:
         self._place = "_".join(("place", *columns))
         self.keys = pa.table({**values, self._place: pa.array(np.arange(together.num_rows))})
 
-    def among(self, other: "_Keyed") -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def among(self, other_rows: "_Keyed") -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """Return the places of the rows whose key another version's rows have."""
-        there = other.keys.select(self._columns).group_by(self._columns).aggregate([])
+        there = other_rows.keys.select(self._columns).group_by(self._columns).aggregate([])
         # A null matches nothing in a join, so rows without a key share none.
-        found = self.keys.join(there, keys=self._columns, join_type="left semi", use_threads=False)
-        return np.sort(found.column(self._place).to_numpy())
+        matches = self.keys.join(there, keys=self._columns, join_type="left semi", use_threads=False)
+        return np.sort(matches.column(self._place).to_numpy())
 
     def rows_at(self, places: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[int, BitMap]:
         """Return rows by fragment, given their places."""

@@ -62,14 +62,14 @@ class NewBase:
         validate_commit_info(self.message, self.properties)
 
 
-def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
+def add_base(context: TableContext, branch: str, new_base: NewBase) -> BasePath:
     """Add a base path to a branch, with the id that other branches use for the same path where possible.
 
     Raises:
         AlreadyExistsError: The branch has another base path with the same name or path.
         InvalidInputError: The name is reserved, or the path is inside this or another table or cannot be opened.
     """
-    base = _checked(context, wanted)
+    base = _checked(context, new_base)
     refuse_protected_branch("add a base path to", branch, context.store)
     # The id is chosen from the heads of all branches, so it is read once and not for each proposal.
     number = _free_id(context, branch, base)
@@ -77,14 +77,14 @@ def add_base(context: TableContext, branch: str, wanted: NewBase) -> BasePath:
     allow(context, base.path, number)
     # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
-    properties = dict(wanted.properties) | ({} if wanted.message is None else {COMMIT_MESSAGE: wanted.message})
+    properties = dict(new_base.properties) | ({} if new_base.message is None else {COMMIT_MESSAGE: new_base.message})
 
     def propose(head: State) -> Proposal | State:
         if _is_there(head, base):
             return head
         # A concurrent commit may have used the id; then the commit takes the next free one of this branch.
-        taken = {other.id for other in head.manifest.base_paths}
-        new = replace(base, id=max(taken) + 1 if number in taken else number)
+        ids = {present.id for present in head.manifest.base_paths}
+        new = replace(base, id=max(ids) + 1 if number in ids else number)
         transaction = Transaction(
             read_version=head.number,
             uuid=transaction_id,
@@ -116,12 +116,12 @@ def allow(context: TableContext, path: str, base_id: int) -> None:
     _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, problem)
 
 
-def _checked(context: TableContext, wanted: NewBase) -> BasePath:
-    uri = canonical_uri(wanted.uri)
-    check_string("the name of a base path", wanted.name)
-    check_flag("is_dataset_root", wanted.is_dataset_root)
-    if not wanted.name or wanted.name == ROOT_BASE:
-        raise InvalidInputError(f"a base path cannot be called {wanted.name!r}; {ROOT_BASE!r} is the table itself")
+def _checked(context: TableContext, new_base: NewBase) -> BasePath:
+    uri = canonical_uri(new_base.uri)
+    check_string("the name of a base path", new_base.name)
+    check_flag("is_dataset_root", new_base.is_dataset_root)
+    if not new_base.name or new_base.name == ROOT_BASE:
+        raise InvalidInputError(f"a base path cannot be called {new_base.name!r}; {ROOT_BASE!r} is the table itself")
     inside = uri.startswith(f"{context.uri}/")
     below = uri.removeprefix(f"{context.uri}/").partition("/")[0] if inside else ""
     if uri == context.uri or below.startswith("_") or below in {layout.DATA, "tree"}:
@@ -131,7 +131,7 @@ def _checked(context: TableContext, wanted: NewBase) -> BasePath:
     options = base_options(context.storage_options, 0, uri)
     open_store(uri, options)
     refuse_place_of_table(uri, options)
-    return BasePath(id=0, name=wanted.name, path=uri, is_dataset_root=wanted.is_dataset_root)
+    return BasePath(id=0, name=new_base.name, path=uri, is_dataset_root=new_base.is_dataset_root)
 
 
 def _is_there(head: State, base: BasePath) -> bool:
@@ -140,13 +140,13 @@ def _is_there(head: State, base: BasePath) -> bool:
     Raises:
         AlreadyExistsError: The version has another base path with the same name or path.
     """
-    for other in head.manifest.base_paths:
-        if replace(other, id=0) == base:
+    for present in head.manifest.base_paths:
+        if replace(present, id=0) == base:
             return True
-        if other.name == base.name or other.path == base.path:
-            kind = "a dataset root" if other.is_dataset_root else "a folder of data files"
+        if present.name == base.name or present.path == base.path:
+            kind = "a dataset root" if present.is_dataset_root else "a folder of data files"
             raise AlreadyExistsError(
-                f"{head} has the base path {other.name!r} at {other.path} ({kind}); "
+                f"{head} has the base path {present.name!r} at {present.path} ({kind}); "
                 "another one needs another name and another place"
             )
     return False
@@ -154,19 +154,19 @@ def _is_there(head: State, base: BasePath) -> bool:
 
 def _free_id(context: TableContext, branch: str, base: BasePath) -> int:
     """Return the id that another branch uses for the same path, or else one that no branch uses."""
-    known = [other for head in heads(context) if head.branch != branch for other in head.manifest.base_paths]
+    of_branches = [present for head in heads(context) if head.branch != branch for present in head.manifest.base_paths]
     own = context.head(branch).manifest.base_paths
-    same = next((other.id for other in known if other.path == base.path and other.id), None)
-    if same is not None and same not in {other.id for other in own}:
+    same = next((present.id for present in of_branches if present.path == base.path and present.id), None)
+    if same is not None and same not in {present.id for present in own}:
         return same
     # Storage options are given per id (`base_<id>.region`) for all branches, so one id should mean one path.
-    return max((other.id for other in (*known, *own)), default=0) + 1
+    return max((present.id for present in (*of_branches, *own)), default=0) + 1
 
 
 def heads(context: TableContext) -> list[State]:
     """Load the newest version of main and of every branch, including branches whose creation was interrupted."""
-    found = [branch.name for branch in context.refs.branches().values() if branch.state != DELETING]
-    lines = [layout.MAIN, *sorted(found)]
+    branches = [branch.name for branch in context.refs.branches().values() if branch.state != DELETING]
+    lines = [layout.MAIN, *sorted(branches)]
     return [context.versions.head(line) for line in lines if context.versions.newest(line) is not None]
 
 
@@ -234,11 +234,11 @@ def check_files(context: TableContext, state: State, base_ids: Iterable[int]) ->
     Raises:
         CorruptFileError: Files are missing or have another size.
     """
-    wanted = frozenset(base_ids)
+    checked_ids = frozenset(base_ids)
     branch_uri = context.versions.branch_uri(state.branch)
     count = 0
     for place in file_references(state.manifest, branch_uri):
-        if place.base.id in wanted and place.base in state.manifest.base_paths:
+        if place.base.id in checked_ids and place.base in state.manifest.base_paths:
             store = base_store(context, place.base)
             missing = _missing(store, place)
             if missing:
@@ -257,8 +257,8 @@ def _missing(store: Store, place: FileReferences) -> list[str]:
         return name if place.base.is_dataset_root else ""
 
     # One listing per folder instead of one request per file. A recorded size of 0 means that the size is unknown.
-    found = store.sizes(folder(layout.DATA)) if place.data else {}
-    missing = [name for name, size in place.data.items() if name not in found or size not in (0, found[name])]
+    data_files = store.sizes(folder(layout.DATA)) if place.data else {}
+    missing = [name for name, size in place.data.items() if name not in data_files or size not in (0, data_files[name])]
     deletions = store.sizes(folder(layout.DELETIONS)) if place.deletions else {}
     missing += [name for name in sorted(place.deletions) if name not in deletions]
     for index, files in place.indices.items():

@@ -85,9 +85,9 @@ def clone(
         source: The version to clone.
         uri: The URI of the clone.
         shallow: Reference the files of the source instead of copying them.
-        properties: Those of the first transaction, its message among them.
-        **options: `storage_options`, those of the clone; None for those of the source, where they apply. `progress`,
-            called with the number of copied files and their total.
+        properties: The properties of the first transaction, its message among them.
+        **options: `storage_options` are the options of the clone; None for the options of the source, where they apply.
+            `progress` is called with the number of copied files and their total.
 
     Raises:
         AlreadyExistsError: A table exists at `uri`; nothing was written.
@@ -99,38 +99,38 @@ def clone(
     """
     check_options(clone, options, CloneOptions)
     check_flag("shallow", shallow)
-    if (given := options.get("storage_options")) is not None:
-        check_mapping(given)
+    if (clone_options := options.get("storage_options")) is not None:
+        check_mapping(clone_options)
     source_uri = context.versions.branch_uri(source.branch)
     if shallow:
         manifest = shallow_clone(source.manifest, source_uri=source_uri, name=str(source))
     else:
         manifest = deep_clone(source.manifest)
-    made = open_context(uri, _options(context, manifest, uri, given))
-    _refuse_nested(context.uri, made.uri)
-    write_clone(context, source, made, manifest, properties=properties, progress=options.get("progress"))
-    return made
+    cloned = open_context(uri, _options(context, manifest, uri, clone_options))
+    _refuse_nested(context.uri, cloned.uri)
+    write_clone(context, source, cloned, manifest, properties=properties, progress=options.get("progress"))
+    return cloned
 
 
-def _refuse_nested(source: str, made: str) -> None:
+def _refuse_nested(source: str, target: str) -> None:
     """Refuse a clone in a folder of its source, or around it: garbage collection of one deletes files of the other.
 
     Raises:
         InvalidInputError: One of them is inside the other.
     """
     # A link on local disk may lead into the other table.
-    places = [uri if "://" in uri else os.path.realpath(uri) for uri in (source, made)]
+    places = [uri if "://" in uri else os.path.realpath(uri) for uri in (source, target)]
     for inner, outer in (places, places[::-1]):
         if inner.startswith(f"{outer}/"):
             raise InvalidInputError(
-                f"a clone cannot be at {made}: {inner} is inside the table {outer}; choose another place"
+                f"a clone cannot be at {target}: {inner} is inside the table {outer}; choose another place"
             )
 
 
 def write_clone(
     context: TableContext,
     source: State,
-    made: TableContext,
+    cloned: TableContext,
     manifest: Manifest,
     *,
     properties: Mapping[str, str] | None = None,
@@ -144,19 +144,19 @@ def write_clone(
     """
     # A deep clone references only its own files, so it has no base path.
     shallow = bool(manifest.base_paths)
-    with _claimed(made, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
-        if made.versions.newest(layout.MAIN) is not None:
-            raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
-        refuse_place_of_base(made.store)
-        refuse_place_in_table(made.uri, made.storage_options)
+    with _claimed(cloned, f"{context.uri} {source} {'shallow' if shallow else 'deep'}"):
+        if cloned.versions.newest(layout.MAIN) is not None:
+            raise AlreadyExistsError(f"there is a Lance table at {cloned.uri} already")
+        refuse_place_of_base(cloned.store)
+        refuse_place_in_table(cloned.uri, cloned.storage_options)
         # The manifest is written last: before it, the tag protects the files, or the copies are complete.
         if shallow:
-            _pin(context, source, made.uri)
-            _pin_origins(context, source, made.uri)
-            _allow(context, source, made, manifest)
+            _pin(context, source, cloned.uri)
+            _pin_origins(context, source, cloned.uri)
+            _allow(context, source, cloned, manifest)
         else:
-            _copy_files(context, source, made.store, progress)
-        _commit_first(context, source, made, manifest, properties=properties or {})
+            _copy_files(context, source, cloned.store, progress)
+        _commit_first(context, source, cloned, manifest, properties=properties or {})
 
 
 def _pin(context: TableContext, source: State, uri: str) -> None:
@@ -171,16 +171,16 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
     branch_id = ready_branch_id(source.branch, refs)
     size = context.versions.manifest_size(source)
     first = Tag(name="", branch=source.branch, version=source.number, metadata={CLONE: uri}, manifest_size=size)
-    made = _add_pin(first, f"{source} {source.id} {uri}", refs)
-    if made is None:
+    pin = _add_pin(first, f"{source} {source.id} {uri}", refs)
+    if pin is None:
         return
     try:
         # A deletion that did not see the tag has marked the branch before; a collection has taken the version away.
-        refuse_gone(made, branch_id, refs)
+        refuse_gone(pin, branch_id, refs)
         _refuse_collected(context, source)
     except (RefNotFoundError, ConflictError, VersionNotFoundError):
         with suppress(RefMovedError):
-            refs.remove_tag(made)
+            refs.remove_tag(pin)
         raise
 
 
@@ -264,43 +264,43 @@ def _add_pin(tag: Tag, digested: str, refs: Refs) -> Tag | None:
     return None
 
 
-def _allow(context: TableContext, source: State, made: TableContext, manifest: Manifest) -> None:
+def _allow(context: TableContext, source: State, cloned: TableContext, manifest: Manifest) -> None:
     """Let every reader of the clone follow its base paths: the source, and the places that the source may name."""
     for base in source.manifest.base_paths:
         context.versions.bases.locate(base.path, base.id)
     for base in manifest.base_paths:
-        allow(made, base.path, base.id)
+        allow(cloned, base.path, base.id)
 
 
 @contextmanager
-def _claimed(made: TableContext, what: str) -> Iterator[None]:
+def _claimed(cloned: TableContext, what: str) -> Iterator[None]:
     """Hold a claim file at the new root, so that two clones to the same place exclude each other.
 
     The conditional write of the manifest is not enough: the first versions of two clones may have different numbers and
     thus different names. The claim holds a description of the clone, so a repeated call takes over the claim that a
     crash left behind.
     """
-    if made.versions.newest(layout.MAIN) is not None:
-        raise AlreadyExistsError(f"there is a Lance table at {made.uri} already")
+    if cloned.versions.newest(layout.MAIN) is not None:
+        raise AlreadyExistsError(f"there is a Lance table at {cloned.uri} already")
     claim = what.encode()
-    while not made.store.put_if_absent(_CLAIM, claim):
+    while not cloned.store.put_if_absent(_CLAIM, claim):
         # Another caller may remove the claim between the two requests; then `found` is None and the loop tries again.
-        found = made.store.get(_CLAIM)
-        if found == claim:
+        other_claim = cloned.store.get(_CLAIM)
+        if other_claim == claim:
             break
-        if found is not None:
+        if other_claim is not None:
             raise AlreadyExistsError(
-                f"another clone is being made at {made.uri}, of {found.decode(errors='replace')}; "
-                f"if that clone was given up, remove {made.uri}/{_CLAIM}"
+                f"another clone is being made at {cloned.uri}, of {other_claim.decode(errors='replace')}; "
+                f"if that clone was given up, remove {cloned.uri}/{_CLAIM}"
             )
     try:
         yield
     finally:
-        made.store.delete(_CLAIM)
+        cloned.store.delete(_CLAIM)
 
 
 def _commit_first(
-    context: TableContext, source: State, made: TableContext, manifest: Manifest, *, properties: Mapping[str, str]
+    context: TableContext, source: State, cloned: TableContext, manifest: Manifest, *, properties: Mapping[str, str]
 ) -> None:
     transaction = Transaction(
         read_version=source.number,
@@ -314,20 +314,22 @@ def _commit_first(
         properties=properties,
     )
     manifest = replace(manifest, transaction_file="", writer=WRITER, timestamp=now_ns())
-    if create_first(made.versions, Proposal(transaction, with_feature_flags(manifest))) is None:
-        raise AlreadyExistsError(f"somebody else made a Lance table at {made.uri} meanwhile")
+    if create_first(cloned.versions, Proposal(transaction, with_feature_flags(manifest))) is None:
+        raise AlreadyExistsError(f"somebody else made a Lance table at {cloned.uri} meanwhile")
 
 
-def _options(context: TableContext, manifest: Manifest, uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the storage options of the clone: its own, and for its base paths those of the source."""
+def _options(
+    context: TableContext, manifest: Manifest, uri: str, clone_options: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the storage options of the clone: its own options, and for its base paths the options of the source."""
     source = context.storage_options
-    result = dict(given or {})
+    result = dict(clone_options or {})
     # A local clone gets no options of an object store, which its store would not know.
-    if given is None and "://" in canonical_uri(uri):
+    if clone_options is None and "://" in canonical_uri(uri):
         result = table_options(source)
-    kept = {base.id for base in manifest.base_paths}
+    base_ids = {base.id for base in manifest.base_paths}
     for key, value in source.items():
-        if key not in table_options(source) and any(key.startswith(f"base_{number}.") for number in kept):
+        if key not in table_options(source) and any(key.startswith(f"base_{number}.") for number in base_ids):
             result.setdefault(key, value)
     for base in manifest.base_paths:
         # A base path without options of its own was opened with the source's. When the clone has other options, the
@@ -350,10 +352,10 @@ def _copy_files(context: TableContext, source: State, dest: Store, progress: Pro
         jobs += _other_jobs(place, store, dest)
     with ThreadPoolExecutor(_WORKERS) as pool:
         # The first failure is raised here. Copied files stay, and a repeated call skips them.
-        for done, result in enumerate([pool.submit(job) for job in jobs], 1):
+        for copied, result in enumerate([pool.submit(job) for job in jobs], 1):
             result.result()
             if progress is not None:
-                progress(done, len(jobs))
+                progress(copied, len(jobs))
     # The names of the copies must be durable before the manifest that references them is written.
     dest.sync_folder(layout.DATA)
 
@@ -407,8 +409,8 @@ def _other_jobs(place: FileReferences, store: Store, dest: Store) -> list[Callab
     def index(name: str, files: tuple[str, ...]) -> Callable[[], None]:
         def copy() -> None:
             key = _key(place.base, layout.INDICES, name)
-            found = copy_folder(store, key, dest, f"{layout.INDICES}/{name}")
-            if files and not found:
+            is_copied = copy_folder(store, key, dest, f"{layout.INDICES}/{name}")
+            if files and not is_copied:
                 raise CorruptFileError(f"{store.uri}/{key}", "it is missing")
 
         return copy

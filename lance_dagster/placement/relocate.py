@@ -83,7 +83,7 @@ class Relocation:
 
     def __str__(self) -> str:
         """Return a line for each branch and tag."""
-        changes = [f"branch {each}" for each in self.branches] + [f"tag {each}" for each in self.tags]
+        changes = [f"branch {branch}" for branch in self.branches] + [f"tag {change}" for change in self.tags]
         return "\n".join(changes) or "every base path is correct"
 
 
@@ -99,7 +99,7 @@ class RelocateOptions(TypedDict, total=False):
 class How:
     """Options of a relocation: check files before a commit references them, commit nothing, report progress.
 
-    `properties` are those of each commit, a message of the caller among them.
+    `properties` are recorded with each commit, a message of the caller among them.
     """
 
     check: bool = True
@@ -112,10 +112,10 @@ class How:
         check_flag("check", self.check)
         check_flag("dry_run", self.dry_run)
 
-    def tell(self, done: int, total: int) -> None:
+    def tell(self, processed: int, total: int) -> None:
         """Report the number of branches and tags processed, and their total."""
         if self.progress is not None:
-            self.progress(done, total)
+            self.progress(processed, total)
 
 
 def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation:
@@ -126,20 +126,20 @@ def relocate(context: TableContext, old_uri: str | None, how: How) -> Relocation
         CorruptFileError: Files are missing at the new place; no commit was made to that branch.
     """
     # Former places are determined once per branch, since that loads the first version of each ancestor.
-    known: dict[str, Mapping[str, str]] = {}
-    given = None if old_uri is None else canonical_uri(old_uri)
+    moves_by_branch: dict[str, Mapping[str, str]] = {}
+    former_uri = None if old_uri is None else canonical_uri(old_uri)
 
     def moves(state: State) -> Mapping[str, str]:
-        if state.branch not in known:
-            earlier = {given} if given else _earlier_places(context, state.branch)
+        if state.branch not in moves_by_branch:
+            earlier = {former_uri} if former_uri else _earlier_places(context, state.branch)
             # The present URI maps to itself, so that a path with another spelling of it is corrected as well.
-            known[state.branch] = {context.uri: context.uri} | dict.fromkeys(earlier, context.uri)
-        return known[state.branch]
+            moves_by_branch[state.branch] = {context.uri: context.uri} | dict.fromkeys(earlier, context.uri)
+        return moves_by_branch[state.branch]
 
-    done = _repoint_all(context, moves, how)
+    relocation = _repoint_all(context, moves, how)
     if not how.dry_run:
-        _allow_again(context, frozenset(place for places in known.values() for place in places))
-    return done
+        _allow_again(context, frozenset(place for places in moves_by_branch.values() for place in places))
+    return relocation
 
 
 def _allow_again(context: TableContext, former: frozenset[str]) -> None:
@@ -169,8 +169,8 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
     bases = [base for head in heads(context) for base in head.manifest.base_paths]
     number = next((base.id for base in bases if name == base.name or spelled(name) == spelled(base.path)), None)
     if number is None:
-        known = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
-        raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {known}")
+        names = ", ".join(sorted({repr(base.name or base.path) for base in bases})) or "none"
+        raise InvalidInputError(f"{context.uri} has no base path {name!r}; it has {names}")
     if not any(_is_of_clone(base) for base in bases if base.id == number):
         refuse_place_of_table(new, base_options(context.storage_options, number, new))
     # This is done for a dry run too: the check of the files reads there.
@@ -187,7 +187,7 @@ def move_base(context: TableContext, name: str, uri: str, how: How) -> Relocatio
 
 def _is_of_clone(base: BasePath) -> bool:
     """Tell whether a base path is a cloned table: it goes where that table goes."""
-    # A clone of this package names the version; one of pylance has no name, or that of the branch whose folder it is.
+    # A base path of a clone is named by the version (this package), or has no name or a branch's folder (pylance).
     return not base.name or "@" in base.name or "/tree/" in base.path
 
 
@@ -203,8 +203,8 @@ def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:
         tags.append(_carry(context, tag, moves, how))
         how.tell(len(newest) + len(tags), len(newest) + len(named))
     return Relocation(
-        branches=tuple(done for done in branches if done is not None),
-        tags=tuple(done for done in tags if done is not None),
+        branches=tuple(repointed for repointed in branches if repointed is not None),
+        tags=tuple(repointed for repointed in tags if repointed is not None),
     )
 
 
@@ -215,13 +215,13 @@ def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
 
 
 def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
-    """Commit corrected base paths to a branch; return None when all are correct."""
+    """Commit corrected base paths to a branch; return None where all base paths are correct."""
     # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
     transaction_id = str(uuid.uuid4())
-    done: Repointed | None = None
+    repointed: Repointed | None = None
 
     def propose(head: State) -> Proposal | State:
-        nonlocal done
+        nonlocal repointed
         changed = _changed(head, moves)
         if not changed:
             return head
@@ -230,7 +230,7 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
         files = check_files(context, new, [base.id for base in changed]) if how.check else 0
         old = {base.id: base.path for base in head.manifest.base_paths}
         paths = tuple((old[base.id], base.path) for base in changed)
-        done = Repointed(name=branch, before=str(head), after=None, paths=paths, files=files)
+        repointed = Repointed(name=branch, before=str(head), after=None, paths=paths, files=files)
         if how.dry_run:
             return head
         transaction = Transaction(
@@ -249,11 +249,11 @@ def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repo
         return Proposal(transaction, replace_base_paths(following, changed))
 
     state = commit(context.versions, branch, propose)
-    return done if done is None or how.dry_run else replace(done, after=str(state))
+    return repointed if repointed is None or how.dry_run else replace(repointed, after=str(state))
 
 
 def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed | None:
-    """Move a tag from a version with former base paths to a version with the same rows and corrected ones."""
+    """Move a tag from a version with former base paths to a version with the same rows and corrected base paths."""
     try:
         state = context.versions.load(tag.branch, tag.version)
     except VersionNotFoundError:
@@ -261,21 +261,21 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
         return None
     if not _changed(state, moves):
         return None
-    done = Repointed(name=tag.name, before=tag.ref, after=None)
+    planned = Repointed(name=tag.name, before=tag.ref, after=None)
     if how.dry_run:
-        return done
-    found = _repeated(context, state, moves) or _forked(context, tag.name, state, moves, how=how)
-    # The history of the tag goes on with the new version: a rollback goes back to the version before, and not to this.
-    branch = context.refs.branch(found.branch)
-    branch_id = MAIN if found.branch == MAIN else "" if branch is None else branch.id
-    wanted = carried(tag, found, branch_id, context.versions)
+        return planned
+    present = _repeated(context, state, moves) or _forked(context, tag.name, state, moves, how=how)
+    # The history of the tag goes on with the new version: a rollback returns to the tag's version before the move.
+    branch = context.refs.branch(present.branch)
+    branch_id = MAIN if present.branch == MAIN else "" if branch is None else branch.id
+    carried_tag = carried(tag, present, branch_id, context.versions)
     # This is a compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
-    context.refs.swap_tag(wanted, tag.ref)
-    return replace(done, after=wanted.ref)
+    context.refs.swap_tag(carried_tag, tag.ref)
+    return replace(planned, after=carried_tag.ref)
 
 
 def _repeated(context: TableContext, state: State, moves: Moves) -> State | None:
-    """Follow versions that changed only base paths to one with corrected paths; return None if there is none."""
+    """Follow versions that changed only base paths to a version with corrected paths; return None if there is none."""
     while _changed(state, moves):
         try:
             following = context.versions.load(state.branch, state.number + 1)
@@ -288,7 +288,7 @@ def _repeated(context: TableContext, state: State, moves: Moves) -> State | None
 
 
 def present_version(context: TableContext, tag: str, state: State) -> State:
-    """Return an earlier version of a tag, or one with the same rows where the table was moved since it was made.
+    """Return an earlier version of a tag, or a version with the same rows where the table was moved since.
 
     Raises:
         InvalidInputError: The former place of its branch cannot be determined.
@@ -310,13 +310,13 @@ def present_version(context: TableContext, tag: str, state: State) -> State:
 
 def _forked(context: TableContext, tag: str, state: State, moves: Moves, *, how: How) -> State:
     """Fork a branch from a tagged version, correct its base paths, and return its head."""
-    taken = context.refs.branches()
+    branches = context.refs.branches()
     names = (f"relocated-{tag}" if count == 1 else f"relocated-{tag}-{count}" for count in range(1, 10**6))
     tags = context.refs.tags("relocated-*")
     # Branches and tags share one namespace.
     free = (name for name in names if name not in tags)
     # A branch forked from the tagged version is the result of an interrupted call, and is used again.
-    name = next(name for name in free if name not in taken or taken[name].parent == str(state))
+    name = next(name for name in free if name not in branches or branches[name].parent == str(state))
     create_branch(name, state, context.refs, context.versions, exist_ok=True, metadata={REPOINTED: tag})
     # The moves of the tagged version are used, since the new branch has no former place of its own.
     there = dict(moves(state))
@@ -335,21 +335,21 @@ def _earlier_places(context: TableContext, branch: str) -> set[str]:
         # former places of all branches apply.
         names = [name for name in context.refs.branches() if context.versions.newest(name) is not None]
         return {place for name in names for place in _earlier_places(context, name)}
-    found: set[str] = set()
+    places: set[str] = set()
     line: str = branch
-    seen: set[str] = set()
+    lines: set[str] = set()
     # Branch files can be damaged or edited by hand: a circle of forks ends where it closes.
-    while line != layout.MAIN and line not in seen:
-        seen.add(line)
+    while line != layout.MAIN and line not in lines:
+        lines.add(line)
         numbers = context.versions.numbers(line)
         if numbers:
             first, newest = context.versions.load(line, numbers[0]), context.versions.load(line, numbers[-1])
-            found |= _roots(context, first, newest)
+            places |= _roots(context, first, newest)
         above = context.refs.branch(line)
         if above is None:
             break
         line = above.parent_branch
-    return found - {context.uri}
+    return places - {context.uri}
 
 
 def _roots(context: TableContext, first: State, newest: State) -> set[str]:
@@ -364,12 +364,12 @@ def _roots(context: TableContext, first: State, newest: State) -> set[str]:
     }
     if not ids:
         ids = _ids_by_elimination(context, newest, foreign)
-    found: set[str] = set()
+    roots: set[str] = set()
     for state in (first, newest):
         for base in state.manifest.base_paths:
             if base.id in ids and base.is_dataset_root:
-                found.add(spelled(base.path).removesuffix(ids[base.id]))
-    return found
+                roots.add(spelled(base.path).removesuffix(ids[base.id]))
+    return roots
 
 
 def _foreign(context: TableContext) -> set[str]:
@@ -388,12 +388,12 @@ def _ids_by_clone(first: State) -> dict[int, str]:
     below = f"/{layout.branch_root(operation.ref_name)}" if operation.ref_name else ""
     # A fork of a branch records that branch's folder; the root is what remains without `/tree/<branch>`.
     root = parent.removesuffix(below)
-    found: dict[int, str] = {}
+    suffixes: dict[int, str] = {}
     for base in first.manifest.base_paths:
         path = spelled(base.path)
         if path in (root, parent):
-            found[base.id] = path.removeprefix(root)
-    return found
+            suffixes[base.id] = path.removeprefix(root)
+    return suffixes
 
 
 def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str]) -> dict[int, str]:
@@ -403,21 +403,23 @@ def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str])
         InvalidInputError: More than one place remains.
     """
     branches = [f"/{layout.branch_root(name)}" for name in context.refs.branches()]
-    found: dict[int, str] = {}
+    suffixes: dict[int, str] = {}
     for base in newest.manifest.base_paths:
         path = spelled(base.path)
         # The longest match wins: branch names may contain "/", so one branch folder may be a suffix of another.
         below = max((below for below in branches if path.endswith(below)), key=len, default="")
         # A base path that a user added has a name; pylance names only those of parent branches.
         if base.is_dataset_root and path not in foreign and (base.name is None or below):
-            found[base.id] = below
-    roots = {spelled(base.path).removesuffix(found[base.id]) for base in newest.manifest.base_paths if base.id in found}
+            suffixes[base.id] = below
+    roots = {
+        spelled(base.path).removesuffix(suffixes[base.id]) for base in newest.manifest.base_paths if base.id in suffixes
+    }
     if len(roots) > 1:
         raise InvalidInputError(
             f"cannot tell which of {', '.join(sorted(roots))} was the place of the table that {newest} belongs to",
             remedy=Remedy("say which, as in {}", Call("maintenance.relocate", (min(roots),))),
         )
-    return found
+    return suffixes
 
 
 def migrate_manifest_names(versions: Versions, branches: Iterable[str]) -> int:

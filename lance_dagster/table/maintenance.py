@@ -404,11 +404,11 @@ class Maintenance(Generic[TableT]):
         except FormatError:
             # Unreadable rules may keep versions that the arguments do not, so the call becomes a dry run.
             stored, dry_run = None, True
-        age = _duration(older_than if older_than is not None else stored.rest.older_than if stored else DEFAULT_AGE)
+        age = _duration(older_than if older_than is not None else stored.default.older_than if stored else DEFAULT_AGE)
         # An age of zero keeps nothing by itself, so without `older_than` the stored rules alone decide.
         rest = timedelta(0) if stored and older_than is None else age
         given = Retention(
-            rest=Rule(older_than=rest, keep_last=keep_last),
+            default=Rule(older_than=rest, keep_last=keep_last),
             branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
         )
         # A writer stages files before it commits them, so an unreferenced file may belong to a commit in progress.

@@ -169,7 +169,7 @@ class FileChecks:
         return inspector.inspect(named.uri, self._options(named.base), size=named.file.size, read=not named.has_blobs)
 
     def _options(self, base: BasePath) -> Mapping[str, str]:
-        """Return the options for a base path: those that are meant for it, since options may hold credentials."""
+        """Return the options for a base path, without options for other places, which may hold credentials."""
         uri, options = self._context.uri, self._context.storage_options
         own = base.path == uri or base.path.startswith(f"{uri}/")
         return options if own else base_options(options, base.id, base.path)
@@ -182,15 +182,15 @@ class FileChecks:
             if not recorded:
                 without += 1
                 continue
-            found = digest_of(store, key)
+            digest = digest_of(store, key)
             # A data file that is gone by now is reported as missing, unless its version is gone too.
-            if found is None and (key.endswith(".lance") or not self._is_there(named)):
+            if digest is None and (key.endswith(".lance") or not self._is_there(named)):
                 continue
-            compared += found is not None
-            if found is None or recorded != {found[0]}:
+            compared += digest is not None
+            if digest is None or recorded != {digest[0]}:
                 path = f"{store.uri}/{key}".removeprefix(f"{self._context.uri}/")
                 right = f"the digest recorded for it is {' and '.join(sorted(recorded))}; bring it back from a copy"
-                what = "it is missing" if found is None else f"its bytes changed: their SHA-256 is {found[0]}"
+                what = "it is missing" if digest is None else f"its bytes changed: their SHA-256 is {digest[0]}"
                 problems.append(Problem(what=what, right=right, path=path, fragment=named.fragment))
         return DigestCheck(tuple(problems), compared, without)
 
@@ -228,12 +228,12 @@ class FileChecks:
             return
         right = "it holds the transaction of its version; programs that read it take the version for another change"
         try:
-            found = decode_transaction(data, path)
+            transaction = decode_transaction(data, path)
         except FormatError as error:
             what = error.problem if isinstance(error, CorruptFileError) else str(error)
             yield Problem(what=what, right=right, severity=WARNING, path=path)
             return
-        if found != state.transaction:
+        if transaction != state.transaction:
             yield Problem(what="it holds another transaction", right=right, severity=WARNING, path=path)
 
     def offsets(self, state: State, fragment: Fragment) -> BitMap | Problem:
@@ -252,30 +252,30 @@ class FileChecks:
         try:
             # The file is read whole, since the count in the manifest has to agree with the bytes.
             data = listing.store.get(layout.join(listing.key, name))
-            found = decode_offsets(deletion.kind, data or b"", path, fragment.physical_rows)
+            offsets = decode_offsets(deletion.kind, data or b"", path, fragment.physical_rows)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
             return Problem(what=reason, right="the deletion file can be decoded", path=path, fragment=fragment.id)
-        return found
+        return offsets
 
     def read_index_file(self, path: str, inspector: DataFileInspector) -> Iterator[Problem]:
         """Open a file of an index and read it whole."""
-        found = self.index_files[path]
-        store, size = found.listing.store, (found.listing.sizes or {}).get(found.name)
+        index_file = self.index_files[path]
+        store, size = index_file.listing.store, (index_file.listing.sizes or {}).get(index_file.name)
         if store is None or not size:
             # The file is missing or empty, or cannot be listed, which another check reports.
             return
-        key = layout.join(found.listing.key, found.name)
+        key = layout.join(index_file.listing.key, index_file.name)
         try:
             # Indices of early releases of pylance have files of the first format, which cannot be opened on their own.
             if (store.get_range(key, size - _VERSION_BYTES, size) or b"")[:4] in _FIRST_FORMAT:
                 return
             read_shape(ExpectedFile(store=store, key=key, size=size), pages=True)
-            uri = f"{found.listing.uri}/{found.name}"
-            inspector.inspect(uri, self._options(found.base), size=size, read=True)
+            uri = f"{index_file.listing.uri}/{index_file.name}"
+            inspector.inspect(uri, self._options(index_file.base), size=size, read=True)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
-            right = f"a whole file of index {found.index!r}; create the index anew, since rows are not affected"
+            right = f"a whole file of index {index_file.index!r}; create the index anew, since rows are not affected"
             yield Problem(what=reason, right=right, path=path)
 
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
@@ -295,8 +295,8 @@ class FileChecks:
         for file in index.files:
             below, _, name = file.path.rpartition("/")
             inner = self._listed(base, layout.join(folder, below))
-            known = ReferencedIndexFile(index.name, inner, base, name)
-            self.index_files.setdefault(self._display_path(inner, name), known).versions.append(str(state))
+            index_file = ReferencedIndexFile(index.name, inner, base, name)
+            self.index_files.setdefault(self._display_path(inner, name), index_file).versions.append(str(state))
             yield from self._compared(inner, name, file.size, None)
 
     def _check_deletion(self, state: State, fragment: Fragment) -> Iterator[Problem]:
@@ -305,22 +305,22 @@ class FileChecks:
         if deletion is None or base is None:
             return
         self.deletion_files.add(layout.join(base.path, layout.deletion_path(fragment.id, deletion)))
-        found = self.offsets(state, fragment)
-        if isinstance(found, Problem):
-            yield found
+        deleted = self.offsets(state, fragment)
+        if isinstance(deleted, Problem):
+            yield deleted
             return
         # Very old manifests do not count deleted rows, so there is nothing to compare.
         if not fragment.has_row_count:
             return
-        if len(found) != deletion.deleted_rows:
+        if len(deleted) != deletion.deleted_rows:
             yield Problem(
-                what=f"the deletion file takes out {counted(len(found), 'row')}",
+                what=f"the deletion file takes out {counted(len(deleted), 'row')}",
                 right=f"the version records {deletion.deleted_rows}, and every count of rows relies on that",
                 fragment=fragment.id,
             )
-        if found and found.max() >= fragment.physical_rows:
+        if deleted and deleted.max() >= fragment.physical_rows:
             yield Problem(
-                what=f"the deletion file takes out row {found.max()}",
+                what=f"the deletion file takes out row {deleted.max()}",
                 right=f"the fragment has {fragment.physical_rows} rows, counted from 0",
                 fragment=fragment.id,
             )
@@ -388,7 +388,7 @@ class FileChecks:
 
 
 def _covers_nothing(index: IndexMetadata) -> bool:
-    """Tell whether an index answers no query: pylance records one that it has not trained, and writes no file of it."""
+    """Tell whether an index answers no query: pylance records an index before training, and writes no file of it."""
     try:
         covered = covered_fragments(index)
     except CorruptFileError:

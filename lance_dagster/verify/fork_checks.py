@@ -1,8 +1,9 @@
-"""Checks that the versions which branches and tags name are those that they were made of.
+"""Checks that the versions which branches and tags name are still the versions that they were made from.
 
-A version is never changed, and no number is used twice. But a folder `_versions` that was brought back from an older
-copy gives the numbers of lost versions to new ones. A branch that was forked from a lost version then seems to be
-forked from another one, and a merge of it takes its inherited rows for rows that both sides have.
+A version is never changed, and no number is used twice. But where a folder `_versions` was brought back from an older
+copy, new versions get the numbers of lost versions. Example: branch `fix` is forked from `main@7`; the folder is
+restored to `main@5`, and two commits make a new `main@6` and `main@7`. Then `fix` seems to be forked from the new
+`main@7`, and a merge takes the rows that `fix` inherited from the lost `main@7` for rows that both sides have.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,12 +23,12 @@ _Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class NamedVersion:
-    """What is remembered of a version that a branch or a tag names.
+    """The facts about a version that the checks of branches and tags compare.
 
     Attributes:
         size: The size of its manifest in bytes.
-        files: A hash of its fragments and their data files; 0 when one of them cannot be read.
-        is_fork: Whether it is the first version of a branch, made from another version.
+        files: A hash of its fragments and their data files; 0 where a fragment cannot be read.
+        is_fork: Whether it is the first version of a branch, made from a version of another branch.
     """
 
     size: int
@@ -36,34 +37,37 @@ class NamedVersion:
 
 
 def named_version(state: State, fragments: Iterable[Fragment | None]) -> NamedVersion:
-    """Return what is remembered of a version; a fragment is None when it cannot be read."""
-    # A fork names each file under the same path, by another base path. Later files may have been added to a fragment,
-    # and rows be deleted, by commits that made further versions only.
-    found = [one and (one.id, one.physical_rows, *(file.path for file in one.files)) for one in fragments]
+    """Return the facts about a version; a fragment is None where it cannot be read."""
+    # The hash leaves out base paths: a fork names each file under the same path, by another base path. Fragments of the
+    # fork point and of the fork itself have equal files: commits that add files or delete rows make later versions.
+    outlines = [
+        fragment and (fragment.id, fragment.physical_rows, *(file.path for file in fragment.files))
+        for fragment in fragments
+    ]
     is_fork = state.transaction is not None and isinstance(state.transaction.operation, Clone)
-    return NamedVersion(state.size, 0 if None in found else hash(tuple(found)), is_fork)
+    return NamedVersion(state.size, 0 if None in outlines else hash(tuple(outlines)), is_fork)
 
 
 def named_places(refs: RefListing) -> frozenset[_Place]:
-    """Return the versions that branches were forked from, the first ones of branches, and those that tags name."""
-    found = [(tag.branch, tag.version) for tag in refs.tags.values()]
+    """Return the fork points and the first versions of all branches, and the versions that tags name."""
+    places = [(tag.branch, tag.version) for tag in refs.tags.values()]
     for branch in refs.branches.values():
-        found += [(branch.parent_branch, branch.parent_version), (branch.name, branch.first)]
-    return frozenset(found)
+        places += [(branch.parent_branch, branch.parent_version), (branch.name, branch.first)]
+    return frozenset(places)
 
 
-def check_named(refs: RefListing, seen: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
-    """Check forks and tags against the versions that they name, as far as these still exist."""
+def check_named(refs: RefListing, named_versions: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
+    """Check forks and tags against the versions that they name, as far as these versions still exist."""
     for branch in refs.branches.values():
         if branch.state == READY:
-            yield from _check_fork(branch, seen)
+            yield from _check_fork(branch, named_versions)
     for tag in refs.tags.values():
-        yield from _check_tagged(tag, seen)
+        yield from _check_tagged(tag, named_versions)
 
 
-def _check_fork(branch: Branch, seen: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
-    parent = seen.get((branch.parent_branch, branch.parent_version))
-    first = seen.get((branch.name, branch.first))
+def _check_fork(branch: Branch, named_versions: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
+    parent = named_versions.get((branch.parent_branch, branch.parent_version))
+    first = named_versions.get((branch.name, branch.first))
     if parent is None or first is None or not (first.is_fork and first.files and parent.files):
         return
     if parent.files != first.files:
@@ -75,8 +79,8 @@ def _check_fork(branch: Branch, seen: Mapping[_Place, NamedVersion]) -> Iterator
         )
 
 
-def _check_tagged(tag: Tag, seen: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
-    named = seen.get((tag.branch, tag.version))
+def _check_tagged(tag: Tag, named_versions: Mapping[_Place, NamedVersion]) -> Iterator[Problem]:
+    named = named_versions.get((tag.branch, tag.version))
     # Zero stands for a size that was not known.
     if named is not None and tag.manifest_size and named.size != tag.manifest_size:
         yield Problem(

@@ -124,10 +124,10 @@ def _no_base(base_id: int, path: str, fragment: int) -> Problem:
 
 
 def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Problem]:
-    """Check that each field is in at most one file of the fragment, and that none is missing that has to be there."""
-    # With two files for a field, programs may read different ones of them.
+    """Check that each field is in at most one file of the fragment, and that no required field is missing."""
+    # Where two files hold a field, one program may read the first file and another program the second.
     homes: dict[int, str] = {}
-    known = {field.id for field in context.fields}
+    field_ids = {field.id for field in context.fields}
     for file in fragment.files:
         for number in file.fields:
             if number == TOMBSTONE_FIELD:
@@ -141,7 +141,7 @@ def _check_columns(fragment: Fragment, context: FragmentContext) -> Iterator[Pro
                     field=number,
                 )
             # Files may hold dropped fields; only fields of the schema have to be in one file.
-            elif number in homes and number in known:
+            elif number in homes and number in field_ids:
                 yield Problem(
                     what=f"the field is in {homes[number]} and in {file.path}",
                     right="one file of a fragment holds it",

@@ -1,7 +1,7 @@
 """The rules that a manifest keeps within itself: numbers, schema, base paths, feature flags and indices. Pure.
 
-What cannot be decoded at all was refused before. Here each rule reports every place where it is broken, so that a
-damaged version is described completely.
+A manifest that cannot be decoded at all was refused before. Here each rule reports every place where it is broken, so
+that a damaged version is described completely.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -242,13 +242,13 @@ def check_indices(manifest: Manifest, path: str) -> tuple[tuple[IndexMetadata, .
 
 
 def _check_each_index(indices: Sequence[IndexMetadata], manifest: Manifest, path: str) -> Iterator[Problem]:
-    known = {field.id for field in manifest.fields}
+    field_ids = {field.id for field in manifest.fields}
     uuids = [index.uuid for index in indices]
     for uuid in sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
         yield Problem(what=f"two indices have the uuid {uuid}", right="uuids are unique", path=path)
     for index in indices:
         for number in (*index.fields, *index.covering_fields):
-            if number not in known:
+            if number not in field_ids:
                 yield Problem(
                     what=f"index {index.name!r} is on a field that the schema does not have",
                     right="an index is dropped with its field",

@@ -60,12 +60,12 @@ def list_refs(context: TableContext) -> RefListing:
     return refs
 
 
-def _check_orphans(context: TableContext, known: Collection[str], folder: str = "tree") -> Iterator[Problem]:
+def _check_orphans(context: TableContext, branch_names: Collection[str], folder: str = "tree") -> Iterator[Problem]:
     """Check that the versions in a folder below `tree`, and in the folders below it, belong to branches."""
     inside = context.store.folders(folder)
     name = folder.partition("/")[2]
     # A branch that was created since the branches were listed has its file before its versions.
-    if layout.VERSIONS in inside and name not in known and context.store.get(layout.branch_file(name)) is None:
+    if layout.VERSIONS in inside and name not in branch_names and context.store.get(layout.branch_file(name)) is None:
         manifests = sum(map(len, layout.parse_manifest_names(context.store.list(layout.versions_folder(name)))))
         if manifests:
             yield Problem(
@@ -77,12 +77,12 @@ def _check_orphans(context: TableContext, known: Collection[str], folder: str = 
             )
     for below in inside:
         if below not in FOLDERS:
-            yield from _check_orphans(context, known, f"{folder}/{below}")
+            yield from _check_orphans(context, branch_names, f"{folder}/{below}")
 
 
-def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListing) -> T | None:
+def _read(read_ref: Callable[[str], T | None], name: str, path: str, refs: RefListing) -> T | None:
     try:
-        return read(name)
+        return read_ref(name)
     except FormatError as error:
         refs.problems.append(
             Problem(
@@ -95,7 +95,7 @@ def _read(read: Callable[[str], T | None], name: str, path: str, refs: RefListin
 
 
 def _list_versions(context: TableContext, branch_name: str, refs: RefListing) -> None:
-    # The hint is read before the listing: one that was read later could name a version newer than those listed.
+    # The hint is read before the listing: a hint read later could name a version newer than the listed versions.
     hinted = _hint(context, branch_name)
     try:
         refs.numbers[branch_name] = _own_versions(branch_name, context.versions.numbers(branch_name), refs)
@@ -115,8 +115,8 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
     if data is None:
         return None
     try:
-        found = parsed_json(data)
-        version = found.get("version") if isinstance(found, dict) else None
+        hint = parsed_json(data)
+        version = hint.get("version") if isinstance(hint, dict) else None
     except ValueError:
         version = None
     return version if isinstance(version, int) else repr(data[:40])
@@ -125,7 +125,7 @@ def _hint(context: TableContext, branch_name: str) -> int | str | None:
 def _own_versions(branch_name: str, numbers: list[int], refs: RefListing) -> list[int]:
     """Return the numbers without those below the first version of the branch, which are reported."""
     branch = refs.branches.get(branch_name)
-    # Only a branch that follows a deleted one of its name begins above other numbers, and a collection keeps its first.
+    # Only a branch with the name of a deleted branch begins above other numbers, and a collection keeps its first.
     if branch is None or FIRST not in branch.metadata or branch.first not in numbers:
         return numbers
     late = [number for number in numbers if number < branch.first]
@@ -228,7 +228,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
             path=path,
         )
     newest = max(refs.numbers.get(branch.parent_branch, ()), default=None)
-    # An older fork point may be cleaned up; one above the newest version never existed.
+    # An older fork point may be cleaned up; a fork point above the newest version never existed.
     if newest is not None and branch.parent_version > newest:
         yield Problem(
             what=f"branch {branch.name!r} is said to be forked from {branch.parent}",
@@ -271,10 +271,10 @@ def _check_tag(tag: Tag, refs: RefListing) -> Iterator[Problem]:
 
 def gaps(numbers: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
     """Return the gaps between listed versions, as a clean-up leaves them."""
-    found = []
+    missing = []
     for branch_name, own in numbers.items():
         for older, newer in pairwise(own):
             if newer > older + 1:
-                last = "" if newer == older + 2 else f" to {branch_name}@{newer - 1}"
-                found.append(f"{branch_name}@{older + 1}{last}")
-    return tuple(found)
+                until = "" if newer == older + 2 else f" to {branch_name}@{newer - 1}"
+                missing.append(f"{branch_name}@{older + 1}{until}")
+    return tuple(missing)

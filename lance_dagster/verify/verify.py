@@ -81,15 +81,17 @@ class VerifyReport:
             (self.deletion_files, "deletion file", "deletion files"),
             (self.index_files, "index file", "index files"),
         )
-        parts = ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in checked)
-        found = len(self.problems)
-        counted = f"{found:,} {'problem' if found == 1 else 'problems'}" if found else "no problems"
+        parts = ", ".join(f"{count:,} {singular if count == 1 else plural}" for count, singular, plural in checked)
+        problem_count = len(self.problems)
+        counted = (
+            f"{problem_count:,} {'problem' if problem_count == 1 else 'problems'}" if problem_count else "no problems"
+        )
         outside = [f"files outside of the table: {place}" for place in self.base_paths]
         return "\n".join([f"{counted}: {parts}", *outside, *map(str, self.problems)])
 
 
 def verify(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
-    """Check every version, or the one that a ref names.
+    """Check every version, or only the version that a ref names.
 
     Raises:
         NotFoundError: There is no such branch, tag, version or commit id.
@@ -127,7 +129,7 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
         report = _report(check)
         return replace(report, problems=_confirmed(context, report.problems))
     refs = list_refs(context)
-    check.wanted = named_places(refs)
+    check.remembered = named_places(refs)
     check.expect(sum(len(own) for own in refs.numbers.values()))
     for branch, own in refs.numbers.items():
         check.branch(branch, own)
@@ -146,7 +148,7 @@ def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: P
 
 
 def record_digests(context: TableContext, ref: str | None, progress: Progress | None) -> int:
-    """Record the digests of the data files that any version names, or the one of a ref, where there are none.
+    """Record missing digests of the data files that any version names, or only the version of a ref.
 
     Returns:
         The number of digests that were recorded.
@@ -163,7 +165,7 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
         branch, number = resolve(ref, context.refs, context.versions)
         listed = [(branch, context.versions.load(branch, number).number)]
     files: dict[str, NamedFile] = {}
-    seen: set[tuple[str, tuple[BasePath, ...], Fragment | bytes]] = set()
+    distinct: set[tuple[str, tuple[BasePath, ...], Fragment | bytes]] = set()
     for branch, number in listed:
         state = context.versions.find(branch, number)
         # It may have expired since it was listed.
@@ -172,15 +174,15 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
         for position, item in enumerate(state.manifest.fragments.items):
             # Versions share almost all fragments; equal ones of one branch name equal files.
             key = (branch, state.manifest.base_paths, item)
-            if key not in seen:
-                seen.add(key)
+            if key not in distinct:
+                distinct.add(key)
                 files |= {named.uri: named for named in places.named(state, state.manifest.fragments[position])}
     recorded = 0
     with ThreadPoolExecutor(_WORKERS) as pool:
-        for done, count in enumerate(pool.map(places.record_digests, files.values()), 1):
+        for finished, count in enumerate(pool.map(places.record_digests, files.values()), 1):
             recorded += count
             if progress is not None:
-                progress(done, len(files))
+                progress(finished, len(files))
     return recorded
 
 
@@ -189,7 +191,7 @@ def _report(check: Verification) -> VerifyReport:
     if check.deep:
         check.read_files()
     return VerifyReport(
-        problems=check.found,
+        problems=check.reported,
         versions=check.versions,
         branches=1,
         fragments=check.fragments,
@@ -219,6 +221,6 @@ def _still_there(problems: Sequence[Problem], refs: RefListing) -> Iterator[Prob
             if problem.path in paths:
                 yield problem
             continue
-        left = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] in unlisted)
-        if left:
-            yield replace(problem, versions=left)
+        remaining = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] in unlisted)
+        if remaining:
+            yield replace(problem, versions=remaining)

@@ -47,8 +47,8 @@ class Verification:
     deep: bool
     progress: Progress | None
     places: FileChecks = field(init=False)
-    wanted: frozenset[tuple[str, int]] = frozenset()
-    """The versions of which `named` is to remember something, by branch and number."""
+    remembered: frozenset[tuple[str, int]] = frozenset()
+    """The versions whose facts `named` keeps, by branch and number."""
     named: dict[tuple[str, int], NamedVersion] = field(default_factory=dict)
     _found: dict[Problem, list[str]] = field(default_factory=dict)
     _contexts: list[FragmentContext] = field(default_factory=list)
@@ -98,9 +98,9 @@ class Verification:
         """Report fields in data files that no version ever had; needs the whole history, from the first version on."""
         first = self._origin
         if first is not None and not isinstance(first.operation, Clone):
-            known = self._fields
+            field_ids = self._fields
             for number, (problem, version) in self._stored.items():
-                self.problems([problem] if number >= 0 and number not in known else [], version)
+                self.problems([problem] if number >= 0 and number not in field_ids else [], version)
 
     def read_files(self) -> None:
         """Read every data and index file that a version names, each once."""
@@ -123,7 +123,7 @@ class Verification:
         return len(self._checked)
 
     @property
-    def found(self) -> tuple[Problem, ...]:
+    def reported(self) -> tuple[Problem, ...]:
         """The problems, each with the versions that have it."""
         return tuple(replace(problem, versions=tuple(names)) for problem, names in self._found.items())
 
@@ -179,7 +179,7 @@ class Verification:
             _extend(checked.runs, version)
             if checked.span is not None:
                 spans.append((checked.span, key))
-        if (state.branch, state.number) in self.wanted:
+        if (state.branch, state.number) in self.remembered:
             fragments = (self._checked[key].fragment for key in keys)
             self.named[state.branch, state.number] = named_version(state, fragments)
         # Without stable row ids there are no ids that could collide.
@@ -221,13 +221,18 @@ class Verification:
         ids = []
         for key in group:
             fragment = self._checked[key].fragment
-            found = None if fragment is None else row_ids(fragment)
+            ids_of_fragment = None if fragment is None else row_ids(fragment)
             offsets = None if fragment is None else self.places.offsets(state, fragment)
-            if isinstance(found, Problem) or found is None or isinstance(offsets, Problem) or offsets is None:
+            if (
+                isinstance(ids_of_fragment, Problem)
+                or ids_of_fragment is None
+                or isinstance(offsets, Problem)
+                or offsets is None
+            ):
                 # Another check reports the damaged file. Without its offsets, live ids are unknown.
                 return
             # Another check reports deleted offsets beyond the fragment.
-            ids.append(found.restricted(found.positions - offsets) if offsets else found)
+            ids.append(ids_of_fragment.restricted(ids_of_fragment.positions - offsets) if offsets else ids_of_fragment)
         # An updated row is in two fragments under one id, deleted in the older one: so only live ids are compared.
         twice = RowRuns.concatenated(ids).repeated()
         if len(twice):
@@ -241,7 +246,7 @@ class Verification:
     def _read_file(self, described: Mapping[NamedFile, Sequence[_Checked]], inspector: DataFileInspector) -> None:
         try:
             # One look at the file serves every fragment that describes it.
-            found = self.places.opened(next(iter(described)), inspector)
+            shape = self.places.opened(next(iter(described)), inspector)
         except CorruptFileError as error:
             for named, fragments in described.items():
                 self._file_problems([_about(named, error.problem, "every data file can be decoded")], fragments)
@@ -252,20 +257,22 @@ class Verification:
                 self._file_problems([unreadable], fragments)
         else:
             for named, fragments in described.items():
-                self._file_problems(_check_summary(named, found), fragments)
+                self._file_problems(_check_summary(named, shape), fragments)
 
     def _check_digests(self, described: Mapping[NamedFile, Sequence[_Checked]]) -> None:
         try:
-            found = self.places.check_digests(next(iter(described)))
+            digest_check = self.places.check_digests(next(iter(described)))
         except StoreError as error:
             for named, fragments in described.items():
                 unreadable = _about(named, f"it cannot be read: {error}", "a file that can be read")
                 self._file_problems([unreadable], fragments)
             return
         for named, fragments in described.items():
-            self._file_problems([replace(problem, fragment=named.fragment) for problem in found.problems], fragments)
-        self.digests_compared += found.compared
-        self.without_digest += found.without
+            self._file_problems(
+                [replace(problem, fragment=named.fragment) for problem in digest_check.problems], fragments
+            )
+        self.digests_compared += digest_check.compared
+        self.without_digest += digest_check.without
 
     def _file_problems(self, problems: Iterable[Problem], fragments: Sequence[_Checked]) -> None:
         """Add problems of a data file for every version that has one of the fragments."""
@@ -282,15 +289,15 @@ def _extend(runs: list[range], position: int) -> None:
         runs.append(range(position, position + 1))
 
 
-def _check_summary(named: NamedFile, found: DataFileShape) -> Iterable[Problem]:
-    """Compare the facts that a data file records about itself with those that a fragment records."""
+def _check_summary(named: NamedFile, shape: DataFileShape) -> Iterable[Problem]:
+    """Compare the facts that a data file records about itself with the facts that a fragment records."""
     file = named.file
     columns = max(file.column_indices, default=-1) + 1
-    own, recorded = file_version_name(found.major, found.minor), file.version
-    if found.rows != named.rows:
-        yield _about(named, f"the file has {counted(found.rows, 'row')}", f"the fragment says {named.rows}")
-    if found.columns < columns:
-        yield _about(named, f"the file has {counted(found.columns, 'column')}", f"the fragment names {columns}")
+    own, recorded = file_version_name(shape.major, shape.minor), file.version
+    if shape.rows != named.rows:
+        yield _about(named, f"the file has {counted(shape.rows, 'row')}", f"the fragment says {named.rows}")
+    if shape.columns < columns:
+        yield _about(named, f"the file has {counted(shape.columns, 'column')}", f"the fragment names {columns}")
     if own != recorded:
         yield _about(named, f"the file is of version {own}", f"the fragment says {recorded}")
 
@@ -307,7 +314,7 @@ def _check_spans(spans: Sequence[RowSpan], manifest: Manifest, path: str) -> Ite
             right=f"there is a row {highest}, so the next commit would assign its id again",
             path=path,
         )
-    # Row versions are numbers of versions of this branch, so one above the version itself is damage.
+    # Row versions are numbers of versions of this branch, so a number above the version itself is damage.
     newest = max((span.newest for span in spans), default=0)
     if newest > manifest.version:
         yield Problem(

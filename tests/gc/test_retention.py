@@ -107,7 +107,7 @@ def test_a_version_that_follows_one_from_the_future_stays() -> None:
 def test_the_first_pattern_that_fits_counts() -> None:
     """Other branches have the general rule."""
     week, day, month = (Rule(older_than=timedelta(days=days)) for days in (7, 1, 30))
-    rules = Retention(rest=month, branches={"run/a*": day, "run/*": week})
+    rules = Retention(default=month, branches={"run/a*": day, "run/*": week})
     assert (day, week, month, month) == tuple(map(rules.rule, ("run/ab/c", "run/b", "main", "Run/b")))
 
 
@@ -140,7 +140,7 @@ def test_rules_are_read_from_the_settings() -> None:
     text = '{"older_than": "30d", "keep_last": 5, "branches": {"run/*": {"older_than": "2d"}, "dev": {"keep_last": 9}}}'
     month, two = timedelta(days=30), timedelta(days=2)
     assert Retention(
-        rest=Rule(older_than=month, keep_last=5),
+        default=Rule(older_than=month, keep_last=5),
         branches={"run/*": Rule(older_than=two, keep_last=5), "dev": Rule(older_than=month, keep_last=9)},
     ) == retention_from_json(text)
     assert Retention() == retention_from_json("{}")

@@ -48,8 +48,8 @@ def makers_of(
 
 def selected(side: SideHistory, select: Callable[[Change], bool], fallback: Callable[[Change], bool]) -> str:
     """Name who made the selected changes of a side, or those of a wider selection where the first one is empty."""
-    found = [change for change in side.changes if select(change)]
-    return _named(side, found) if found else makers(side, fallback)
+    chosen = [change for change in side.changes if select(change)]
+    return _named(side, chosen) if chosen else makers(side, fallback)
 
 
 def _named(side: SideHistory, changes: Iterable[Change]) -> str:
@@ -90,7 +90,7 @@ def cast_makers(side: MergeSide, base_id: int) -> str:
     """Name who gave a column of the merge base another type."""
     # A column that was cast twice has had three ids, of which the one in between is neither here nor in the merge base.
     ids = {side.columns.anchored.get(base_id, base_id), side.cast_fields.get(base_id, base_id)}
-    return makers_of(side.history, lambda manifest: {one.id for one in manifest.fields} & ids, _of_columns)
+    return makers_of(side.history, lambda manifest: {field.id for field in manifest.fields} & ids, _of_columns)
 
 
 def type_change(side: MergeSide, base_id: int) -> str:
@@ -107,7 +107,7 @@ def added_makers(side: MergeSide, number: int) -> str:
 def name_makers(side: MergeSide, name: str) -> str:
     """Name who gave a column a name."""
     return makers_of(
-        side.history, lambda manifest: {one.id for one in manifest.fields if one.name == name}, _of_columns
+        side.history, lambda manifest: {field.id for field in manifest.fields if field.name == name}, _of_columns
     )
 
 
@@ -148,22 +148,24 @@ def value_makers(side: MergeSide, fields: Collection[int], fallback: Callable[[C
     return selected(side.history, lambda change: not fields_written(change).isdisjoint(fields), fallback)
 
 
-def row_makers(side: MergeSide, written: Rows, removed: BaseRows, fallback: Callable[[Change], bool]) -> str:
+def row_makers(side: MergeSide, put_in: Rows, removed: BaseRows, fallback: Callable[[Change], bool]) -> str:
     """Name who wrote or removed rows.
 
     Args:
         side: The side.
-        written: Rows that it inserted or gave new values, by its fragments.
+        put_in: Rows that it inserted or gave new values, by its fragments.
         removed: Rows of the merge base that it changed or removed, by their fragments there.
         fallback: Selects the changes that are named where no version shows who did it.
     """
-    found = {id(side.added_by.get(number)) for number in written} | {id(each) for each in _changed_rows(side, removed)}
+    ids_of_changes = {id(side.added_by.get(number)) for number in put_in} | {
+        id(change) for change in _changed_rows(side, removed)
+    }
     # A compaction, or a version of another branch, hides who wrote some of the rows, so the others must not be named
     # as if they had written all of them.
-    if id(None) in found:
+    if id(None) in ids_of_changes:
         return makers(side.history, fallback)
-    known = {id(change): change for change in side.history.since}
-    named = [change for number, change in known.items() if number in found]
+    changes = {id(change): change for change in side.history.since}
+    named = [change for number, change in changes.items() if number in ids_of_changes]
     return _named(side.history, named) if named else makers(side.history, fallback)
 
 
@@ -176,7 +178,7 @@ def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
     }
     if not rows:
         return []
-    found: list[Change | None] = [] if len(places) == len(rows) else [None]
+    versions: list[Change | None] = [] if len(places) == len(rows) else [None]
     for change in side.history.since:
         before, after = change.before, change.after
         if before is None or after is None:
@@ -186,23 +188,23 @@ def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
         if any(_changes(side, change, number, places[number]) for number in differing):
             # The rows are now in one of the fragments that this version added.
             places |= dict.fromkeys(set(after.fragments.ids) - set(before.fragments.ids))
-            found += [] if isinstance(change.operation, Rewrite) else [change]
-    return found or [None]
+            versions += [] if isinstance(change.operation, Rewrite) else [change]
+    return versions or [None]
 
 
 def _changes(side: MergeSide, change: Change, number: int, offsets: BitMap | None) -> bool:
     """Tell whether a version moved, changed or deleted some rows of a fragment; any of them where none are given."""
     before, after = change.before, change.after
-    if before is None or after is None or (one := before.fragments.find(number)) is None:
+    if before is None or after is None or (old := before.fragments.find(number)) is None:
         return False
-    other, deleted = after.fragments.find(number), side.lookups.deleted
-    if other is None:
-        return offsets is None or bool(offsets - deleted(before, one))
+    new, deleted = after.fragments.find(number), side.lookups.deleted
+    if new is None:
+        return offsets is None or bool(offsets - deleted(before, old))
     # Other operations put files of columns beside rows, which does not change the rows.
-    rewritten = one.file_names != other.file_names and isinstance(change.operation, Update | Restore | Overwrite)
+    rewritten = old.file_names != new.file_names and isinstance(change.operation, Update | Restore | Overwrite)
     if offsets is None:
-        return rewritten or one.deletion != other.deletion
-    if one.deletion != other.deletion and (deleted(before, one) ^ deleted(after, other)) & offsets:
+        return rewritten or old.deletion != new.deletion
+    if old.deletion != new.deletion and (deleted(before, old) ^ deleted(after, new)) & offsets:
         return True
     return rewritten and bool(rows_in_place(change).get(number, offsets) & offsets)
 

@@ -32,7 +32,6 @@ from lance_dagster.merge.rules.strategy import (
     UNTRACEABLE,
     Conflict,
     ConflictingRows,
-    ConflictKind,
     Finding,
     ParsedStrategy,
     Rows,
@@ -57,16 +56,16 @@ class ClaimedColumns:
     def of(cls, claimer: MergeSide, change: Change) -> "ClaimedColumns":
         """Look up the columns of the version that made a claim."""
         # A merge repeats claims of other branches, which may have called a column as the merge base does.
-        ids = {one.name: one.id for one in claimer.base.fields if one.parent_id < 0}
+        ids = {field.name: field.id for field in claimer.base.fields if field.parent_id < 0}
         base_ids = claimer.columns.base_ids
-        inner = {one.id: (column, one.name) for one, column in _inner_fields(claimer.base)}
-        made = change.after or change.before or claimer.manifest
-        for own in made.fields:
+        inner = {field.id: (column, field.name) for field, column in _inner_fields(claimer.base)}
+        claimed_at = change.after or change.before or claimer.manifest
+        for own in claimed_at.fields:
             if own.parent_id < 0:
                 ids.pop(own.name, None)
                 if own.id in base_ids:
                     ids[own.name] = base_ids[own.id]
-        for own, column in _inner_fields(made):
+        for own, column in _inner_fields(claimed_at):
             if own.id in base_ids and column in base_ids:
                 inner[base_ids[own.id]] = base_ids[column], own.name
         return cls(ids=ids, inner=inner)
@@ -86,10 +85,10 @@ class ClaimedColumns:
 def _inner_fields(manifest: Manifest) -> Iterator[tuple[Field, int]]:
     """Return the fields that are inside of columns, each with the id of its column."""
     columns: dict[int, int] = {}
-    for one in manifest.fields:
-        columns[one.id] = one.id if one.parent_id < 0 else columns.get(one.parent_id, one.parent_id)
-        if one.parent_id >= 0:
-            yield one, columns[one.id]
+    for member in manifest.fields:
+        columns[member.id] = member.id if member.parent_id < 0 else columns.get(member.parent_id, member.parent_id)
+        if member.parent_id >= 0:
+            yield member, columns[member.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +101,19 @@ class NamedColumns:
     @classmethod
     def of_side(cls, side: MergeSide) -> "NamedColumns":
         """Return the columns of a side."""
-        now = {one.id: one.name for one in side.manifest.fields}
+        now = {field.id: field.name for field in side.manifest.fields}
         names = {number: now[own] for number, own in side.columns.ids.items() if own in now}
         return cls(manifest=side.manifest, names=names)
 
     @classmethod
     def of_base(cls, side: MergeSide) -> "NamedColumns":
         """Return the columns of the merge base of a side."""
-        return cls(manifest=side.base, names={one.id: one.name for one in side.base.fields})
+        return cls(manifest=side.base, names={field.id: field.name for field in side.base.fields})
 
     def renamed(self, columns: Mapping[str, int]) -> dict[str, str] | None:
         """Return the names of columns here, by their names in a claim; None where all have the same names.
 
-        A column that is not here is left out: another one may have its name.
+        A column that this version lacks is left out: another column may have its name.
         """
         if all(self.names.get(number) == name for name, number in columns.items()):
             return None
@@ -134,9 +133,9 @@ class ClaimScope:
             return cls(())
         return cls(((claim.predicate, ClaimedColumns.of(claimer, change)),))
 
-    def narrowed(self, other: "ClaimScope") -> "ClaimScope":
+    def narrowed(self, scope: "ClaimScope") -> "ClaimScope":
         """Return the rows that are in both scopes."""
-        return ClaimScope((*self.conditions, *other.conditions))
+        return ClaimScope((*self.conditions, *scope.conditions))
 
     def rows(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
         """Return those of some rows that are in the scope.
@@ -158,8 +157,8 @@ class ClaimScope:
                 if version.names.get(number) != name:
                     raise InvalidInputError(f"{predicate} is about a field {name!r}, which has another name here")
             names = version.renamed(columns.named_in(predicate))
-            found = side.lookups.matching(version.manifest, rows, predicate, names)
-            rows = {number: rows[number] & offsets for number, offsets in found.items()}
+            matching = side.lookups.matching(version.manifest, rows, predicate, names)
+            rows = {number: rows[number] & offsets for number, offsets in matching.items()}
         return rows
 
     def rows_if_known(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
@@ -178,17 +177,17 @@ def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSid
     """
     names, ids = NamedColumns.of_side(side).names, ClaimedColumns.of(claimer, change).ids
     # A column that the merge base lacks can only be found by its name.
-    found = [names.get(ids[name]) if name in ids else name for name in claim.on]
-    if any(name is None for name in found):
+    columns = [names.get(ids[name]) if name in ids else name for name in claim.on]
+    if any(name is None for name in columns):
         raise InvalidInputError(f"{side.name} does not have all of the columns {', '.join(claim.on)}")
-    return [name for name in found if name is not None]
+    return [name for name in columns if name is not None]
 
 
 def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
     """Return the names in the merge base of all columns that claims of some sides may be about; None where unknown."""
-    found: set[str] = set()
+    claimed: set[str] = set()
     for side in sides:
-        names = {one.id: one.name for one in side.base.fields if one.parent_id < 0}
+        names = {field.id: field.name for field in side.base.fields if field.parent_id < 0}
         for change, claim in side.claims:
             if claim.mode == APPEND:
                 continue
@@ -199,8 +198,8 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
                 return None
             named = () if by_keys or claim.predicate is None else columns.named_in(claim.predicate).values()
             ids = {*named, *(columns.ids[name] for name in claim.on)}
-            found.update(names[number] for number in ids)
-    return frozenset(found)
+            claimed.update(names[number] for number in ids)
+    return frozenset(claimed)
 
 
 def claimed_units(*sides: MergeSide) -> Iterator[str]:
@@ -226,7 +225,7 @@ def claim_units(claims: Iterable[Claim]) -> Iterator[str]:
 class ClaimConflict:
     """A conflict about a scope that a side claims as its own.
 
-    `by_source` says whether it is the source's claim. Without `known`, it is unknown which rows are in the scope.
+    `by_source` says whether it is the source's claim. Without `rows_known`, it is unknown which rows are in the scope.
     `keys` are the rows of both sides that have the same keys, where these were upserted: the conflict is only about
     them.
     """
@@ -234,7 +233,7 @@ class ClaimConflict:
     conflict: Conflict
     by_source: bool
     scope: ClaimScope
-    known: bool
+    rows_known: bool
     keys: SharedKeys | None = None
 
 
@@ -256,34 +255,43 @@ class SettledClaims:
 
 
 def settle_claims(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> SettledClaims:
-    """Find the scopes that one side claims and the other one changed, and say what the loser of each loses."""
+    """Find the scopes that one side claims and the other side changed, and what the loser of each scope loses."""
     # Rows are looked up only when a claim is exclusive: appends never contradict each other.
     if not any(claim.exclusive for _, claim in (*source.claims, *dest.claims)):
         return SettledClaims()
     settled = SettledClaims()
     comparison = ClaimComparison(source, dest)
-    findings = [_settle(each, settled, comparison, strategy) for each in comparison.conflicts()]
+    findings = [_settle(conflict, settled, comparison, strategy) for conflict in comparison.conflicts()]
     return replace(settled, findings=tuple(findings))
 
 
 def _settle(
-    found: ClaimConflict, settled: SettledClaims, comparison: "ClaimComparison", strategy: ParsedStrategy
+    claim_conflict: ClaimConflict, settled: SettledClaims, comparison: "ClaimComparison", strategy: ParsedStrategy
 ) -> Finding:
     """Add what the loser of one scope loses, and return the finding with the strategies that can be carried out."""
     source, dest = comparison.source, comparison.dest
     # A conflict about the whole table is about all rows, so none are pointed out.
-    rows = partial(_conflicting_rows, source, dest, found.scope) if found.scope.conditions else None
+    rows = partial(_conflicting_rows, source, dest, claim_conflict.scope) if claim_conflict.scope.conditions else None
     on: tuple[str, ...] = ()
-    if found.keys is not None:
-        rows, on = partial(ConflictingRows, source=found.keys.source, dest=found.keys.dest), found.keys.on
-    again = made_again(f"the change of {found.conflict.unit}", source.branch)
-    finding = Finding(conflict=found.conflict, options=BOTH if found.known else (), rows=rows, on=on, advice=again)
+    if claim_conflict.keys is not None:
+        rows, on = (
+            partial(ConflictingRows, source=claim_conflict.keys.source, dest=claim_conflict.keys.dest),
+            claim_conflict.keys.on,
+        )
+    again = made_again(f"the change of {claim_conflict.conflict.unit}", source.branch)
+    finding = Finding(
+        conflict=claim_conflict.conflict,
+        options=BOTH if claim_conflict.rows_known else (),
+        rows=rows,
+        on=on,
+        advice=again,
+    )
     winner = strategy.winner_of(finding)
     if winner is None:
         return finding
     loser, loss = (dest, settled.dest) if winner == SOURCE_WINS else (source, settled.source)
     try:
-        _lose(loser, loss, found, claimed=found.by_source == loser.is_source)
+        _lose(loser, loss, claim_conflict, claimed=claim_conflict.by_source == loser.is_source)
     except InvalidInputError:
         # The predicate is about columns or fields that the loser's rows do not have by these names, so which of them
         # match is unknown.
@@ -292,27 +300,27 @@ def _settle(
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
     # Any of the dropped rows may be the new copy of a row that the loser rewrote, which would then be lost altogether.
     rewritten |= bool(loss.dropped) and any(loser.rows.rewritten.values())
-    if rewritten and (found.keys is not None or found.scope.conditions):
+    if rewritten and (claim_conflict.keys is not None or claim_conflict.scope.conditions):
         # The loser wrote rows of the scope anew, perhaps as rows outside of it. Without stable row ids it is
         # unknown which, and if the old ones came back, the result would have both.
         return replace(finding, options=(), advice=UNTRACEABLE)
     return finding
 
 
-def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bool) -> None:
+def _lose(side: MergeSide, loss: ClaimLoss, claim_conflict: ClaimConflict, *, claimed: bool) -> None:
     """Record the loss of a side.
 
     Args:
         side: The side that loses.
         loss: Collects what it loses.
-        found: The conflict, which has the scope.
+        claim_conflict: The conflict, which has the scope.
         claimed: Whether this side claimed the scope, and so took rows out of it.
     """
     relocated = side.rows.relocated
-    if found.keys is not None:
-        lost, claimed = found.keys.source if side.is_source else found.keys.dest, False
+    if claim_conflict.keys is not None:
+        lost, claimed = claim_conflict.keys.source if side.is_source else claim_conflict.keys.dest, False
     else:
-        lost = found.scope.rows(side, side.written)
+        lost = claim_conflict.scope.rows(side, side.written)
     for number, offsets in lost.items():
         add_rows(loss.dropped, number, offsets & relocated[number].inserted)
         # An updated row in the scope goes back to the values that the merge base has for it; only inserted rows vanish.
@@ -320,13 +328,13 @@ def _lose(side: MergeSide, loss: ClaimLoss, found: ClaimConflict, *, claimed: bo
             add_rows(loss.undone, base_id, there)
     # Rows that the loser took out of its scope come back. A side that claimed nothing took none out on purpose.
     if claimed:
-        whole = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in side.base.fragments}
-        for number, offsets in found.scope.rows(side, whole, of_base=True).items():
+        all_rows = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in side.base.fragments}
+        for number, offsets in claim_conflict.scope.rows(side, all_rows, of_base=True).items():
             add_rows(loss.undone, number, offsets)
 
 
 def _conflicting_rows(source: MergeSide, dest: MergeSide, scope: ClaimScope) -> ConflictingRows:
-    """Return the rows of a scope that either side put in, gave new values or took out."""
+    """Return the rows of a scope that the source or the dest inserted, updated or removed."""
     removed: dict[int, BitMap] = {}
     for side in (source, dest):
         for number, offsets in side.removed.items():
@@ -348,49 +356,51 @@ class ClaimComparison:
 
     def conflicts(self) -> list[ClaimConflict]:
         """Return the scopes that one side claims and in which the other side inserted or replaced rows, each once."""
-        found: dict[str, ClaimConflict] = {}
+        conflicts_by_unit: dict[str, ClaimConflict] = {}
         # Claims are compared by name first. A conflict found by name stands for its scope: a conflict that the rows
         # show for the same unit is not reported again.
         for claim_conflict in (*self._named(), *self._found_by(self.source), *self._found_by(self.dest)):
-            found.setdefault(claim_conflict.conflict.unit, claim_conflict)
-        return list(found.values())
+            conflicts_by_unit.setdefault(claim_conflict.conflict.unit, claim_conflict)
+        return list(conflicts_by_unit.values())
 
     def _named(self) -> Iterator[ClaimConflict]:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
         for source_change, claim in _active_claims(self.source):
-            for dest_change, other in _active_claims(self.dest):
-                if not self._is_about_both(claim, other):
+            for dest_change, dest_claim in _active_claims(self.dest):
+                if not self._is_about_both(claim, dest_claim):
                     continue
-                if _is_undone(self.source, source_change, claim) or _is_undone(self.dest, dest_change, other):
+                if _is_undone(self.source, source_change, claim) or _is_undone(self.dest, dest_change, dest_claim):
                     continue
-                described = _describe(source_change, claim), _describe(dest_change, other)
+                described = _describe(source_change, claim), _describe(dest_change, dest_claim)
                 # An upsert claims its keys, and not the partition that they are in.
-                by_source = claim.exclusive and not (claim.mode == UPSERT and other.exclusive)
-                if OVERWRITE in (claim.mode, other.mode):
+                by_source = claim.exclusive and not (claim.mode == UPSERT and dest_claim.exclusive)
+                if OVERWRITE in (claim.mode, dest_claim.mode):
                     by_source = claim.mode == OVERWRITE
-                    unit, stronger = "the whole table", claim if by_source else other
+                    unit, stronger = "the whole table", claim if by_source else dest_claim
                     yield _claim_conflict(unit, described, stronger, ClaimScope(()), by_source=by_source)
                     continue
                 scopes = (
                     ClaimScope.of(self.source, source_change, claim),
-                    ClaimScope.of(self.dest, dest_change, other),
+                    ClaimScope.of(self.dest, dest_change, dest_claim),
                 )
-                stronger, scope = (claim, scopes[0]) if by_source else (other, scopes[1])
-                if _both_replace(claim, other):
+                stronger, scope = (claim, scopes[0]) if by_source else (dest_claim, scopes[1])
+                if _both_replace(claim, dest_claim):
                     scope = scopes[0].narrowed(scopes[1])
-                for partition in claim.shared_partitions(other) or ():
+                for partition in claim.shared_partitions(dest_claim) or ():
                     yield _claim_conflict(f"partition {partition}", described, stronger, scope, by_source=by_source)
 
-    def _is_about_both(self, claim: Claim, other: Claim) -> bool:
+    def _is_about_both(self, claim: Claim, other_claim: Claim) -> bool:
         """Tell whether two claims contradict each other by what they name."""
-        if not (claim.exclusive or other.exclusive) or self._about_keys(claim, other):
+        if not (claim.exclusive or other_claim.exclusive) or self._about_keys(claim, other_claim):
             return False
-        return OVERWRITE in (claim.mode, other.mode) or bool(claim.shared_partitions(other))
+        return OVERWRITE in (claim.mode, other_claim.mode) or bool(claim.shared_partitions(other_claim))
 
-    def _about_keys(self, claim: Claim, other: Claim) -> bool:
+    def _about_keys(self, claim: Claim, other_claim: Claim) -> bool:
         """Tell whether the keys of an upsert decide, and not the names of the partitions that both claims name."""
-        keyed = any(each.mode == UPSERT and each.on for each in (claim, other))
-        return keyed and {claim.mode, other.mode} <= {UPSERT, APPEND} and self.source.lookups.shared_keys is not None
+        keyed = any(claimed.mode == UPSERT and claimed.on for claimed in (claim, other_claim))
+        return (
+            keyed and {claim.mode, other_claim.mode} <= {UPSERT, APPEND} and self.source.lookups.shared_keys is not None
+        )
 
     def _keys(self, claimer: MergeSide, change: Change, claim: Claim) -> SharedKeys | None:
         """Return the rows of both sides that have the same keys of an upsert; None where keys cannot be read."""
@@ -398,18 +408,18 @@ class ClaimComparison:
         if find is None or claim.mode != UPSERT or not claim.on:
             return None
         try:
-            both, scope = (self.source, self.dest), ClaimScope.of(claimer, change, claim)
-            source, dest = (side.without_only_moved(scope.rows(side, side.written)) for side in both)
+            sides, scope = (self.source, self.dest), ClaimScope.of(claimer, change, claim)
+            source, dest = (side.without_only_moved(scope.rows(side, side.written)) for side in sides)
             rows = (self.source.manifest, source), (self.dest.manifest, dest)
-            names = (key_columns(claimer, change, claim, side) for side in both)
+            names = (key_columns(claimer, change, claim, side) for side in sides)
             return find(*rows, list(zip(claim.on, *names, strict=True)))
         except InvalidInputError:
             # One side does not have the columns of the key any more.
             return None
 
     def _found_by(self, side: MergeSide) -> Iterator[ClaimConflict]:
-        """Compare what one side claims with the rows that the other one wrote or took out."""
-        other = self.dest if side.is_source else self.source
+        """Compare what a side claims with the rows that the other side wrote or took out."""
+        other_side = self.dest if side.is_source else self.source
         for change, claim in side.claims:
             if not claim.exclusive:
                 continue
@@ -418,15 +428,17 @@ class ClaimComparison:
                 if any(keys.source.values()):
                     condition = keys.condition or claim.predicate
                     unit = f"rows where {condition}" if condition else "rows of any key"
-                    there = _changed_there(other, keys.dest if side.is_source else keys.source, {})
+                    there = _changed_there(other_side, keys.dest if side.is_source else keys.source, {})
                     did = _in_order(side, _describe(change, claim), there)
                     conflict = Conflict(kind="partition", unit=unit, source=did[0], dest=did[1])
-                    yield ClaimConflict(conflict=conflict, by_source=side.is_source, scope=scope, known=True, keys=keys)
+                    yield ClaimConflict(
+                        conflict=conflict, by_source=side.is_source, scope=scope, rows_known=True, keys=keys
+                    )
             # Finding the rows of a condition may read data files, so it is done only where the names of partitions do
             # not decide.
             elif (
-                (claim.mode == UPSERT or _has_to_look(claim, other))
-                and (there := self._did_there(other, claim, scope))
+                (claim.mode == UPSERT or _has_to_look(claim, other_side))
+                and (there := self._did_there(other_side, claim, scope))
                 and not _is_undone(side, change, claim)
             ):
                 did = _in_order(side, _describe(change, claim), there)
@@ -435,12 +447,15 @@ class ClaimComparison:
     @staticmethod
     def _did_there(side: MergeSide, claim: Claim, scope: ClaimScope) -> str:
         """Say that a side put rows into a scope, or took rows out of it; return no text where it did neither."""
-        written = side.without_only_moved(scope.rows_if_known(side, side.written))
+        put_in = side.without_only_moved(scope.rows_if_known(side, side.written))
         # Removed rows are looked up in the merge base, since the side does not have them any more.
         removed = scope.rows_if_known(side, side.removed, of_base=True)
-        written, removed = ({number: rows for number, rows in found.items() if rows} for found in (written, removed))
-        if written or removed:
-            return _changed_there(side, written, removed)
+        put_in, removed = (
+            {number: rows for number, rows in rows_by_fragment.items() if rows}
+            for rows_by_fragment in (put_in, removed)
+        )
+        if put_in or removed:
+            return _changed_there(side, put_in, removed)
         # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         return f"{schema_makers(side)} changed columns" if claim.mode == OVERWRITE and side.columns_changed else ""
 
@@ -448,23 +463,29 @@ class ClaimComparison:
 def _claim_conflict(
     unit: str, described: tuple[str, str], claim: Claim, scope: ClaimScope, *, by_source: bool
 ) -> ClaimConflict:
-    known = claim.predicate is not None or claim.mode == OVERWRITE
-    conflict = Conflict(kind=_kind(claim), unit=unit, source=described[0], dest=described[1])
-    return ClaimConflict(conflict=conflict, by_source=by_source, scope=scope, known=known)
+    rows_known = claim.predicate is not None or claim.mode == OVERWRITE
+    conflict = Conflict(
+        kind="table" if claim.mode == OVERWRITE else "partition", unit=unit, source=described[0], dest=described[1]
+    )
+    return ClaimConflict(conflict=conflict, by_source=by_source, scope=scope, rows_known=rows_known)
 
 
-def _both_replace(claim: Claim, other: Claim) -> bool:
+def _both_replace(claim: Claim, other_claim: Claim) -> bool:
     """Tell whether a conflict is only about the rows that two replacements both replaced.
 
-    Both may name a partition and describe it by different conditions, such as an hour and the day around it. A strategy
-    leaves alone the rows that only one of them replaced.
+    Both replacements may name a partition and describe it by different conditions: `hour = 7` and `day = 'tue'`. Then
+    only the rows of hour 7 on tuesday are in conflict, and a strategy leaves the other rows of tuesday alone.
     """
-    conditions = {each.predicate for each in (claim, other) if each.mode == REPLACE and each.predicate is not None}
+    conditions = {
+        replacement.predicate
+        for replacement in (claim, other_claim)
+        if replacement.mode == REPLACE and replacement.predicate is not None
+    }
     return len(conditions) > 1
 
 
 def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
-    """Return the claims of a side that count: with the rows of the merge base it claims what it replaced alone."""
+    """Return the claims of a side that count: only exclusive claims if the side ended with the rows of the base."""
     if not side.ended_where_it_began:
         return side.claims
     return [(change, claim) for change, claim in side.claims if claim.exclusive]
@@ -476,17 +497,13 @@ def _is_undone(side: MergeSide, change: Change, claim: Claim) -> bool:
     return claim.mode != OVERWRITE and side.has_nothing_of(change)
 
 
-def _has_to_look(claim: Claim, other: MergeSide) -> bool:
+def _has_to_look(claim: Claim, other_side: MergeSide) -> bool:
     """Tell whether some change of the other side says too little about its rows to be compared by name."""
-    return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other.history.changes)
+    return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other_side.history.changes)
 
 
 def _tells(change: Change) -> bool:
     return change.moves_no_row or (bool(change.claims) and all(claim.partitions for claim in change.claims))
-
-
-def _kind(claim: Claim) -> ConflictKind:
-    return "table" if claim.mode == OVERWRITE else "partition"
 
 
 def _unit(claim: Claim) -> str:
@@ -503,14 +520,14 @@ def _in_order(claimer: MergeSide, claimed: str, changed: str) -> tuple[str, str]
     return (claimed, changed) if claimer.is_source else (changed, claimed)
 
 
-def _changed_there(side: MergeSide, written: Rows, removed: Rows) -> str:
+def _changed_there(side: MergeSide, put_in: Rows, removed: Rows) -> str:
     """Say who wrote rows into a scope or took rows of the merge base out of it."""
 
     def may_have(change: Change) -> bool:
         return not (_tells(change) or isinstance(change.operation, Rewrite))
 
     of_base: dict[BaseKey, BitMap] = {number: offsets for number, offsets in removed.items()}  # noqa: C416  # of more keys
-    return f"{row_makers(side, written, of_base, may_have)} changed rows there"
+    return f"{row_makers(side, put_in, of_base, may_have)} changed rows there"
 
 
 def _describe(change: Change, claim: Claim) -> str:

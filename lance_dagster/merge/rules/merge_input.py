@@ -1,8 +1,8 @@
 """The input of a merge: the merge base, what each side did since, and functions that read what manifests do not hold.
 
-Everything in here is a value. Whatever is derived from it is computed by `MergeSide`, once and only when it is asked
-for, since a merge of a branch that only appended must not pay for what the dest did. Sides whose rows cannot be
-compared are refused (`blocking_findings`) before anything else is looked at.
+Every class here is a frozen value. What follows from the values is computed by `MergeSide`, once and at its first use,
+since a merge of a branch that only appended must not pay for what the dest did. Sides whose rows cannot be compared are
+refused (`blocking_findings`) before any rule compares them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,10 +35,11 @@ means that all names are the same.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedKeys:
-    """Rows of source and dest, by their fragments, whose key both have, and a condition that holds for these keys.
+    """Rows of source and dest, by their fragments, whose key both sides have, and a condition for these keys.
 
-    The condition is None where there is no such row, or where the keys cannot be written down. `on` are the names that
-    the key columns have on the dest.
+    Where the source wrote the keys 1 and 2 and the dest 2 and 3, these are the rows of key 2, and the condition is
+    `id = 2`. The condition is None where there is no such row, or where the keys cannot be written down. `on` are the
+    names that the key columns have on the dest.
     """
 
     source: Mapping[int, BitMap]
@@ -64,8 +65,11 @@ Cells: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
 class ComparedCells:
     """The cells, of rows that both sides updated, that differ from the merge base or from the other side.
 
-    `source` and `dest` are the cells that a side changed, `apart` those that differ between the sides; `columns` are
-    the names of all columns of the table, in the order of the flags.
+    `source` and `dest` flag the cells that a side changed, `apart` flags the cells that differ between the sides;
+    `columns` are the names of all columns of the table, in the order of the flags.
+
+    Example: the merge base has the row (1, "a"), the source (2, "a"), the dest (2, "b"). Then `source` is [yes, no],
+    `dest` is [yes, yes] and `apart` is [no, yes].
     """
 
     columns: tuple[str, ...]
@@ -90,7 +94,7 @@ class Lookups:
     `ahead` gets the fragments that the source changed, as each version has them, so that their deletion files can be
     read in parallel before `deleted` is called. Without `shared_keys` no keys are read, and the recorded conditions
     are compared instead. Without `equal_rows` a row that both sides updated is a conflict, unless both have it from
-    one file. Without `compare_cells` it is one even if they changed different cells.
+    one file. Without `compare_cells` a row is a conflict even if the sides changed different cells of it.
     """
 
     deleted: Deleted
@@ -116,15 +120,19 @@ class DeletedPicks:
 class MergeInput:
     """The input of a merge: the merge base with its row ids, the sides and the lookups.
 
-    The merge base is the newest version both sides contain; for a pick or a revert it is the version that the change
-    starts from. `crosswise` says that both sides may have rows of the same versions, which the merge base does not
-    have: by merges in both directions, or by picks. Rows that both had and only the source still has are then left out
-    of the result, since the dest deleted them; where they are `returning`, the dest reverted the version that added
-    them, and the merge adds them again. `inserted` are rows of the source and of the dest that count as inserted there
-    although the other side knows them, as a map from ids of the side to ids of the other one; `deleted_picks` are those
-    of the source that the dest deleted after it had them another way. `incompatible` are the paths of columns that
-    source and dest have in different types, because one of them changed the type since the last version that both lines
-    share. `other_bases` are the same merge from each of the other merge bases, which crossing merges leave.
+    `base` is the newest version that both sides contain; for a pick or a revert it is the version that the change
+    starts from.
+
+    `crosswise` says that both sides may have rows of the same versions, which the merge base does not have: by merges
+    in both directions, or by picks. A row that both sides had and only the source still has is then left out of the
+    result, since the dest deleted it. With `returning`, the dest reverted the version that added the row, and the merge
+    adds the row again.
+
+    `inserted` are rows of the source and of the dest that count as inserted there although the other side knows them:
+    for the source a map from ids on the source to ids on the dest, for the dest the reverse. `deleted_picks` are rows
+    that the source picked and the dest deleted. `incompatible` are the paths of columns that source and dest have in
+    different types, because one side changed the type since the last version that both lines share. `other_bases` are
+    the inputs of the same merge from the other merge bases, where crossing merges leave several.
     """
 
     base: Manifest
@@ -141,13 +149,13 @@ class MergeInput:
     other_bases: "tuple[MergeInput, ...]" = ()
 
 
-def blocking_findings(given: MergeInput) -> Iterator[Finding]:
+def blocking_findings(merge_input: MergeInput) -> Iterator[Finding]:
     """Find what makes it impossible to compare rows, which no strategy settles.
 
     Row ids are stable on one side only, or are not stable where they are needed; data files are of different
     generations; or a version has an unknown operation.
     """
-    for conflict in _blocking(given.base, given.source, given.dest, crosswise=given.crosswise):
+    for conflict in _blocking(merge_input.base, merge_input.source, merge_input.dest, crosswise=merge_input.crosswise):
         yield Finding(conflict=conflict, options=(), advice="")
 
 
@@ -160,12 +168,13 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
         picked = f"{source.name} and {dest.name} both have cherry-picks, reverts or restores"
         unknown = "without stable row ids it is unknown which of the rows these brought both have"
         yield Conflict(kind="history", unit="history", source=picked, dest=unknown)
-    one, other = source.manifest, dest.manifest
-    if not base.stable_row_ids == one.stable_row_ids == other.stable_row_ids:
-        has = [f"{side.name} {_verb(side.manifest)} them" for side in (source, dest)]
+    source_manifest, dest_manifest = source.manifest, dest.manifest
+    if not base.stable_row_ids == source_manifest.stable_row_ids == dest_manifest.stable_row_ids:
+        verbs = {True: "has", False: "does not have"}
+        has = [f"{side.name} {verbs[side.manifest.stable_row_ids]} them" for side in (source, dest)]
         yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
     # Data files of the legacy format 0.1 and of later formats must never be in one table.
-    if _first_generation(one) != _first_generation(other):
+    if _first_generation(source_manifest) != _first_generation(dest_manifest):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
         yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
     yield from _unknown(source, dest)
@@ -182,32 +191,33 @@ def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
                 yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
 
 
-def incompatible_columns(given: MergeInput) -> Iterator[Finding]:
-    """Find columns of which one side has values that do not fit the other's column."""
-    source, dest = given.source.name, given.dest.name
-    for path in given.incompatible:
+def incompatible_columns(merge_input: MergeInput) -> Iterator[Finding]:
+    """Find columns that source and dest have in different types, so that values of one side do not fit the other."""
+    source, dest = merge_input.source.name, merge_input.dest.name
+    for path in merge_input.incompatible:
         did = f"{source} has it in one type", f"{dest} has it in another type, which was changed since the fork"
         conflict = Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
-        advice = f"make the change anew on {given.dest.manifest.branch or MAIN}"
+        advice = f"make the change anew on {merge_input.dest.manifest.branch or MAIN}"
         yield Finding(conflict=conflict, options=(), advice=advice)
 
 
-def missing_versions(given: MergeInput) -> Iterator[Finding]:
-    """Find versions that were cleaned up, and with them what they claimed.
+def missing_versions(merge_input: MergeInput) -> Iterator[Finding]:
+    """Find versions that were cleaned up, so that it is unknown which rows they claimed.
 
-    A strategy for "history" waives them: it says that they claimed nothing. Rows are found without them.
+    A strategy for "history" settles the findings: it says that the versions claimed nothing. Rows that the versions
+    changed are found all the same, since the rows of the sides are compared.
     """
-    for side in (given.source, given.dest):
+    for side in (merge_input.source, merge_input.dest):
         for change in side.changes:
             if change.transaction is None:
                 removed = f"it was cleaned up on {side.name}, so it is unknown whether it replaced rows"
-                did = (removed, _WAIVED) if side is given.source else (_WAIVED, removed)
+                did = (removed, _WAIVED) if side is merge_input.source else (_WAIVED, removed)
                 unit = f"version {change.version}"
                 yield Finding(conflict=Conflict(kind="history", unit=unit, source=did[0], dest=did[1]))
 
 
 def can_be_waived(conflict: Conflict) -> bool:
-    """Tell whether a strategy for "history" settles a conflict, as it does those that `missing_versions` finds."""
+    """Tell whether a strategy for "history" settles a conflict: whether `missing_versions` found it."""
     return conflict.kind == "history" and _WAIVED in (conflict.source, conflict.dest)
 
 
@@ -222,10 +232,6 @@ def _may_have_copies(side: SideHistory) -> bool:
         )
         for change in side.changes
     )
-
-
-def _verb(manifest: Manifest) -> str:
-    return "has" if manifest.stable_row_ids else "does not have"
 
 
 def _first_generation(manifest: Manifest) -> bool:

@@ -143,26 +143,26 @@ class MergeSide:
     @cached_property
     def written(self) -> Rows:
         """The rows it inserted or gave new values, by its fragments."""
-        return {number: offsets for number, found in self.rows.relocated.items() if (offsets := found.written)}
+        return {number: offsets for number, relocated in self.rows.relocated.items() if (offsets := relocated.written)}
 
     @cached_property
     def removed(self) -> Rows:
         """The rows of the merge base that it does not have any more, by their fragments there."""
-        found: dict[int, BitMap] = {}
+        removed: dict[int, BitMap] = {}
         for number in self.fragments.changed:
             live = live_rows(self.base, self.base.fragment(number), self.lookups.deleted)
-            add_rows(found, number, live - self.rows.of(number).alive)
-        return found
+            add_rows(removed, number, live - self.rows.of(number).alive)
+        return removed
 
     @cached_property
     def columns_changed(self) -> bool:
         """Whether the side changed its schema, or values beside rows that stay where they are."""
         now = {field.id: field for field in self.manifest.fields}
         # Ids are compared through the columns of the merge base, since another line may have given a column another id.
-        kept = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
-        same = len(now) == len(kept) and all(
+        own_fields = [now.get(self.columns.ids.get(field.id, -1)) for field in self.base.fields]
+        same = len(now) == len(own_fields) and all(
             own is not None and (own.name, own.nullable, own.logical_type) == (was.name, was.nullable, was.logical_type)
-            for own, was in zip(kept, self.base.fields, strict=True)
+            for own, was in zip(own_fields, self.base.fields, strict=True)
         )
         return bool(self.columns.filled) or not same
 
@@ -195,21 +195,21 @@ class MergeSide:
         if not self.manifest.stable_row_ids or before is None or after is None or not after.next_row_id:
             return False
         ids = RowRuns.one(0, after.next_row_id, 0)
-        had = live(before, ids, deleted, differing_fragments(before, after))
+        earlier = live(before, ids, deleted, differing_fragments(before, after))
         has = live(after, ids, deleted, differing_fragments(after, before))
-        put, taken = has.without(had), had.without(has)
-        now = live(self.manifest, RowRuns.set_of([put, taken]), deleted)
-        return bool(len(put) or len(taken)) and not len(now.where_in(put)) and not len(taken.without(now))
+        put, taken_out = has.without(earlier), earlier.without(has)
+        now = live(self.manifest, RowRuns.set_of([put, taken_out]), deleted)
+        return bool(len(put) or len(taken_out)) and not len(now.where_in(put)) and not len(taken_out.without(now))
 
     @cached_property
     def added_by(self) -> Mapping[int, Change]:
         """The version of its own line that added each of its fragments, without those that only moved rows there."""
-        found: dict[int, Change] = {}
+        adders: dict[int, Change] = {}
         for change in self.history.since:
             if change.before is not None and change.after is not None and not isinstance(change.operation, Rewrite):
                 new = set(change.after.fragments.ids) - set(change.before.fragments.ids)
-                found |= dict.fromkeys(new, change)
-        return found
+                adders |= dict.fromkeys(new, change)
+        return adders
 
     @property
     def ended_where_it_began(self) -> bool:
@@ -237,17 +237,17 @@ class MergeSide:
     @cached_property
     def new_required(self) -> tuple[str, ...]:
         """The names of columns it added that may not be null: rows it did not write have no values there."""
-        known = self.columns.base_ids
+        base_ids = self.columns.base_ids
         return tuple(
             field.name
             for field in self.manifest.fields
-            if field.id not in known and field.parent_id < 0 and not takes_nulls(field, self.manifest.file_version)
+            if field.id not in base_ids and field.parent_id < 0 and not takes_nulls(field, self.manifest.file_version)
         )
 
     def backed(self, number: BaseKey, rows: BitMap) -> set[int]:
         """Return the fields, by the side's ids, that have values for rows which left a fragment of the merge base."""
         holders = self.rows.holders(number, rows) if rows else {}
-        return {own for one in holders for own in backing(self.rows.relocated[one].fragment)}
+        return {own for holder in holders for own in backing(self.rows.relocated[holder].fragment)}
 
     def backed_for_all(self, number: BaseKey, rows: BitMap) -> set[int]:
         """Return the fields, by the side's ids, that have values in every fragment to which some rows were moved.
@@ -257,12 +257,12 @@ class MergeSide:
             rows: The rows, as offsets in it.
         """
         holders = self.rows.holders(number, rows) if rows else {}
-        found = [set(backing(self.rows.relocated[one].fragment)) for one in holders]
-        return set.intersection(*found) if found else set()
+        field_sets = [set(backing(self.rows.relocated[holder].fragment)) for holder in holders]
+        return set.intersection(*field_sets) if field_sets else set()
 
     def may_lack_columns(self, number: BaseKey, changes: FragmentRowChanges) -> bool:
         """Tell whether rows of a fragment of the merge base may lack columns that the side wrote beside others."""
-        fields = self.columns.written.get(None, frozenset())
+        fields = self.columns.filled_by_fragment.get(None, frozenset())
         if not fields or isinstance(number, AbsentRows) or changes.rewritten:
             return bool(fields)
         # The fields were written in fragments that the merge base lacks, which have none of these rows then.
@@ -270,11 +270,11 @@ class MergeSide:
         if not away:
             return False
         # A column that the merge base lacks has values only where the side wrote some.
-        known = fields - self.columns.base_ids.keys()
-        known &= self.backed_for_all(number, away)
+        filled = fields - self.columns.base_ids.keys()
+        filled &= self.backed_for_all(number, away)
         if changes.place is not None and changes.stays:
-            known &= backing(changes.place).keys()
-        return known != fields
+            filled &= backing(changes.place).keys()
+        return filled != fields
 
     @property
     def shares_rows(self) -> bool:
@@ -315,25 +315,25 @@ class MergeSide:
         # A cast gives a column another id, so that its values would not be compared.
         if equal is None or self.casts or not self.may_only_have_moved:
             return {}
-        asked: dict[BaseKey, BitMap] = {}
+        candidates: dict[BaseKey, BitMap] = {}
         for key, offsets in rows.items():
             fragment = None if isinstance(key, AbsentRows) else self.base.fragments.find(key)
             if fragment is not None:
                 changes = self.of(key)
                 updated = offsets & (changes.updated - changes.in_place)
-                add_rows(asked, key, updated & live_rows(self.base, fragment, self.lookups.deleted))
-        for key in [key for key, offsets in asked.items() if self._has_unknown_values(key, offsets)]:
-            del asked[key]
-        if not 0 < sum(map(len, asked.values())) <= MOST_ROWS_COMPARED:
+                add_rows(candidates, key, updated & live_rows(self.base, fragment, self.lookups.deleted))
+        for key in [key for key, offsets in candidates.items() if self._has_unknown_values(key, offsets)]:
+            del candidates[key]
+        if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED:
             return {}
         before = [
             elements(offsets).astype(np.uint64) + np.uint64(key << OFFSET_BITS)
-            for key, offsets in asked.items()
+            for key, offsets in candidates.items()
             if not isinstance(key, AbsentRows)
         ]
-        after = [self.addresses(key, offsets) for key, offsets in asked.items()]
-        found = equal((self.base, np.concatenate(before)), (self.manifest, np.concatenate(after)), self.columns.ids)
-        return picked_rows(asked, found)
+        after = [self.addresses(key, offsets) for key, offsets in candidates.items()]
+        flags = equal((self.base, np.concatenate(before)), (self.manifest, np.concatenate(after)), self.columns.ids)
+        return picked_rows(candidates, flags)
 
     def without_only_moved(self, rows: Rows) -> Rows:
         """Return rows of the side without those that count as updated and have the values of the merge base."""
@@ -344,55 +344,55 @@ class MergeSide:
             relocated = self.rows.relocated[number]
             for key, there in relocated.in_base(offsets & relocated.updated).items():
                 add_rows(updated, key, there)
-        left = dict(rows)
+        remaining = dict(rows)
         for key, same in self.same_as_base(updated).items():
             for number, here in self.rows.holders(key, same).items():
-                left[number] = left.get(number, BitMap()) - here
-        return {number: offsets for number, offsets in left.items() if offsets}
+                remaining[number] = remaining.get(number, BitMap()) - here
+        return {number: offsets for number, offsets in remaining.items() if offsets}
 
     def _has_unknown_values(self, number: BaseKey, rows: BitMap) -> bool:
         """Tell whether rows may have values in columns that the merge base lacks and that are not known to be filled.
 
         If such rows counted as moved, these values would be lost where the rows are taken from the other side.
         """
-        beside = self.columns.written_beside(None if isinstance(number, AbsentRows) else number)
-        return bool(self.backed(number, rows) - self.columns.base_ids.keys() - self.columns.nulls - beside)
+        filled = self.columns.written_beside(None if isinstance(number, AbsentRows) else number)
+        return bool(self.backed(number, rows) - self.columns.base_ids.keys() - self.columns.nulls - filled)
 
     def addresses(self, key: BaseKey, rows: BitMap) -> U64Array:
         """Return the addresses that relocated rows of a fragment of the merge base have here, in their order there."""
         offsets = elements(rows)
-        found = np.zeros(len(offsets), np.uint64)
+        addresses = np.zeros(len(offsets), np.uint64)
         for number in self.rows.numbers_by_key.get(key, ()):
             there, here = self.rows.relocated[number].pairs(key, rows)
             # The rows of one base fragment may lie in several fragments of the side. Each address gets the rank that
             # its row has in the merge base, so that the same rows of two versions are compared pairwise.
-            found[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
-        return found
+            addresses[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
+        return addresses
 
     def addresses_of_all(self, key: int, rows: BitMap) -> U64Array:
         """Return the addresses that rows of a fragment of the merge base have here, wherever they lie, in order."""
-        found, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
+        addresses, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
         if changes.place is not None:
             stays = np.isin(offsets, elements(changes.stays & rows))
-            found[stays] = offsets[stays] + np.uint64(changes.place.id << OFFSET_BITS)
-        return found
+            addresses[stays] = offsets[stays] + np.uint64(changes.place.id << OFFSET_BITS)
+        return addresses
 
     def nulls(self, number_in_base: int) -> Rows:
         """Return the rows it inserted or gave new values that have no value in a column, by its fragments."""
-        written = dict(self.written)
+        candidates = dict(self.written)
         for number, offsets in self._written_in_place(number_in_base).items():
-            written[number] = written.get(number, BitMap()) | offsets
+            candidates[number] = candidates.get(number, BitMap()) | offsets
         path = self.path_of(number_in_base)
         # Where it dropped the column, a strategy may keep it, and rows of the side are null there.
-        if not written or path is None:
-            return written
+        if not candidates or path is None:
+            return candidates
         quoted = ".".join(f"`{name}`" for name in path.split("."))
         try:
-            found = self.lookups.matching(self.manifest, written, f"{quoted} IS NULL", None)
+            matching = self.lookups.matching(self.manifest, candidates, f"{quoted} IS NULL", None)
         except InvalidInputError:
             # The type does not support the predicate: any row may be null.
-            return written
-        return {number: nulls for number, offsets in found.items() if (nulls := written[number] & offsets)}
+            return candidates
+        return {number: nulls for number, offsets in matching.items() if (nulls := candidates[number] & offsets)}
 
     def path_of(self, number_in_base: int) -> str | None:
         """Return the path that a column of the merge base has on the side; None where the side dropped it."""
@@ -403,57 +403,62 @@ class MergeSide:
         """Return rows beside which a column may have been written anew, wherever they are."""
         top = next((field for field in self.manifest.fields if field.id == self.columns.ids.get(number)), None)
         inner = {field.id for field in subtree(self.manifest.fields, top)} if top is not None else set()
-        found: dict[int, BitMap] = {}
-        for base_id, fields in self.columns.written.items():
+        rows_by_fragment: dict[int, BitMap] = {}
+        for base_id, fields in self.columns.filled_by_fragment.items():
             if not inner & fields:
                 continue
             # Fields under None may have been written beside rows of any fragment.
             places = self.base.fragments.ids if base_id is None else [base_id]
             for place in map(self.fragments.place, places):
                 if place is not None:
-                    found[place.id] = BitMap(range(place.physical_rows))
+                    rows_by_fragment[place.id] = BitMap(range(place.physical_rows))
             # Rows that moved may have got the values before they moved, so they count as well.
-            found |= {other: rows.live | found.get(other, BitMap()) for other, rows in self.rows.relocated.items()}
-        return found
+            rows_by_fragment |= {
+                number_here: rows.live | rows_by_fragment.get(number_here, BitMap())
+                for number_here, rows in self.rows.relocated.items()
+            }
+        return rows_by_fragment
 
 
 def _by_column(manifest: Manifest) -> dict[str, list[Field]]:
     """Return the fields of each column without their ids, in the order in which they are inside of it."""
-    found: dict[str, list[Field]] = {}
+    fields_by_column: dict[str, list[Field]] = {}
     inside: list[Field] = []
     # Fields are listed depth-first, so those inside of a column follow it.
     for field in manifest.fields:
         if field.parent_id < 0:
-            inside = found.setdefault(field.name, [])
+            inside = fields_by_column.setdefault(field.name, [])
         inside.append(replace(field, id=0, parent_id=min(field.parent_id, 0)))
-    return found
+    return fields_by_column
 
 
 def picked_rows(rows: BaseRows, flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> BaseRows:
     """Return the rows whose flag is set; the flags are in the order of the rows."""
-    found, start = dict[BaseKey, BitMap](), 0
+    picked, start = dict[BaseKey, BitMap](), 0
     for key, offsets in rows.items():
-        add_rows(found, key, BitMap(elements(offsets)[flags[start : start + len(offsets)]].tolist()))
+        add_rows(picked, key, BitMap(elements(offsets)[flags[start : start + len(offsets)]].tolist()))
         start += len(offsets)
-    return found
+    return picked
 
 
-def sides_of(given: MergeInput) -> tuple[MergeSide, MergeSide]:
+def sides_of(merge_input: MergeInput) -> tuple[MergeSide, MergeSide]:
     """Return the source and the dest of a merge."""
 
     @cache
     def identities() -> tuple[Identities, Identities]:
         # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
-        return Identities.of_both(given.space, given.source.space, given.dest.space, given.inserted)
+        return Identities.of_both(
+            merge_input.space, merge_input.source.space, merge_input.dest.space, merge_input.inserted
+        )
 
     def side(place: int) -> MergeSide:
         return MergeSide(
-            (given.source, given.dest)[place],
+            (merge_input.source, merge_input.dest)[place],
             is_source=place == 0,
-            base=given.base,
-            lookups=given.lookups,
+            base=merge_input.base,
+            lookups=merge_input.lookups,
             identities=lambda: identities()[place],
-            settled_apart=bool(given.source.settled and given.dest.settled),
+            settled_apart=bool(merge_input.source.settled and merge_input.dest.settled),
         )
 
     return side(0), side(1)

@@ -4,21 +4,22 @@
     source  what is merged
     dest    what it is merged into; the result is its next version
 
-Why it is safe. Whatever a side did, a row of the merge base is where it was, or was moved unchanged, or got new values,
-or is gone (`row_changes`), and a row it inserted is its own. What both sides did to a row is decided by one table
-(`row_decisions`), what they did to a column by another (`schema_merge`); settings are merged key by key
-(`settings_merge`). Two sides that both claim the rows of one partition or predicate conflict, even if no row shows it
-(`claim_conflicts`). What cannot be known is refused.
+Why it is safe. Whatever a side did, a row of the merge base stays where it was, or was moved unchanged, or got new
+values, or is deleted (`row_changes`); a row that a side inserted concerns that side alone. One table decides what
+becomes of a row that both sides may have changed (`row_decisions`), one what becomes of a column (`schema_merge`);
+settings are merged key by key (`settings_merge`). Two sides that both claim the rows of one partition or predicate are
+in conflict, even if they changed no row in common (`claim_conflicts`). Where the history does not tell what a side did,
+the merge is refused.
 
-Every rule asks the strategy who wins where both sides changed the same thing, goes on with the winner, and returns a
-finding all the same. The findings are collected here, and only here it is decided whether the strategy leaves one open.
-Then the merge is refused (`refusal`) with all open conflicts. The refusal also has the conflicts that would arise under
-strategies that settle the first ones.
+Every rule asks the strategy who wins where both sides changed the same row, column or setting, goes on with the winner,
+and returns a finding in any case. `plan_merge` collects the findings, and it alone decides whether the strategy leaves
+a finding open. Then the merge is refused (`refusal`) with all open conflicts, and with the conflicts that would arise
+under strategies that settle the open ones.
 
-Only metadata is written, and rows that both sides updated in different cells: the plan says which cells such a row
-gets, and the caller writes it. The dest's fragments stay as they are but for rows that are deleted from them and files
-of columns put beside them; fragments of the source are added under new ids, for the rows that are taken from there. The
-data files lie under the table's root already.
+A merge writes metadata, and those rows that both sides updated in different cells: the plan says which cells such a row
+gets, and the caller writes the row. Fragments of the dest keep their files; rows are deleted from them, and files of
+columns are put beside them. Fragments of the source are added under new ids, for the rows that are taken from there.
+Their data files lie under the table's root already.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -83,14 +84,16 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD, Alias, RowSpace, 
 class MergePlan:
     """A merge without conflicts, ready to be carried out.
 
-    `manifest` is the dest with the result's schema, settings and next row id; its fragments are still the dest's.
-    `changed` are those of them that get other deletions or files, `removed` those that go, `added` the new ones. The
-    caller places the files and stores the deletion vectors. `aliases` say which row ids rows of the source got,
-    `fields` which ids fields of the source have, `columns` the fields for which rows taken from the source have values.
-    `casts` are columns of the dest that have another type in the result, with their ids there; `casts_of_source` are
-    those of the source. `combined` are rows that the caller writes anew, as fragments from the id `first_combined` on.
-    `rewritten` are fields of which rows in `changed` have values that an index made from the dest does not contain.
-    `updated_in_place` are the fragments that `passed_on_in_place` finds. `edits` are what was decided about rows.
+    `manifest` is the dest with the schema, the settings and the next row id of the result; it still has the fragments
+    of the dest. Of these, `changed` get other deletions or files and `removed` are dropped; `added` are new fragments.
+    The caller places the files and stores the deletion vectors.
+
+    `aliases` are the row ids that rows of the source got, `fields` the ids that fields of the source got, `columns` the
+    fields for which rows taken from the source have values. `casts` are columns of the dest that have another type in
+    the result, with their ids in the result; `casts_of_source` are such columns of the source. `combined` are rows that
+    the caller writes anew, as fragments from the id `first_combined` on. `rewritten` are fields with values in
+    `changed` fragments that an index made from the dest does not contain. `updated_in_place` are the fragments that
+    `passed_on_in_place` finds. `edits` are the decisions about rows.
     """
 
     manifest: Manifest
@@ -110,33 +113,35 @@ class MergePlan:
     edits: FragmentEdits
 
 
-def plan_merge(given: MergeInput) -> MergePlan | MergeRefusal:
+def plan_merge(merge_input: MergeInput) -> MergePlan | MergeRefusal:
     """Merge the source into the dest, or return every conflict there is.
 
     Raises:
         InvalidInputError: The strategy is unknown, or there are no more ids.
     """
-    strategy = parsed_strategy(given.strategy, given.base, given.source.manifest, given.dest.manifest)
+    strategy = parsed_strategy(
+        merge_input.strategy, merge_input.base, merge_input.source.manifest, merge_input.dest.manifest
+    )
     merges: list[tuple[MergeInput, tuple[MergeSide, MergeSide]]] = []
-    for each in (given, *given.other_bases):
-        blocking = [*blocking_findings(each), *incompatible_columns(each)]
+    for from_base in (merge_input, *merge_input.other_bases):
+        blocking = [*blocking_findings(from_base), *incompatible_columns(from_base)]
         if blocking:
-            # Nothing else can be compared then, and no strategy helps.
-            return refuse([*blocking, *missing_versions(each)])
-        merges.append((each, sides_of(each)))
-        # The rules ask for one deletion vector after the other. Read ahead, the files come in parallel.
+            # Without comparable rows no other rule can be evaluated, and no strategy helps.
+            return refuse([*blocking, *missing_versions(from_base)])
+        merges.append((from_base, sides_of(from_base)))
+        # The rules read deletion vectors one by one. Read ahead, the files come in parallel.
         _read_deletions_ahead(*merges[-1][1])
     planned, sides = _plan_from_all(merges, strategy)
     if isinstance(planned, MergePlan):
         return planned
 
-    def attempt(other: ParsedStrategy) -> Sequence[Finding] | None:
-        again, found_by = _plan_from_all(merges, other)
+    def attempt(trial: ParsedStrategy) -> Sequence[Finding] | None:
+        again, found_by = _plan_from_all(merges, trial)
         if isinstance(again, MergePlan):
             return None
-        # Rows are shown as the merge base has them from which the merge was refused.
+        # The rows of a conflict are shown for the merge base from which the merge was refused, and for no other.
         findings = again if found_by is sides else [replace(finding, rows=None) for finding in again]
-        return other.open_among(findings)
+        return trial.open_among(findings)
 
     return refuse_with_consequences(attempt, strategy, strategy.open_among(planned), sides)
 
@@ -146,18 +151,18 @@ def _plan_from_all(
 ) -> tuple[MergePlan | list[Finding], tuple[MergeSide, MergeSide]]:
     """Plan a merge from each of its merge bases; return the plan they agree on, or the findings of the first refusal.
 
-    The sides are those of the merge base that the plan or the findings are from.
+    With the plan or the findings, the two sides are returned as compared with the merge base that gave them.
     """
     plans: list[MergePlan] = []
-    for given, sides in merges:
-        planned = _plan_under(given, sides, strategy)
+    for merge_input, sides in merges:
+        planned = _plan_under(merge_input, sides, strategy)
         if not isinstance(planned, MergePlan):
             return planned, sides
         plans.append(planned)
     if len(plans) == 1:
         return plans[0], merges[0][1]
-    results = [BaseResult(manifest=each.manifest, edits=each.edits, combined=each.combined) for each in plans]
-    names = [f"{given.base.branch or MAIN}@{given.base.version}" for given, _ in merges]
+    results = [BaseResult(manifest=plan.manifest, edits=plan.edits, combined=plan.combined) for plan in plans]
+    names = [f"{merge_input.base.branch or MAIN}@{merge_input.base.version}" for merge_input, _ in merges]
     chosen = choose_result(results, *merges[0][1], strategy=strategy, names=names)
     return ([chosen], merges[0][1]) if isinstance(chosen, Finding) else (plans[chosen], merges[chosen][1])
 
@@ -177,15 +182,15 @@ def parsed_strategy(strategy: Strategy, *versions: Manifest) -> ParsedStrategy:
 
 
 def _plan_under(
-    given: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy
+    merge_input: MergeInput, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy
 ) -> MergePlan | list[Finding]:
     """Plan a merge under a strategy; return all findings where some stay open."""
     source, dest = sides
     # A strategy can waive versions that were cleaned up, so they do not stop the comparison of rows.
-    findings = list(missing_versions(given))
+    findings = list(missing_versions(merge_input))
     try:
         settings = merge_settings(source, dest, strategy)
-        schema = merge_schemas(source, dest, strategy, crosswise=given.crosswise)
+        schema = merge_schemas(source, dest, strategy, crosswise=merge_input.crosswise)
         claims = settle_claims(source, dest, strategy)
         in_conflict = [finding.conflict.unit for finding in claims.findings]
         strategy.check_scopes(lambda: [*in_conflict, *claimed_units(source, dest)])
@@ -198,9 +203,9 @@ def _plan_under(
             source_undone=claims.source.undone,
             dest_undone=claims.dest.undone,
             strategy=strategy,
-            returning=given.returning,
+            returning=merge_input.returning,
         )
-        rows = _decide_rows(rules, claims, given.deleted_picks)
+        rows = _decide_rows(rules, claims, merge_input.deleted_picks)
     except UntraceableError as error:
         unknown = "what became of its rows is unknown"
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
@@ -209,7 +214,7 @@ def _plan_under(
     # Open findings stop the merge only here. A rule that stopped it earlier would hide the findings of later rules.
     if strategy.open_among(findings):
         return findings
-    return _Build(given, sides, settings, schema, rows).plan()
+    return _Build(merge_input, sides, settings, schema, rows).plan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +248,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) ->
     builder.edits.separate = frozenset(separate.masked)
     for number, offsets in separate.masked.items():
         builder.edits.mask(number, offsets)
-    for number, offsets in separate.taken.items():
+    for number, offsets in separate.taken_rows.items():
         builder.edits.take(number, offsets)
     # A fragment that the source left alone still needs a decision where the dest lost its claim to rows of it, and rows
     # that the merge base lacks need one where both sides may have them.
@@ -251,9 +256,9 @@ def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) ->
     numbers = in_order(touched - separate.base_ids)
     # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = _with_compared_rows(rules, numbers)
-    decided = [found for number in numbers if (found := rules.decide_fragment(number)) is not None]
-    for each in decided:
-        builder.apply_decision(each.number, each.situation, each.decision)
+    decided = [outcome for number in numbers if (outcome := rules.decide_fragment(number)) is not None]
+    for outcome in decided:
+        builder.apply_decision(outcome.number, outcome.situation, outcome.decision)
     left_out, deleted_picks = settle_deleted_picks(picks, (source, dest), rules.strategy, claims.source.dropped)
     # Other new rows of the source need no decision: no other side can have changed them.
     for number, rows in source.rows.relocated.items():
@@ -262,9 +267,9 @@ def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) ->
         builder.edits.mask(number, offsets)
     findings = [*row_findings(decided, builder.beside_others(), rules), *deleted_picks]
     # A row that a strategy brings back has to fit the columns of the side that gives it up.
-    if _come_back(claims.source.undone, dest) or any(each.decision.source_given_up for each in decided):
+    if _come_back(claims.source.undone, dest) or any(outcome.decision.source_given_up for outcome in decided):
         findings += unfit_returned_rows(source)
-    if _come_back(claims.dest.undone, source) or any(each.decision.dest_given_up for each in decided):
+    if _come_back(claims.dest.undone, source) or any(outcome.decision.dest_given_up for outcome in decided):
         findings += unfit_returned_rows(dest)
     return _DecidedRows(
         decided=decided,
@@ -277,8 +282,8 @@ def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) ->
 
 
 def _come_back(undone: BaseRows, winner: MergeSide) -> bool:
-    """Tell whether rows of the merge base come back: one side lost its change of them, and the winner has them."""
-    # Where the winner removed the rows too, as two overwrites do, none comes back.
+    """Tell whether rows of the merge base come back: one side lost its change of the rows, and the winner has them."""
+    # Where the winner removed the rows too, as in a merge of two overwrites, no row comes back.
     return any(offsets & winner.of(number).alive for number, offsets in undone.items())
 
 
@@ -303,17 +308,19 @@ def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
 def _read_deletions_ahead(source: MergeSide, dest: MergeSide) -> None:
     """Read the deletion vectors that decide about what the source changed, all at once."""
     changed = source.fragments.changed
-    places: list[tuple[Manifest, Fragment | None]] = [(source.base, source.base.fragment(one)) for one in changed]
+    places: list[tuple[Manifest, Fragment | None]] = [(source.base, source.base.fragment(number)) for number in changed]
     for side in (source, dest) if changed else ():
         places += [(side.manifest, side.fragments.place(number)) for number in changed]
-    source.lookups.ahead([(state, one) for state, one in places if one is not None and one.deletion is not None])
+    source.lookups.ahead(
+        [(state, fragment) for state, fragment in places if fragment is not None and fragment.deletion is not None]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Build:
     """Makes the plan of a merge without conflicts."""
 
-    given: MergeInput
+    merge_input: MergeInput
     sides: tuple[MergeSide, MergeSide]
     settings: MergedSettings
     schema: MergedSchema
@@ -334,7 +341,7 @@ class _Build:
             row_ids=space.translation(merged_space),
             deleted=source.lookups.deleted,
             # Up to the merge base, the numbers of both sides' versions mean the same.
-            common=self.given.base.version if source.history.same_ids and dest.history.same_ids else 0,
+            common=self.merge_input.base.version if source.history.same_ids and dest.history.same_ids else 0,
         )
         changed, removed = fragments.changed()
         first = _free_fragment_id(before)
@@ -370,15 +377,15 @@ class _Build:
 
     def _assigned_ids(self) -> tuple[RowSpace, dict[str, list[Alias]]]:
         """Assign ids to the rows that the dest gets; return all ids, and those to record."""
-        (source, dest), taken = self.sides, self.rows.builder.edits.taken
+        (source, dest), taken_rows = self.sides, self.rows.builder.edits.taken_rows
         space, before = source.history.space, dest.manifest
         # Rows that come back under the ids that the dest has for them: deleted in the merge base, or taken back since.
         back = [
             decode_row_runs(rows.fragment.row_ids, rows.fragment.physical_rows, source.name).restricted(offsets)
             for number, rows in source.rows.relocated.items()
-            if before.stable_row_ids and (offsets := rows.back & taken.get(number, BitMap()))
+            if before.stable_row_ids and (offsets := rows.back & taken_rows.get(number, BitMap()))
         ]
-        again = RowRuns.set_of([*back, self.given.inserted[0].inverse()])
+        again = RowRuns.set_of([*back, self.merge_input.inserted[0].inverse()])
         again = again.through(space.translation(dest.history.space).runs) if len(again) else again
         merged_space, aliases = space.assigned_ids_of(dest.history.space, Translation.of_runs(again))
         if merged_space.end > MAX_ROW_ID:
@@ -389,12 +396,12 @@ class _Build:
 
     def _updated_in_place(self, first: int) -> frozenset[int] | None:
         source, edits = self.sides[0], self.rows.builder.edits
-        taken = [number for number in source.manifest.fragments.ids if number in edits.taken]
-        beside = {number: of for number, (of, _) in edits.columns.items()}
-        return passed_on_in_place(source, beside, dict(zip(taken, count(first), strict=False)))
+        fragment_ids = [number for number in source.manifest.fragments.ids if number in edits.taken_rows]
+        column_sources = {number: origin for number, (origin, _) in edits.columns.items()}
+        return passed_on_in_place(source, column_sources, dict(zip(fragment_ids, count(first), strict=False)))
 
     def _doubled(self, rows: int) -> Iterator[Finding]:
-        # No known history leads here. If one did, a refusal would be better than a result that has rows twice.
+        # No known history leads here. If a history did, a refusal would be better than a result that has rows twice.
         if rows:
             source, dest = self.sides
             did = f"{source.name} brings them in again", f"{dest.name} has them"
@@ -402,8 +409,8 @@ class _Build:
 
     def _columns_moved(self) -> frozenset[int]:
         """Return the fields for which rows taken from the source have values."""
-        decided = (each for each in self.rows.decided if each.decision.from_source)
-        return frozenset().union(*(each.situation.source_columns for each in decided))
+        decided = (fragment for fragment in self.rows.decided if fragment.decision.from_source)
+        return frozenset().union(*(fragment.situation.source_columns for fragment in decided))
 
     def _rewritten(self) -> frozenset[int]:
         """Return the fields of which rows that stay in fragments of the dest have values that were not there."""
@@ -423,7 +430,7 @@ class _Build:
         source, dest = self.sides
         dropped = _index_names(source.base) - _index_names(source.manifest)
         if dropped:
-            # An index that the dest dropped too is not the one it has under that name now.
+            # Where the dest dropped the index too, an index that it has under that name is a new one.
             kept_by_dest = (_index_names(change.after) for change in dest.history.since if change.after is not None)
             dropped = dropped.intersection(*kept_by_dest)
         return drop_indices(manifest, dropped)
@@ -431,8 +438,8 @@ class _Build:
     def _updated_without_columns(self) -> Iterator[tuple[int, int]]:
         """Return new columns of one side, and how many rows that the other side updated are null there."""
         by_source, by_dest = self.schema.added_by_source, self.schema.added_by_dest
-        for each in self.rows.decided:
-            facts, decision = each.situation, each.decision
+        for fragment in self.rows.decided:
+            facts, decision = fragment.situation, fragment.decision
             for columns, rows in (
                 (facts.source_columns & by_source, decision.lacking_source_columns - decision.dest_given_up),
                 (facts.dest_columns & by_dest, decision.lacking_dest_columns - decision.source_given_up),
@@ -447,9 +454,9 @@ class _Build:
         separate = self.rows.separate
         source_rows = source.rows.relocated
         inserted = sum(
-            rows.inserted.intersection_cardinality(edits.taken[number])
+            rows.inserted.intersection_cardinality(edits.taken_rows[number])
             for number, rows in source_rows.items()
-            if number in edits.taken
+            if number in edits.taken_rows
         )
         filled = {number for fragment in added for file in fragment.files for number in file.fields}
         filled |= {number for _, columns in edits.columns.values() for number in columns}
@@ -464,11 +471,16 @@ class _Build:
         before = dest.manifest.fields
         could_be_null = {field.id for field in before if field.nullable}
         # These are counted without making the sets: a fragment may have a hundred million rows.
-        returned = sum(each.decision.alive.difference_cardinality(each.situation.dest.alive) for each in decided)
-        removed = sum(each.situation.dest.alive.difference_cardinality(each.decision.alive) for each in decided)
+        returned = sum(
+            fragment.decision.alive.difference_cardinality(fragment.situation.dest.alive) for fragment in decided
+        )
+        removed = sum(
+            fragment.situation.dest.alive.difference_cardinality(fragment.decision.alive) for fragment in decided
+        )
         # A row that the dest lacks came back with its new values, and counts as added.
         updated = (
-            each.decision.from_source & each.situation.source.updated & each.situation.dest.alive for each in decided
+            fragment.decision.from_source & fragment.situation.source.updated & fragment.situation.dest.alive
+            for fragment in decided
         )
         # The dest's copy of such a row goes, and the row does not.
         combined = len(self.rows.combined.dest)
@@ -493,8 +505,8 @@ def _free_fragment_id(manifest: Manifest) -> int:
     """Return the first fragment id that was never given."""
     # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id that
     # was given once must never be given to another fragment.
-    last = -1 if manifest.max_fragment_id is None else manifest.max_fragment_id
-    return max(last, max(manifest.fragments.ids, default=-1)) + 1
+    max_fragment_id = -1 if manifest.max_fragment_id is None else manifest.max_fragment_id
+    return max(max_fragment_id, max(manifest.fragments.ids, default=-1)) + 1
 
 
 def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int, int]:
@@ -503,9 +515,9 @@ def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int,
     # In the result, fields have the ids that they have on the dest.
     unchanged = {number: number for number in live}
     old, new = (schema.from_source, unchanged) if of.is_source else (unchanged, schema.from_source)
-    found: dict[int, int] = {}
+    new_ids: dict[int, int] = {}
     for number, cast in changer.cast_fields.items():
         was, now = of.columns.ids.get(number, of.cast_fields.get(number)), new.get(cast)
         if was is not None and now in live and old.get(was) not in live:
-            found[was] = now
-    return found
+            new_ids[was] = now
+    return new_ids

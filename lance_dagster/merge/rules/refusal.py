@@ -1,9 +1,10 @@
-"""Refuse a merge with all of its conflicts, and say of each what settles it.
+"""Refuse a merge with all of its conflicts, and say of each conflict what settles it.
 
 A hint must be true: a strategy that is offered settles the conflict. Whether it does depends on the strategies for the
 other conflicts, and a strategy may lead to conflicts that do not exist without it: rows that are taken from the source
 may lack columns of the dest. So before a merge is refused it is planned again under the strategies that could settle
-it. The conflicts these lead to are reported in the same refusal, and only what succeeded in a trial is offered.
+it. The conflicts that arise in these trials are reported in the same refusal, and only a strategy that succeeded in a
+trial is offered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +35,13 @@ _INDEPENDENT: tuple[ConflictKind, ...] = ("config", HISTORY, "schema_metadata", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRefusal:
-    """Why there is no merge: every conflict, and what it takes to find the rows of those that are about rows.
+    """Why there is no merge: every conflict, and the functions that find the rows of conflicts about rows.
 
-    `settling` are strategies, complete with those that were given, with which the merge succeeds. `offered` are the
-    keys that the first of them adds, and `either` are those of them that may have the other winner as well, in any
-    combination. Where there is none, `advice` says what to do instead. `rows` are the functions that find the rows of
-    each conflict; there are several where several rules noted some. `on` are the key columns of conflicts about keys.
-    `sides` are None when the rows cannot be compared.
+    `settling` are strategies with which the merge succeeds; each contains the strategy that was given. `offered` are
+    the keys that the first settling strategy adds, and `either` are the offered keys that may have the other winner as
+    well, in any combination. Without a settling strategy, `advice` says what to do instead. `rows` are the functions
+    that find the rows of each conflict, one function for each rule that noted rows. `on` are the key columns of
+    conflicts about keys. `sides` are None where the rows cannot be compared.
     """
 
     conflicts: tuple[Conflict, ...]
@@ -57,19 +58,19 @@ class MergeRefusal:
 class _Trial:
     """A merge that was planned with winners for some kinds; `still_open` is None where it succeeded.
 
-    `kept` is what was given of the strategy beside them.
+    `given_winners` is the part of the caller's strategy that the trial kept.
     """
 
-    kept: Mapping[str, Winner]
+    given_winners: Mapping[str, Winner]
     winners: Mapping[ConflictKind, Winner]
     still_open: Sequence[Finding] | None
 
     def settles(self, conflict: Conflict) -> bool:
-        return all(_key(other.conflict) != _key(conflict) for other in self.still_open or ())
+        return all(_key(finding.conflict) != _key(conflict) for finding in self.still_open or ())
 
     def named(self, names: Mapping[str, str]) -> dict[str, Winner]:
         """Return the whole strategy, with the names that are to be given for kinds."""
-        return {**self.kept, **{names.get(kind, kind): winner for kind, winner in self.winners.items()}}
+        return {**self.given_winners, **{names.get(kind, kind): winner for kind, winner in self.winners.items()}}
 
 
 def refuse(findings: Sequence[Finding]) -> MergeRefusal:
@@ -89,16 +90,18 @@ def refuse_with_consequences(
         sides: The source and the dest.
     """
     tried = _Trials.of(attempt, strategy, findings, overrule=False)
-    given = any(strategy.winner(found.conflict.kind, found.conflict.unit) is not None for found in tried.found)
-    if given and not tried.settling:
+    has_winner = any(
+        strategy.winner(finding.conflict.kind, finding.conflict.unit) is not None for finding in tried.findings
+    )
+    if has_winner and not tried.settling:
         # What was given for a conflict does not settle it. Only the other winner may, so the hint has to say that.
-        again = _Trials.of(attempt, strategy, tried.found, overrule=True)
+        again = _Trials.of(attempt, strategy, tried.findings, overrule=True)
         # Conflicts that arise only under the overruled strategy are not conflicts of the merge that was asked for.
-        tried = replace(again, found=tried.found) if again.trials else tried
+        tried = replace(again, findings=tried.findings) if again.trials else tried
     if strategy.winners and not tried.settling:
         # What was given may have settled one conflict in the way that led to another, which no strategy settles.
         again = _Trials.of(attempt, ParsedStrategy.NONE, attempt(ParsedStrategy.NONE) or (), overrule=False)
-        tried = replace(again, found=tried.found) if again.settling else tried
+        tried = replace(again, findings=tried.findings) if again.settling else tried
     return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
 
 
@@ -110,7 +113,7 @@ class _Trials:
     """
 
     trials: tuple[_Trial, ...]
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     names: Mapping[str, str]
     alone: tuple[_Trial, ...] = ()
 
@@ -126,31 +129,39 @@ class _Trials:
             findings: The conflicts that it leaves open.
             overrule: Whether a winner that was given may be replaced by the other one.
         """
-        found, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
-        kept: Mapping[str, Winner] = {}
+        findings_so_far, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
+        given_winners: Mapping[str, Winner] = {}
 
         def tried(winners: Mapping[ConflictKind, Winner]) -> _Trial:
             # Winners that are kept stay; a trial only adds winners for kinds that they leave open.
             return _Trial(
-                kept=kept, winners=winners, still_open=attempt(ParsedStrategy(kept).with_winners(dict(winners.items())))
+                given_winners=given_winners,
+                winners=winners,
+                still_open=attempt(ParsedStrategy(given_winners).with_winners(dict(winners.items()))),
             )
 
-        while (more := _kinds_to_try(found, strategy, overrule=overrule)) != kinds:
+        while (more := _kinds_to_try(findings_so_far, strategy, overrule=overrule)) != kinds:
             kinds, trials = more, []
-            kept = _given_for_others(strategy, found, kinds) if overrule else strategy.winners
+            given_winners = _given_for_others(strategy, findings_so_far, kinds) if overrule else strategy.winners
             for winners in product(*(BOTH if kind in _TRIED else BOTH[:1] for kind in kinds)):
                 trials.append(tried(dict(zip(kinds, winners, strict=True))))
-                known = {_key(finding.conflict) for finding in found}
-                found += [one for one in trials[-1].still_open or () if _key(one.conflict) not in known]
-        names = _names_for_strategies([finding.conflict for finding in found])
+                keys = {_key(finding.conflict) for finding in findings_so_far}
+                findings_so_far += [
+                    finding for finding in trials[-1].still_open or () if _key(finding.conflict) not in keys
+                ]
+        names = _names_for_strategies([finding.conflict for finding in findings_so_far])
         # A winner may settle a conflict only together with one for another kind, which all other trials have.
-        several = [kind for kind in kinds if kind in _TRIED] if len(kinds) > 1 else []
-        return cls(tuple(trials), tuple(found), names, tuple(tried({k: w}) for k, w in product(several, BOTH)))
+        tried_alone = [kind for kind in kinds if kind in _TRIED] if len(kinds) > 1 else []
+        return cls(
+            tuple(trials), tuple(findings_so_far), names, tuple(tried({k: w}) for k, w in product(tried_alone, BOTH))
+        )
 
     @property
     def settling(self) -> list[_Trial]:
         """The trials that succeeded. The first is what a hint offers; one that loses nothing goes before all others."""
-        lossless = {each.conflict.kind: each.lossless for each in self.found if each.lossless is not None}
+        lossless = {
+            finding.conflict.kind: finding.lossless for finding in self.findings if finding.lossless is not None
+        }
 
         def losses(trial: _Trial) -> int:
             return sum(trial.winners.get(kind) != winner for kind, winner in lossless.items())
@@ -164,7 +175,7 @@ class _Trials:
         """
         by_kind = {kind: kind for kind in self.names}
         if self.names == by_kind or all(
-            attempt(ParsedStrategy(one.named(self.names))) is None for one in self.settling
+            attempt(ParsedStrategy(trial.named(self.names))) is None for trial in self.settling
         ):
             return self
         return replace(self, names=by_kind)
@@ -173,13 +184,13 @@ class _Trials:
         """Return the keys of the first strategy that may have the other winner as well, in any combination."""
         if not (settling := self.settling):
             return ()
-        first, known = settling[0].winners, [trial.winners for trial in settling]
+        first, settling_winners = settling[0].winners, [trial.winners for trial in settling]
         free: list[ConflictKind] = []
         for kind in first:
             more = [*free, kind]
-            varied = ({**first, **dict(zip(more, each, strict=True))} for each in product(BOTH, repeat=len(more)))
+            varied = ({**first, **dict(zip(more, choice, strict=True))} for choice in product(BOTH, repeat=len(more)))
             # For an independent kind only one winner was tried, which speaks for both.
-            if all({**each, **_only_independent(first)} in known for each in varied):
+            if all({**variant, **_only_independent(first)} in settling_winners for variant in varied):
                 free = more
         return tuple(self.names[kind] for kind in free)
 
@@ -193,16 +204,16 @@ class _Trials:
             return f"strategy {name!r}: {' or '.join(map(repr, sure))}{without_loss}"
         together = next((trial for trial in (*self.settling, *self.trials) if trial.settles(conflict)), None)
         if together is not None:
-            given = (f"{self.names[kind]!r}: {winner!r}" for kind, winner in together.winners.items())
-            return f"settled by strategies for several conflicts together, such as {', '.join(given)}"
+            strategies = (f"{self.names[kind]!r}: {winner!r}" for kind, winner in together.winners.items())
+            return f"settled by strategies for several conflicts together, such as {', '.join(strategies)}"
         return "no strategy settles it" + (f"; {finding.advice}" if finding.advice else "")
 
     def stuck(self) -> list[Finding]:
         """Return the conflicts that no trial settled."""
         return [
-            each
-            for each in self.found
-            if not self._sure(each) and not any(trial.settles(each.conflict) for trial in self.trials)
+            finding
+            for finding in self.findings
+            if not self._sure(finding) and not any(trial.settles(finding.conflict) for trial in self.trials)
         ]
 
     def _sure(self, finding: Finding) -> list[Winner]:
@@ -211,7 +222,7 @@ class _Trials:
         if kind in _INDEPENDENT:
             return list(finding.options)
         # Where a trial with the winner has the conflict left, it depends on the winners for other kinds too.
-        left = {
+        settled_by = {
             winner: [
                 trial.settles(finding.conflict)
                 for trial in (*self.trials, *self.alone)
@@ -219,13 +230,13 @@ class _Trials:
             ]
             for winner in BOTH
         }
-        return [winner for winner, settled in left.items() if settled and all(settled)]
+        return [winner for winner, settled in settled_by.items() if settled and all(settled)]
 
 
 def _refusal(tried: _Trials) -> MergeRefusal:
     """Refuse a merge with findings that stay open, each conflict once and with a hint."""
     rows: dict[Conflict, list[RowsLookup]] = {}
-    for finding in tried.found:
+    for finding in tried.findings:
         lookups = rows.setdefault(replace(finding.conflict, hint=tried.hint(finding)), [])
         lookups += [finding.rows] if finding.rows is not None else []
     settling = [trial.named(tried.names) for trial in tried.settling]
@@ -236,7 +247,7 @@ def _refusal(tried: _Trials) -> MergeRefusal:
         either=tried.either(),
         advice="" if settling else _advice(tried),
         rows=rows,
-        on={finding.conflict: finding.on for finding in tried.found if finding.on},
+        on={finding.conflict: finding.on for finding in tried.findings if finding.on},
     )
 
 
@@ -251,9 +262,9 @@ def _advice(tried: _Trials) -> str:
     for unit, advice in by_unit.items():
         by_advice.setdefault(advice, []).append(unit)
     if tried.trials and not tried.stuck():
-        advised = dict.fromkeys(finding.advice for finding in tried.found if finding.advice)
+        advised = dict.fromkeys(finding.advice for finding in tried.findings if finding.advice)
         return "; ".join(["no strategies settle all conflicts at once", " or ".join(advised)]).removesuffix("; ")
-    named = (f"no strategy settles {', '.join(units)}: {said}" for said, units in by_advice.items())
+    named = (f"no strategy settles {', '.join(units)}: {advice}" for advice, units in by_advice.items())
     return "; ".join(named)
 
 
@@ -264,7 +275,9 @@ def _only_independent(winners: Mapping[ConflictKind, Winner]) -> dict[ConflictKi
 def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, overrule: bool) -> list[ConflictKind]:
     """Return the kinds of conflicts for which no strategy was given, or all that are open."""
     conflicts = [finding.conflict for finding in findings]
-    kinds = {each.kind for each in conflicts if overrule or strategy.winner(each.kind, each.unit) is None}
+    kinds = {
+        conflict.kind for conflict in conflicts if overrule or strategy.winner(conflict.kind, conflict.unit) is None
+    }
     # The only other kind is "schema", which stands for two columns of one name. No strategy settles it.
     return sorted(kinds & {*_TRIED, *_INDEPENDENT})
 
@@ -290,6 +303,6 @@ def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
     return {
         # A strategy for one of several units would leave the others open. The unit of rows counts them, and the count
         # changes with the strategy for other conflicts.
-        kind: kind if len(found) > 1 or kind in ("rows", HISTORY) else next(iter(found))
-        for kind, found in units.items()
+        kind: kind if len(units_of_kind) > 1 or kind in ("rows", HISTORY) else next(iter(units_of_kind))
+        for kind, units_of_kind in units.items()
     }

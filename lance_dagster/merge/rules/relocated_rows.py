@@ -64,14 +64,14 @@ _Values = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """The meaning of the row ids of a side: ids of the merge base, or of the dest for rows that only the sides share.
+    """The meaning of the row ids of a side: ids of the merge base, or ids of the dest for rows that the base lacks.
 
-    `gone` translates the ids of rows that the merge base knows, and may have deleted, to ids of the dest.
+    `maybe_deleted` translates the ids of rows that the merge base knows, and may have deleted, to ids of the dest.
     """
 
     base: Translation
     shared: Translation
-    gone: Translation
+    maybe_deleted: Translation
 
     @classmethod
     def of_both(
@@ -85,15 +85,15 @@ class Identities:
         # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
         # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
         # one row has one key.
-        source_ids, dest_ids, both = source.translation(base), dest.translation(base), source.translation(dest)
-        shared = both.beyond(source_ids)
-        gone = both.beyond(shared)
+        source_ids, dest_ids, to_dest = source.translation(base), dest.translation(base), source.translation(dest)
+        shared = to_dest.beyond(source_ids)
+        maybe_deleted = to_dest.beyond(shared)
         if any(map(len, inserted)):
             apart = (Translation.of_runs(inserted[0]), Translation.of_runs(inserted[1]).back)
             shared = shared.beyond(apart[0]).beyond(apart[1])
         return (
-            cls(source_ids, shared, gone),
-            cls(dest_ids, _itself(shared.back), _itself(gone.back)),
+            cls(source_ids, shared, maybe_deleted),
+            cls(dest_ids, _itself(shared.back), _itself(maybe_deleted.back)),
         )
 
 
@@ -118,25 +118,25 @@ def located_by_ids(
     base_rows = _BaseRows(matched.base, matched.changed, deleted)
     locate = _Locator(identities, side, matched, base_rows, deleted, settled_apart)
     known_below = max(identities.base.end, identities.shared.end)
-    found: dict[int, RelocatedRows] = {}
+    relocated: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
         fragment = side.manifest.fragment(number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         if lowest is not None and lowest >= known_below:
             # All of its rows came after the merge base. Their ids are not even decoded, so that a merge of appended
             # rows costs their fragments and not their number.
-            found[number] = RelocatedRows(
+            relocated[number] = RelocatedRows(
                 fragment=fragment, origins=NO_ORIGINS, updated=BitMap(), back=BitMap(), live=live
             )
         else:
-            found[number] = locate.rows(fragment, live)
+            relocated[number] = locate.rows(fragment, live)
     # An update in place leaves its rows where the merge base has them, so `rows_out_of_place` does not return them.
     for number in sorted({number for change in side.changes for number in rows_in_place(change)}):
         own = matched.base_of(number)
-        rows = None if own is None else locate.rows_in_place(side.manifest.fragment(number), own, found.get(number))
+        rows = None if own is None else locate.rows_in_place(side.manifest.fragment(number), own, relocated.get(number))
         if rows is not None:
-            found[number] = rows
-    return found
+            relocated[number] = rows
+    return relocated
 
 
 @dataclass(frozen=True)
@@ -160,18 +160,20 @@ class _Locator:
         return updates_show_in_stamps_only(self.side)
 
     def rows(self, fragment: Fragment, live: BitMap) -> RelocatedRows:
-        """Locate the rows of a fragment; deleted rows as well, unless it is in the place of one of the merge base."""
+        """Locate the rows of a fragment: deleted rows too, unless the merge base has the fragment in the same place."""
         ids = _ids(fragment, self.side.name)
-        known = ids.through(self.identities.base.runs)
+        addresses = ids.through(self.identities.base.runs)
         # After an update, the merge base has one row id in two fragments: deleted in the old one and alive in
         # the new one. The live place is the one that counts.
-        alive = known.through(self.base_rows.alive) if len(known) else NOWHERE
-        dead = known.through(self.base_rows.dead) if len(known) else NOWHERE
-        shared, gone = (ids.through(of.runs) for of in (self.identities.shared, self.identities.gone))
-        back = gone.positions - alive.positions - shared.positions
-        rest = dead.positions - back - shared.positions
-        base = RowRuns.united([alive, dead.restricted(rest)]) if len(dead) else alive
-        origins = Origins(base=base, deleted=gone.restricted(back), shared=shared)
+        alive = addresses.through(self.base_rows.alive) if len(addresses) else NOWHERE
+        dead = addresses.through(self.base_rows.dead) if len(addresses) else NOWHERE
+        shared, maybe_deleted = (
+            ids.through(translation.runs) for translation in (self.identities.shared, self.identities.maybe_deleted)
+        )
+        back = maybe_deleted.positions - alive.positions - shared.positions
+        still_dead = dead.positions - back - shared.positions
+        base = RowRuns.united([alive, dead.restricted(still_dead)]) if len(dead) else alive
+        origins = Origins(base=base, deleted=maybe_deleted.restricted(back), shared=shared)
         updated = ids.where_in(self.written.updated).positions
         updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
@@ -191,34 +193,34 @@ class _Locator:
             here = live - alive.positions - back
             in_place = addresses_of(fragment, own).restricted(here)
             base = RowRuns.united([alive.restricted(live), in_place])
-            origins = Origins(base=base, deleted=gone.restricted(back & live))
+            origins = Origins(base=base, deleted=maybe_deleted.restricted(back & live))
             updated, back = alive.positions & live, live - alive.positions
         return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
 
-    def rows_in_place(self, fragment: Fragment, base_id: int, known: RelocatedRows | None) -> RelocatedRows | None:
-        """Return the rows of a fragment that got new values where they are, and those that are known already.
+    def rows_in_place(self, fragment: Fragment, base_id: int, relocated: RelocatedRows | None) -> RelocatedRows | None:
+        """Return the rows of a fragment that got new values where they are, added to the rows relocated there before.
 
-        Both count as rows of an update: a change of the other side to them is a conflict, and a change to the other
-        rows of the fragment is not.
+        The rows count as updated: a change of the other side to them is a conflict, and a change of the other side to
+        the other rows of the fragment is not.
         """
         base = self.matched.base
         live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, base.fragment(base_id))
         live &= _ids(fragment, self.side.name).where_in(self.written.updated).positions
         if not live:
-            return known
+            return relocated
         addresses = addresses_of(fragment, base_id).restricted(live)
-        if known is None:
+        if relocated is None:
             origins = Origins(base=addresses)
             return RelocatedRows(fragment=fragment, origins=origins, updated=live, back=BitMap(), live=live)
         # `known` has those rows of the fragment that the merge base has deleted and that are alive again.
-        others = known.live - live
-        before = known.origins.restricted(others)
+        others = relocated.live - live
+        before = relocated.origins.restricted(others)
         return RelocatedRows(
             fragment=fragment,
             origins=replace(before, base=RowRuns.united([before.base, addresses])),
-            updated=(known.updated & others) | live,
-            back=known.back & others,
-            live=known.live | live,
+            updated=(relocated.updated & others) | live,
+            back=relocated.back & others,
+            live=relocated.live | live,
         )
 
 
@@ -249,14 +251,14 @@ class _BaseRows:
             fragment: The fragment of the side.
         """
         moved_by = runs.first - runs.at
-        found = BitMap()
+        unmoved = BitMap()
         keeps_offset = (moved_by & np.uint64((1 << OFFSET_BITS) - 1)) == 0
         # Fragments whose rows have other offsets now are left out: to look at all would cost by the size of the table.
         for start in np.unique(moved_by[keeps_offset]):
             if _values_in(self._base.fragment(int(start) >> OFFSET_BITS)) == _values_in(fragment):
                 same = moved_by == start
-                found |= bitmap_of(runs.at[same], runs.count[same])
-        return found
+                unmoved |= bitmap_of(runs.at[same], runs.count[same])
+        return unmoved
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
         """Return the rows the merge base says were last updated by another version, or after the last common one.
@@ -269,12 +271,12 @@ class _BaseRows:
         before = self._stamps_of(fragments_named(origins.base))
         pieces = origins.base.cut(before)
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
-        both = by_position.cut(stamps)
-        then, now = before.version[pieces.place[both.run]], stamps.version[both.place]
+        common_pieces = by_position.cut(stamps)
+        then, now = before.version[pieces.place[common_pieces.run]], stamps.version[common_pieces.place]
         # After the last common version the two lines number their versions independently, so that equal numbers prove
         # nothing. Such a row counts as updated: at worst the merge is refused.
-        other = (then != now) | (then > np.uint64(common))
-        return bitmap_of(both.at[other], both.count[other])
+        differing = (then != now) | (then > np.uint64(common))
+        return bitmap_of(common_pieces.at[differing], common_pieces.count[differing])
 
     def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
         """Return the versions at which rows of fragments of the merge base were last updated, by address."""
@@ -291,7 +293,9 @@ class _BaseRows:
     def _dead(self) -> RowRuns:
         """The addresses of deleted rows."""
         fragments = [self._base.fragment(number) for number in self._fragments]
-        dead = {one.id: self._deleted(self._base, one) for one in fragments if one.deletion is not None}
+        dead = {
+            fragment.id: self._deleted(self._base, fragment) for fragment in fragments if fragment.deletion is not None
+        }
         return by_address(list(dead), [RowRuns.itself(offsets) for offsets in dead.values()])
 
 
@@ -300,7 +304,7 @@ def rows_came_again(side: SideHistory) -> bool:
     properties = {key for change in side.changes if change.transaction for key in change.transaction.properties}
     merges = ((change.before, change.after) for change in side.changes if change.is_merge)
     return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) or any(
-        one is None or other is None or one.next_row_id < other.next_row_id for one, other in merges
+        before is None or after is None or before.next_row_id < after.next_row_id for before, after in merges
     )
 
 
@@ -310,7 +314,7 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
     A stamp also differs where a row was only moved: by the merge of a branch that the merge base is on, for example.
     Whether such a row has other values than in the merge base is known only when its values are read.
     """
-    known = {side.anchor.version} if side.anchor is not None and side.same_ids else set[int]()
+    versions = {side.anchor.version} if side.anchor is not None and side.same_ids else set[int]()
     if side.anchor is None:
         return True
     for change in side.changes:
@@ -320,19 +324,18 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
         if change.undone:
             return True
         # The rows updated up to the restored version are known only if that version is one of those looked at.
-        if isinstance(change.operation, Restore) and change.operation.version not in known:
+        if isinstance(change.operation, Restore) and change.operation.version not in versions:
             return True
-        known.add(change.after.version)
+        versions.add(change.after.version)
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIds:
-    """The ids of rows that versions of a side gave new values, and of those that came by its merges or came back.
+    """The ids of rows that versions of a side `updated`, and of rows that `came` by its merges or came back.
 
-    The merge base may have the latter with other values than the side got: where it was merged into the side, where a
-    revert put an older state back, or where a row came back by a pick. A row that the merge base has deleted only came
-    back.
+    The merge base may have other values of the rows that came: where it was merged into the side, where a revert put an
+    older state back, or where a row came back by a pick. A row that the merge base has deleted only came back.
     """
 
     updated: RowRuns = NOWHERE
@@ -340,35 +343,35 @@ class _WrittenIds:
 
 
 def _written_ids(side: SideHistory, deleted: Deleted) -> _WrittenIds:
-    found = _WrittenIds()
-    known = {side.anchor.version: found} if side.anchor is not None and side.same_ids else {}
+    ids = _WrittenIds()
+    ids_by_version = {side.anchor.version: ids} if side.anchor is not None and side.same_ids else {}
     for change in side.changes:
         if change.transaction is None or change.before is None or change.after is None:
             continue
         # A restore also takes updates back: only rows updated up to the restored version have new values after it.
         if isinstance(change.operation, Restore):
-            found = known.get(change.operation.version, found)
+            ids = ids_by_version.get(change.operation.version, ids)
         elif not isinstance(change.operation, Rewrite):
             rewritten = [*_rewritten(change.before, change.after, deleted), *_ids_in_place(change)]
-            came = [found.came, *_put_back(change.before, change.after, deleted)]
+            came = [ids.came, *_put_back(change.before, change.after, deleted)]
             if change.is_merge:
                 came += _new_ids(change.before, change.after)
             # A pick or a revert that only brings rows back is an append, since it takes none out.
             updates = change.is_merge or isinstance(change.operation, Update | Merge)
-            found = _WrittenIds(
-                updated=RowRuns.set_of([found.updated, *(rewritten if updates else ())]),
+            ids = _WrittenIds(
+                updated=RowRuns.set_of([ids.updated, *(rewritten if updates else ())]),
                 came=RowRuns.set_of([*came, *(() if updates else rewritten)]),
             )
-        known[change.after.version] = found
-    return found
+        ids_by_version[change.after.version] = ids
+    return ids
 
 
 def _new_ids(before: Manifest, after: Manifest) -> Iterator[RowRuns]:
     """Return the ids in the new fragments of a version that the version before had not assigned."""
-    first, had = before.next_row_id, set(before.fragments.ids)
+    first, earlier_ids = before.next_row_id, set(before.fragments.ids)
     new = RowRuns.of([(first, max(0, after.next_row_id - first), 0)])
     for number in after.fragments.ids:
-        if number not in had:
+        if number not in earlier_ids:
             ids = _ids(after.fragment(number), f"version {after.version}")
             yield ids.restricted(ids.where_in(new).positions)
 
@@ -396,10 +399,10 @@ def _put_back(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[R
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
     """Return the ids of rows that a version wrote anew into other fragments."""
-    had = set(before.fragments.ids)
+    earlier_ids = set(before.fragments.ids)
     for number in after.fragments.ids:
         # A line never gives a fragment id twice, so a fragment with a known id was not written by this version.
-        if number in had:
+        if number in earlier_ids:
             continue
         fragment = after.fragment(number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
@@ -464,18 +467,18 @@ def located_by_replay(
     if not side.same_ids and any(number not in matched.anchored for number in matched.base.fragments.ids):
         raise UntraceableError("rows were moved before an earlier merge, and the table has no stable row ids")
     rows = _replayed(side, matched, deleted) if side.complete else _Rows()
-    found: dict[int, RelocatedRows] = {}
+    relocated: dict[int, RelocatedRows] = {}
     for number, live in rows_out_of_place(matched, deleted):
         fragment = side.manifest.fragment(number)
         own = matched.base_of(number)
         addresses = rows.addresses.get(number, NOWHERE) if own is None else addresses_of(fragment, own)
         back, origins = BitMap() if own is None else live, Origins(base=addresses)
-        found[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
+        relocated[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
     # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
-    return found, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
+    return relocated, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
 
 
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
@@ -483,14 +486,14 @@ def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Delete
 
     The side had deleted them, updated them, or moved them among rows that cannot be distinguished.
     """
-    found: dict[int, BitMap] = {}
+    absent: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
     for number, own in matched.anchored.items():
         then, there = matched.base.fragment(number), state.fragment(own)
-        gone = deleted(state, there) - deleted(matched.base, then)
-        if gone:
-            found[number] = gone
-    return found
+        missing = deleted(state, there) - deleted(matched.base, then)
+        if missing:
+            absent[number] = missing
+    return absent
 
 
 def _replayed(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> _Rows:
@@ -540,9 +543,9 @@ def _all_rows(base: Manifest, deleted: Deleted) -> dict[int, BitMap]:
     return {fragment.id: live_rows(base, fragment, deleted) for fragment in base.fragments}
 
 
-def _joined(found: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
+def _joined(parts: Iterable[Mapping[int, BitMap]]) -> dict[int, BitMap]:
     joined: dict[int, BitMap] = {}
-    for number, offsets in (pair for some in found for pair in some.items()):
+    for number, offsets in (pair for rows in parts for pair in rows.items()):
         joined[number] = joined.get(number, BitMap()) | offsets
     return joined
 
@@ -564,8 +567,8 @@ class _Replay:
             # This case comes first: a merge is recorded as Append, Update, Delete, Overwrite or Merge, whichever fits,
             # and whatever it took out may be among the rows that it put in.
             case _ if change.is_merge or _updates(change):
-                gone = [self._gone(rows, number, before, after) for number in before.fragments.ids]
-                return _Rows(rows.addresses, _joined([rows.rewritten, *gone]))
+                taken_out = [self._gone(rows, number, before, after) for number in before.fragments.ids]
+                return _Rows(rows.addresses, _joined([rows.rewritten, *taken_out]))
             case Rewrite():
                 # Entries of the old fragments may stay, since their ids are never given again on this line.
                 addresses = dict(rows.addresses)
@@ -590,25 +593,25 @@ class _Replay:
 
     def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, RowRuns]:
         parts: list[RowRuns] = []
-        written = 0
+        rows_written = 0
         for old in group.old:
             fragment = before.fragments.find(old.id)
             if fragment is None:
                 raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
             live = live_rows(before, fragment, self.deleted)
             # Live rows are written in order: the first of them is the first row written, whatever is deleted before it.
-            kept = RowRuns.itself(live).packed_positions()
-            parts.append(kept.through(self._addresses(rows, fragment)).moved(at=written))
-            written += len(live)
+            live_positions = RowRuns.itself(live).packed_positions()
+            parts.append(live_positions.through(self._addresses(rows, fragment)).moved(at=rows_written))
+            rows_written += len(live)
         together = RowRuns.concatenated(parts)
         # One row too many or too few would shift every address after it, and give rows the identity of other rows.
-        if written != sum(fragment.physical_rows for fragment in group.new):
+        if rows_written != sum(fragment.physical_rows for fragment in group.new):
             raise UntraceableError("a compaction wrote another number of rows than it read")
-        found, start = {}, 0
+        addresses, start = {}, 0
         for fragment in group.new:
-            found[fragment.id] = together.sliced(start, fragment.physical_rows)
+            addresses[fragment.id] = together.sliced(start, fragment.physical_rows)
             start += fragment.physical_rows
-        return found
+        return addresses
 
     def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
         """Return the rows of the merge base that a state does not have."""
@@ -617,8 +620,8 @@ class _Replay:
             for fragment in state.fragments
         ]
         there = _joined(alive)
-        had = _all_rows(self.base, self.deleted)
-        return {number: every - there.get(number, BitMap()) for number, every in had.items()}
+        base_rows = _all_rows(self.base, self.deleted)
+        return {number: every - there.get(number, BitMap()) for number, every in base_rows.items()}
 
     def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
@@ -626,10 +629,10 @@ class _Replay:
         # Deletion files are never overwritten: the same file shows, without being read, that no row was taken out.
         if new is not None and new.deletion == old.deletion:
             return {}
-        taken = live_rows(before, old, self.deleted)
+        taken_out = live_rows(before, old, self.deleted)
         if new is not None:
-            taken -= live_rows(after, new, self.deleted)
-        return offsets_in_base(self._addresses(rows, old).restricted(taken))
+            taken_out -= live_rows(after, new, self.deleted)
+        return offsets_in_base(self._addresses(rows, old).restricted(taken_out))
 
     def _addresses(self, rows: _Rows, fragment: Fragment) -> RowRuns:
         if fragment.id in rows.addresses:

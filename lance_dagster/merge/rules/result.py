@@ -69,7 +69,7 @@ class Tally:
 class MergedFragment:
     """A fragment of the result that has files of the source, as the source names them, and its deleted rows.
 
-    `deleted` is None when the deletion vector it has is right.
+    `deleted` is None where the deletion vector of `fragment` stays as it is.
     """
 
     fragment: Fragment
@@ -81,14 +81,14 @@ class MergedFragment:
 class FragmentEdits:
     """The edits of rows and columns, collected while fragment after fragment is decided.
 
-    `masked` and `revived` are offsets by fragment of the dest, `taken` by fragment of the source; `columns` are the
-    ids in the result of fields whose values the source has, by fragment of the dest. `separate` are fragments of the
-    dest from which every row was taken out that the source moved or updated.
+    `masked` and `revived` are offsets by fragment of the dest, `taken_rows` by fragment of the source; `columns` are
+    the ids in the result of fields whose values the source has, by fragment of the dest. `separate` are fragments of
+    the dest from which every row was taken out that the source moved or updated.
     """
 
     masked: dict[int, BitMap] = field(default_factory=dict)
     revived: dict[int, BitMap] = field(default_factory=dict)
-    taken: dict[int, BitMap] = field(default_factory=dict)
+    taken_rows: dict[int, BitMap] = field(default_factory=dict)
     columns: dict[int, tuple[Fragment, frozenset[int]]] = field(default_factory=dict)
     separate: frozenset[int] = frozenset()
 
@@ -102,7 +102,7 @@ class FragmentEdits:
 
     def take(self, number: int, offsets: BitMap) -> None:
         """Take rows from a fragment of the source."""
-        add_rows(self.taken, number, offsets)
+        add_rows(self.taken_rows, number, offsets)
 
     def deleted(self, number: int, before: BitMap) -> BitMap:
         """Return which rows of a fragment of the dest are deleted in the result, given those that are on the dest."""
@@ -163,12 +163,12 @@ class FragmentBuilder:
         Raises:
             InvalidInputError: The fragment ids are used up.
         """
-        if first_id + len(self.edits.taken) > MAX_FRAGMENT_ID:
+        if first_id + len(self.edits.taken_rows) > MAX_FRAGMENT_ID:
             version = self.dest.side.version
             raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
-        found: list[MergedFragment] = []
+        fragments: list[MergedFragment] = []
         for number in self.source.side.fragments.ids:
-            alive = self.edits.taken.get(number)
+            alive = self.edits.taken_rows.get(number)
             if alive is None:
                 continue
             fragment = self.source.side.fragment(number)
@@ -180,30 +180,30 @@ class FragmentBuilder:
             # A fragment that is taken whole needs no deletion vector, and no set of all its rows to find that out.
             deleted = None if len(alive) == fragment.physical_rows else BitMap(range(fragment.physical_rows)) - alive
             # The name of a deletion file contains the fragment id, so a fragment cannot keep its file under a new id.
-            new = replace(stamped, id=first_id + len(found), files=(), deletion=None)
-            found.append(MergedFragment(fragment=new, files=files, deleted=deleted))
-        return found
+            new = replace(stamped, id=first_id + len(fragments), files=(), deletion=None)
+            fragments.append(MergedFragment(fragment=new, files=files, deleted=deleted))
+        return fragments
 
     def doubled(self, added: Sequence[MergedFragment]) -> int:
-        """Return how many rows of the source would be in the result twice: none, unless something was overlooked."""
+        """Return how many rows of the source would be in the result twice: 0, unless a rule has a fault."""
         # This check does not trust the decisions that made the result. Equal files are compared first: they show a
         # doubled row on tables without stable row ids too.
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
         # Ranges are put together as one map: a merge of a thousand fragments would make a thousand small ones.
-        ranges = [None if one.deleted else single_range(one.fragment.row_ids or b"") for one in added]
-        whole = RowRuns.of([(0, found[1], found[0]) for found in ranges if found is not None])
+        ranges = [None if merged.deleted else single_range(merged.fragment.row_ids or b"") for merged in added]
+        in_ranges = RowRuns.of([(0, id_range[1], id_range[0]) for id_range in ranges if id_range is not None])
         parts = [
-            _live_ids(one.fragment, one.deleted, "the result")
-            for one, found in zip(added, ranges, strict=True)
-            if found is None
+            _live_ids(merged.fragment, merged.deleted, "the result")
+            for merged, id_range in zip(added, ranges, strict=True)
+            if id_range is None
         ]
-        every = RowRuns.set_of([whole, *parts])
-        twice = whole.rows + sum(part.rows for part in parts) - every.rows
+        every = RowRuns.set_of([in_ranges, *parts])
+        twice = in_ranges.rows + sum(part.rows for part in parts) - every.rows
         # The dest can only have rows whose ids it assigned, so all ids from its next row id on are new.
-        known = every.through(RowRuns.of([(0, self.dest.side.next_row_id, 0)]))
-        if not len(known):
+        old_ids = every.through(RowRuns.of([(0, self.dest.side.next_row_id, 0)]))
+        if not len(old_ids):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
         # A row that the source moved is alive in one fragment of the source, and out of the one it was in.
@@ -212,8 +212,8 @@ class FragmentBuilder:
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(self.dest.side.fragment(number), "the dest") for number in there]
         # Only rows with these ids are checked for being alive, in the few fragments that have them.
-        found = offsets_by_fragment(by_address(there, ids).where_in(known))
-        return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in found.items())
+        offsets_by_id = offsets_by_fragment(by_address(there, ids).where_in(old_ids))
+        return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in offsets_by_id.items())
 
     def _deleted_in_result(self, number: int) -> BitMap:
         fragment = self.dest.side.fragment(number)
@@ -234,22 +234,24 @@ class FragmentBuilder:
         """Put the source's values of some columns beside the dest's rows, and take the dest's out."""
         if fragment.id not in self.edits.columns:
             return fragment, ()
-        of, wanted = self.edits.columns[fragment.id]
-        found = {file.path: self._renumbered(file, only=wanted) for file in of.files}
-        merged_fragment = {path: file for path, file in found.items() if any(number >= 0 for number in file.fields)}
-        kept = []
+        origin, columns = self.edits.columns[fragment.id]
+        renumbered = {file.path: self._renumbered(file, only=columns) for file in origin.files}
+        merged_fragment = {
+            path: file for path, file in renumbered.items() if any(number >= 0 for number in file.fields)
+        }
+        remaining = []
         for file in fragment.files:
             # Two files of one fragment must not hold the same field. The older file is shared with other versions and
             # keeps its bytes, so the field is tombstoned in the manifest and its other columns stay in use.
-            fields = tuple(TOMBSTONE_FIELD if number in wanted else number for number in file.fields)
+            fields = tuple(TOMBSTONE_FIELD if number in columns else number for number in file.fields)
             same = merged_fragment.pop(file.path, None)
             if same is not None and same.column_indices == file.column_indices:
                 # The dest still has this file for its other columns. A column that was dropped and comes back is named
                 # in it again, so that the fragment does not list the file twice.
                 fields = tuple(new if new >= 0 else own for own, new in zip(fields, same.fields, strict=True))
             if any(number >= 0 for number in fields):
-                kept.append(replace(file, fields=fields))
-        changed = replace(fragment, files=tuple(kept))
+                remaining.append(replace(file, fields=fields))
+        changed = replace(fragment, files=tuple(remaining))
         if self.dest.side.stable_row_ids:
             # Lance stamps rows as updated when a column is written beside them, and later merges read these stamps.
             changed = with_new_values(changed, self.version)
@@ -261,7 +263,7 @@ class FragmentBuilder:
         return file if fields == file.fields else replace(file, fields=fields)
 
     def _stamped(self, fragment: Fragment) -> Fragment:
-        row_ids, (origins, written) = self._translated_ids(fragment), self._origins(fragment)
+        row_ids, (origins, updated_rows) = self._translated_ids(fragment), self._origins(fragment)
         if not len(origins):
             # No row of the merge base is among them. Fragments of one append share the bytes of their versions.
             key = fragment.created_at, fragment.physical_rows
@@ -272,9 +274,13 @@ class FragmentBuilder:
             return replace(fragment, row_ids=row_ids, created_at=created_at, updated_at=updated_at)
         created, updated = self._versions_of_new_rows(fragment)
         # Deleted rows get their versions as well: pylance reads there when a row was created that an update moves.
-        for when, last in self._versions_on_dest(origins):
-            created = created.overlaid(when)
-            updated = updated.overlaid(last.restricted(last.positions - written) if written else last)
+        for created_at_dest, updated_at_dest in self._versions_on_dest(origins):
+            created = created.overlaid(created_at_dest)
+            updated = updated.overlaid(
+                updated_at_dest.restricted(updated_at_dest.positions - updated_rows)
+                if updated_rows
+                else updated_at_dest
+            )
         return replace(
             fragment,
             row_ids=row_ids,
@@ -289,10 +295,10 @@ class FragmentBuilder:
             CorruptFileError: The fragment has row ids that the source never assigned.
         """
         where, rows = f"fragment {fragment.id} of the source", fragment.physical_rows
-        found = single_range(fragment.row_ids or b"", where)
-        if found is not None and found[1] == rows:
+        id_range = single_range(fragment.row_ids or b"", where)
+        if id_range is not None and id_range[1] == rows:
             # Two numbers take the place of arrays: nearly all fragments of an append are of this kind.
-            first = self.row_ids.of_range(*found)
+            first = self.row_ids.of_range(*id_range)
             if first is not None:
                 return row_id_range(first, rows)
         ids = decode_row_runs(fragment.row_ids, rows, where).through(self.row_ids.runs)
@@ -320,13 +326,14 @@ class FragmentBuilder:
         # The fragment is still in the place of one of the merge base, and is taken because of the columns the source
         # wrote. Files that the merge base does not have show that the rows got new values.
         every = BitMap(range(fragment.physical_rows))
-        written = every if self._has_other_files(fragment, own) else BitMap()
+        base_files = set(backing(self.source.base.fragment(own)).values())
+        updated = every if set(backing(fragment).values()) - base_files else BitMap()
         origins = Origins(base=addresses_of(fragment, own))
         if rows is not None:
-            others, known = origins.base.restricted(every - rows.live), rows.origins.restricted(rows.live)
-            origins = replace(known, base=RowRuns.united([others, known.base]))
-            written = (written - rows.live) | (rows.updated & rows.live)
-        return origins, written
+            others, relocated = origins.base.restricted(every - rows.live), rows.origins.restricted(rows.live)
+            origins = replace(relocated, base=RowRuns.united([others, relocated.base]))
+            updated = (updated - rows.live) | (rows.updated & rows.live)
+        return origins, updated
 
     def _versions(self, fragment: Fragment) -> tuple[VersionRuns, VersionRuns]:
         """Return when the rows of a fragment of the dest were created and last updated.
@@ -342,9 +349,6 @@ class FragmentBuilder:
             )
         return self._known_versions[key]
 
-    def _has_other_files(self, fragment: Fragment, base_id: int) -> bool:
-        return bool(set(backing(fragment).values()) - set(backing(self.source.base.fragment(base_id)).values()))
-
     def _versions_on_dest(self, origins: Origins) -> Iterator[tuple[VersionRuns, VersionRuns]]:
         """Return when rows were created and last updated on the dest, by position, for the rows that it has."""
         numbers = [number for number in fragments_named(origins.base) if self.dest.place(number) is not None]
@@ -356,19 +360,19 @@ class FragmentBuilder:
         yield from self._versions_at(origins.base.through(there), places)
         missing = replace(origins, base=origins.base.without(there))
         for rows in self.dest_rows().relocated.values() if len(missing) else ():
-            found = missing.found_in(rows.origins)
+            places_on_dest = missing.found_in(rows.origins)
             # A row that was moved more than once is deleted in all fragments but one; the first that has it counts.
             missing = missing.without(rows.origins)
-            here = found.moved(first=rows.fragment.id << OFFSET_BITS)
+            here = places_on_dest.moved(first=rows.fragment.id << OFFSET_BITS)
             yield from self._versions_at(here, [rows.fragment])
 
     def _versions_at(self, rows: RowRuns, fragments: Sequence[Fragment]) -> Iterator[tuple[VersionRuns, VersionRuns]]:
         """Look up when rows were created and last updated, by their addresses on the dest."""
         if len(rows):
             ordered = sorted(fragments, key=lambda fragment: fragment.id)
-            both = [self._versions(fragment) for fragment in ordered]
+            versions = [self._versions(fragment) for fragment in ordered]
             numbers = [fragment.id for fragment in ordered]
-            created, updated = zip(*both, strict=True)
+            created, updated = zip(*versions, strict=True)
             yield rows.versions(at_addresses(numbers, created)), rows.versions(at_addresses(numbers, updated))
 
 
@@ -386,7 +390,7 @@ class ResultBuilder:
     def apply_decision(self, number: BaseKey, facts: Situation, decision: Decision) -> None:
         """Collect the edits that follow from the decision about one fragment of the merge base."""
         source, dest, edits = facts.source, facts.dest, self.edits
-        taken = decision.from_source
+        from_source = decision.from_source
         if dest.place is not None:
             back = BitMap()
             if not facts.dest_columns:
@@ -395,20 +399,20 @@ class ResultBuilder:
                 # the source wrote columns beside its rows, a row that it moved has these values in its new fragment
                 # only.
                 same = source.stays if facts.source_columns else source.stays | source.moved
-                back = taken & same - dest.alive
-            taken = taken - back
+                back = from_source & same - dest.alive
+            from_source = from_source - back
             # A row that is taken from the source has to leave the fragment of the dest, or the result has it twice.
-            edits.mask(dest.place.id, dest.stays - (decision.alive - taken))
-            edits.revive(dest.place.id, back | (BitMap() if facts.dest_columns else taken & source.stays))
+            edits.mask(dest.place.id, dest.stays - (decision.alive - from_source))
+            edits.revive(dest.place.id, back | (BitMap() if facts.dest_columns else from_source & source.stays))
             if source.place is not None and facts.source_columns:
                 edits.columns[dest.place.id] = source.place, facts.source_columns
         if source.place is not None and (dest.place is None or facts.dest_columns):
-            edits.take(source.place.id, taken & source.stays)
+            edits.take(source.place.id, from_source & source.stays)
         # The same holds for rows that the dest moved or updated: every other fragment that has them gets a deletion.
-        gone = (dest.moved | dest.updated) - (decision.alive - taken)
-        for holder, offsets in self.dest_rows().holders(number, gone).items() if gone else ():
+        outdated = (dest.moved | dest.updated) - (decision.alive - from_source)
+        for holder, offsets in self.dest_rows().holders(number, outdated).items() if outdated else ():
             edits.mask(holder, offsets)
-        for holder, offsets in self.source_rows.holders(number, taken - source.stays).items():
+        for holder, offsets in self.source_rows.holders(number, from_source - source.stays).items():
             self._take(holder, offsets)
 
     def beside_others(self) -> Iterator[tuple[frozenset[int], int, BitMap]]:
@@ -435,10 +439,10 @@ class ResultBuilder:
             self.edits.take(holder, offsets)
 
     def _in_base(self, number: int) -> int:
-        found = self.dest.base_of(number)
-        if found is None:
+        base_id = self.dest.base_of(number)
+        if base_id is None:
             raise LookupError(f"fragment {number} of the dest does not correspond to one of the merge base")
-        return found
+        return base_id
 
     def _alive(self, number: int) -> BitMap:
         """Return the offsets of the rows of a fragment of the dest that live on in it."""

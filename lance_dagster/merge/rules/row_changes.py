@@ -49,12 +49,12 @@ class MatchedFragments:
     back: Mapping[int, int]
 
     def place(self, base_id: int) -> Fragment | None:
-        """Return the fragment in the place of one of the merge base."""
+        """Return the fragment of the side in the place of a fragment of the merge base."""
         own = self.ids.get(base_id)
         return None if own is None else self.side.fragments.find(own)
 
     def base_of(self, side_id: int) -> int | None:
-        """Return the fragment of the merge base that one of the side is in the place of."""
+        """Return the fragment of the merge base in whose place a fragment of the side is."""
         return self.back.get(side_id)
 
 
@@ -89,14 +89,19 @@ def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
 
 
 def _still(anchored: dict[int, int], manifest: Manifest) -> dict[int, int]:
-    """Return those of the fragments of an anchor that still exist."""
+    """Return the anchored fragments that still exist."""
     there = set(manifest.fragments.ids)
     return anchored if there.issuperset(anchored.values()) else {n: own for n, own in anchored.items() if own in there}
 
 
-def differing_fragments(one: Manifest, other: Manifest) -> set[int]:
-    """Return the ids of fragments of a version that are gone or changed in a later one."""
-    old, new, old_ids, new_ids = one.fragments.items, other.fragments.items, one.fragments.ids, other.fragments.ids
+def differing_fragments(earlier: Manifest, later_version: Manifest) -> set[int]:
+    """Return the ids of fragments of a version that a later version dropped or changed."""
+    old, new, old_ids, new_ids = (
+        earlier.fragments.items,
+        later_version.fragments.items,
+        earlier.fragments.ids,
+        later_version.fragments.ids,
+    )
     # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
     unequal = list(compress(count(), map(ne, old, new)))
     shared = min(len(old), len(new))
@@ -105,25 +110,29 @@ def differing_fragments(one: Manifest, other: Manifest) -> set[int]:
     return {old_ids[place] for place in places if later.get(old_ids[place]) != old[place]}
 
 
-def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]]:
+def _by_names(base: Manifest, state: Manifest) -> tuple[dict[int, int], set[int]]:
     holders: dict[str, list[Fragment]] = {}
-    for fragment in other.fragments:
+    for fragment in state.fragments:
         for file in fragment.files:
             holders.setdefault(file.path, []).append(fragment)
     ids: dict[int, int] = {}
     differing: set[int] = set()
     for fragment in base.fragments:
         names = fragment.file_names
-        same = {each.id: each for name in names for each in holders.get(name, ())}
+        same = {candidate.id: candidate for name in names for candidate in holders.get(name, ())}
         # A shared file alone does not prove the same rows in the same order: the number of rows has to be equal too.
-        fitting = [each for _, each in sorted(same.items()) if each.physical_rows == fragment.physical_rows]
+        fitting = [
+            candidate for _, candidate in sorted(same.items()) if candidate.physical_rows == fragment.physical_rows
+        ]
         if not fitting:
             continue
-        # A merge that takes single rows of a fragment adds another one with files of the first. The one with the same
-        # columns is in the place: beside the other, its rows would seem to have got other values.
-        found = max(fitting, key=lambda each: len(names & each.file_names))
-        ids[fragment.id] = found.id
-        if found.file_names != fragment.file_names or not same_deletion_vector(found.deletion, fragment.deletion):
+        # A merge that takes single rows of a fragment adds a second fragment with files of the first. The fragment with
+        # the same columns counts: in the other fragment, the rows would seem to have got other values.
+        counterpart = max(fitting, key=lambda candidate: len(names & candidate.file_names))
+        ids[fragment.id] = counterpart.id
+        if counterpart.file_names != fragment.file_names or not same_deletion_vector(
+            counterpart.deletion, fragment.deletion
+        ):
             differing.add(fragment.id)
     return ids, differing
 
@@ -132,12 +141,13 @@ def _by_names(base: Manifest, other: Manifest) -> tuple[dict[int, int], set[int]
 class RelocatedRows:
     """Rows of a fragment that are not where the merge base has them.
 
-    `origins` says where each row comes from; rows without an origin were put in since.
-    `updated` are the offsets of rows that got new values since, `back` those of rows that the merge base has only as
-    deleted. `live` are the offsets of the rows that this object describes. In a fragment that the merge base lacks,
-    these are all rows that are not deleted. In a fragment that is in the place of one of the merge base, they are the
-    rows that the merge base has deleted there, and the rows that were updated in place. A fragment of only new rows has
-    no origins, so that it costs the same however many rows it has.
+    `origins` says where each row comes from; rows without an origin were inserted since. `updated` are the offsets of
+    rows that got new values since, `back` the offsets of rows that the merge base has only as deleted.
+
+    `live` are the offsets of the rows that this object describes. In a fragment that the merge base lacks, these are
+    all rows that are not deleted. In a fragment that is in the place of a fragment of the merge base, they are the rows
+    that the merge base has deleted there, and the rows that were updated in place. A fragment of only new rows has no
+    origins, so that it costs the same however many rows it has.
     """
 
     fragment: Fragment
@@ -221,10 +231,13 @@ class RelocatedRows:
 class FragmentRowChanges:
     """What became of the rows of one fragment of the merge base, as offsets in it.
 
-    `place` is the fragment still in its place. `stays`, `moved` and `updated` are alive; `rewritten` are gone from
-    where they were, written anew by an update among rows that cannot be distinguished, also rows that the merge base
-    has deleted and that were back for a while. `in_place` are those of the
-    updated rows that are where they were.
+    `place` is the fragment still in its place. `stays`, `moved` and `updated` rows are alive; `in_place` are the
+    updated rows that are where they were. `rewritten` rows are not where they were: an update wrote them anew among
+    rows that cannot be distinguished. Rows that the merge base has deleted, and that were back for a while, may be
+    rewritten too.
+
+    Example, without stable row ids: an update of rows 0 and 1 of a fragment of four rows deletes both and appends two
+    rows in no order that is recorded. Then rows 2 and 3 stay, and rows 0 and 1 are rewritten.
     """
 
     place: Fragment | None
@@ -278,36 +291,36 @@ class RowChanges:
     def holders(self, key: BaseKey, offsets: BitMap) -> dict[int, BitMap]:
         """Return where the relocated rows of a base fragment lie: offsets by fragment of the side."""
         numbers = self.numbers_by_key.get(key, ()) if offsets else ()
-        found = {number: self.relocated[number].at(key, offsets) for number in numbers}
-        return {number: here for number, here in found.items() if here}
+        offsets_by_fragment = {number: self.relocated[number].at(key, offsets) for number in numbers}
+        return {number: here for number, here in offsets_by_fragment.items() if here}
 
     def places(self, key: BaseKey, offsets: BitMap) -> dict[int, tuple[frozenset[str], int]]:
         """Return the files and the offset in them of relocated rows, by their offsets in a base fragment."""
-        found: dict[int, tuple[frozenset[str], int]] = {}
+        files_by_row: dict[int, tuple[frozenset[str], int]] = {}
         for number in self.numbers_by_key.get(key, ()) if offsets else ():
             rows = self.relocated[number]
             names = rows.fragment.file_names
             there, here = rows.pairs(key, offsets)
-            found |= {row: (names, place) for row, place in zip(there.tolist(), here.tolist(), strict=True)}
-        return found
+            files_by_row |= {row: (names, place) for row, place in zip(there.tolist(), here.tolist(), strict=True)}
+        return files_by_row
 
     @cached_property
     def numbers_by_key(self) -> Mapping[BaseKey, Sequence[int]]:
         """By fragment of the merge base, the ids of the side's fragments that its rows were moved to."""
-        found: dict[BaseKey, list[int]] = {}
+        numbers: dict[BaseKey, list[int]] = {}
         for number, rows in self.relocated.items():
             for key in rows.base_keys:
-                found.setdefault(key, []).append(number)
-        return found
+                numbers.setdefault(key, []).append(number)
+        return numbers
 
     @cached_property
     def _gathered(self) -> dict[BaseKey, tuple[BitMap, BitMap]]:
-        found: dict[BaseKey, tuple[BitMap, BitMap]] = {}
+        changes: dict[BaseKey, tuple[BitMap, BitMap]] = {}
         for rows in self.relocated.values():
             for key, (moved, updated) in rows.from_base(self.matched.changed).items():
-                before = found.get(key)
-                found[key] = (moved, updated) if before is None else (before[0] | moved, before[1] | updated)
-        return found
+                before = changes.get(key)
+                changes[key] = (moved, updated) if before is None else (before[0] | moved, before[1] | updated)
+        return changes
 
 
 def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[tuple[int, BitMap]]:
@@ -331,7 +344,7 @@ def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMa
 
 
 def live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None = None) -> RowRuns:
-    """Return those of some rows that a version has, as a set of ids.
+    """Return the rows, of the ids `among`, that a version has, as a set of ids.
 
     Args:
         manifest: The version.
@@ -343,11 +356,11 @@ def live(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int]
 
 
 def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: set[int] | None) -> Iterator[RowRuns]:
-    last = among.largest or 0
+    largest = among.largest or 0
     for number in manifest.fragments.ids if numbers is None else sorted(numbers):
         fragment = manifest.fragment(number)
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
-        if lowest is not None and lowest > last:
+        if lowest is not None and lowest > largest:
             continue
         ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
         # A deletion vector is a file, which is read only where some of the rows are.

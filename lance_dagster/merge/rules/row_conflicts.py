@@ -52,25 +52,25 @@ _OffsetsByKey = dict[BaseKey, BitMap]
 
 
 def row_findings(
-    decided: Sequence[DecidedFragment], beside: Iterable[tuple[Fields, int, BitMap]], rules: RowRules
+    decided: Sequence[DecidedFragment], without_values: Iterable[tuple[Fields, int, BitMap]], rules: RowRules
 ) -> Iterator[Finding]:
     """Report the conflicts about rows, and about columns of rows.
 
     Args:
         decided: What was decided about each fragment.
-        beside: Columns of the source that would come beside rows of the dest which the source does not have: the
-            columns, the fragment of the merge base and the offsets in it.
+        without_values: Columns of the source that would come beside rows of the dest which the source does not have:
+            the columns, the fragment of the merge base and the offsets in it.
         rules: The rules that decided.
     """
     report = _Report(rules)
     yield from report.written_twice(decided)
-    conflicting = [each for each in decided if each.decision.conflicting]
+    conflicting = [fragment for fragment in decided if fragment.decision.conflicting]
     if conflicting:
         yield report.changed_by_both(conflicting)
     for of_source in (True, False):
         yield from report.lacking_columns(decided, of_source=of_source)
         yield from report.deleted_after_update(decided, writer_is_source=of_source)
-    yield from report.both_moved(decided, beside)
+    yield from report.both_moved(decided, without_values)
 
 
 def settle_deleted_picks(
@@ -88,21 +88,21 @@ def settle_deleted_picks(
         dropped: Rows of the source that do not come because it lost a claim; they stand among those returned.
     """
     source, dest = sides
-    found = _by_fragment(picks, source, dropped) if len(picks.rows) else {}
-    if not found:
+    deleted_rows = _by_fragment(picks, source, dropped) if len(picks.rows) else {}
+    if not deleted_rows:
         return dropped, []
-    count = sum(map(len, found.values()))
+    count = sum(map(len, deleted_rows.values()))
     picked = f"{makers(source.history, _is_pick)} picked them"
     deleted = f"{makers(dest.history, lambda change: change.version in picks.deleted_by)} deleted them"
     unit = f"{count} row{'s' * (count > 1)} that the merge base does not have"
     finding = Finding(
         conflict=Conflict(kind="rows", unit=unit, source=picked, dest=deleted),
-        rows=on_side(found, source=True),
+        rows=on_side(deleted_rows, source=True),
     )
     if strategy.winner_of(finding) == SOURCE_WINS:
         return dropped, [finding]
     lost = dict(dropped)
-    for number, offsets in found.items():
+    for number, offsets in deleted_rows.items():
         add_rows(lost, number, offsets)
     return lost, [finding]
 
@@ -110,15 +110,15 @@ def settle_deleted_picks(
 def _by_fragment(picks: DeletedPicks, source: MergeSide, dropped: Rows) -> dict[int, BitMap]:
     """Return the offsets of the rows by fragment of the source, without those that it lost already."""
     ids = RowRuns(picks.rows.at, picks.rows.count, picks.rows.at)
-    found: dict[int, BitMap] = {}
+    offsets_by_fragment: dict[int, BitMap] = {}
     for number, rows in source.rows.relocated.items():
         fragment = rows.fragment
         of_rows = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {source.name}")
         here = of_rows.where_in(ids).positions & rows.inserted
         if number in dropped:
             here -= dropped[number]
-        add_rows(found, number, here)
-    return found
+        add_rows(offsets_by_fragment, number, here)
+    return offsets_by_fragment
 
 
 def _is_pick(change: Change) -> bool:
@@ -131,27 +131,27 @@ class _Report:
 
     def written_twice(self, decided: Sequence[DecidedFragment]) -> Iterator[Finding]:
         """Report columns that both sides wrote beside the same rows."""
-        found: dict[str, _OffsetsByKey] = {}
-        written: dict[str, Fields] = {}
-        for each in decided:
-            for number, offsets in each.written_twice.items():
+        rows_by_unit: dict[str, _OffsetsByKey] = {}
+        fields_by_unit: dict[str, Fields] = {}
+        for fragment in decided:
+            for number, offsets in fragment.written_twice.items():
                 unit = self._rules.schema.units[number]
-                written[unit] = written.get(unit, frozenset()) | {number}
-                add_rows(found.setdefault(unit, {}), each.number, offsets)
-        for unit, rows in found.items():
-            fields = written[unit]
+                fields_by_unit[unit] = fields_by_unit.get(unit, frozenset()) | {number}
+                add_rows(rows_by_unit.setdefault(unit, {}), fragment.number, offsets)
+        for unit, rows in rows_by_unit.items():
+            fields = fields_by_unit[unit]
             source, dest = (f"{self._who_wrote(side, fields)} wrote its values" for side in (self._source, self._dest))
             conflict = self._of_columns(fields, (source, dest))
             yield Finding(conflict=conflict, rows=in_base(rows, fields))
 
     def changed_by_both(self, decided: Sequence[DecidedFragment]) -> Finding:
         """Report the rows that both sides gave new values, or one gave new values and the other deleted."""
-        rows = {each.number: each.decision.conflicting for each in decided}
+        rows = {fragment.number: fragment.decision.conflicting for fragment in decided}
         count = sum(map(len, rows.values()))
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         source, dest = (self._did_to(side, rows) for side in (self._source, self._dest))
         # A side cannot win in some fragments only, so it is an option only where the decision for each allows it.
-        options = tuple(name for name in BOTH if all(name in each.decision.options for each in decided))
+        options = tuple(name for name in BOTH if all(name in fragment.decision.options for fragment in decided))
         conflict = Conflict(kind="rows", unit=unit, source=source, dest=dest)
         again = made_again("the change of these rows", self._source.branch)
         advice = again if self._dest.manifest.stable_row_ids else UNTRACEABLE
@@ -159,16 +159,16 @@ class _Report:
 
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
         """Report rows that one side updated or moved away from columns that the other side wrote."""
-        found: dict[Fields, _OffsetsByKey] = {}
+        rows_by_columns: dict[Fields, _OffsetsByKey] = {}
         # Grouped by columns: fragments may lack different ones, and a strategy may be given for each column.
-        for each in decided:
-            situation, decision = each.situation, each.decision
+        for fragment in decided:
+            situation, decision = fragment.situation, fragment.decision
             columns = situation.source_columns if of_source else situation.dest_columns
             lacking = decision.lacking_source_columns if of_source else decision.lacking_dest_columns
-            if lacking and not self._is_settled(each, columns, of_source=of_source):
-                add_rows(found.setdefault(columns, {}), each.number, lacking)
+            if lacking and not self._is_settled(fragment, columns, of_source=of_source):
+                add_rows(rows_by_columns.setdefault(columns, {}), fragment.number, lacking)
         writer, mover = (self._source, self._dest) if of_source else (self._dest, self._source)
-        for columns, rows in found.items():
+        for columns, rows in rows_by_columns.items():
             count = sum(map(len, rows.values()))
             wrote = f"{self._who_wrote(writer, columns)} wrote its values"
             moved = f"{_who_touched(mover, rows)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
@@ -199,45 +199,45 @@ class _Report:
         With stable row ids the row rules know these rows as updated. Without them the values count as written beside
         all rows of the fragment, which a deletion would take away unnoticed.
         """
-        writer, other = (self._source, self._dest) if writer_is_source else (self._dest, self._source)
+        writer, deleter = (self._source, self._dest) if writer_is_source else (self._dest, self._source)
         if writer.manifest.stable_row_ids:
             return
         rows: _OffsetsByKey = {}
-        for each in decided:
-            situation = each.situation
+        for fragment in decided:
+            situation = fragment.situation
             changes = situation.dest if writer_is_source else situation.source
             columns = situation.source_columns if writer_is_source else situation.dest_columns
             # Values of columns that the result does not take from the writer are given up with their columns.
             if not columns and not situation.uncertain:
                 continue
             deleted = situation.live - changes.alive - changes.rewritten
-            lost = deleted & updated_in_place(writer, each.number) if deleted else deleted
+            lost = deleted & updated_in_place(writer, fragment.number) if deleted else deleted
             if lost:
-                rows[each.number] = lost
+                rows[fragment.number] = lost
         if not rows:
             return
         count = sum(map(len, rows.values()))
         wrote = f"{_who(writer.history, (Update,))} may have given them new values, but records only their fragments"
-        gone = f"{_who_touched(other, rows)} deleted them{self._caveat}; a strategy can keep the deletion"
+        deletion = f"{_who_touched(deleter, rows)} deleted them{self._caveat}; a strategy can keep the deletion"
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
-        did = (wrote, gone) if writer_is_source else (gone, wrote)
+        did = (wrote, deletion) if writer_is_source else (deletion, wrote)
         conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
         # The deletion can win. To bring a row back with its new values, it would have to be traced.
         yield Finding(conflict=conflict, options=(DEST_WINS if writer_is_source else SOURCE_WINS,), rows=in_base(rows))
 
     def both_moved(
-        self, decided: Sequence[DecidedFragment], beside: Iterable[tuple[Fields, int, BitMap]]
+        self, decided: Sequence[DecidedFragment], without_values: Iterable[tuple[Fields, int, BitMap]]
     ) -> Iterator[Finding]:
         """Report rows that each side moved away from columns of the other: no place has the values of both."""
-        found: dict[tuple[Fields, Fields], _OffsetsByKey] = {}
+        rows_by_columns: dict[tuple[Fields, Fields], _OffsetsByKey] = {}
         nothing: Fields = frozenset()
-        for each in decided:
-            columns = each.situation.source_columns, each.situation.dest_columns
-            if each.decision.both_moved:
-                add_rows(found.setdefault(columns, {}), each.number, each.decision.both_moved)
-        for source_columns, number, rows in beside:
-            add_rows(found.setdefault((source_columns, nothing), {}), number, rows)
-        for (source_columns, dest_columns), moved in found.items():
+        for fragment in decided:
+            columns = fragment.situation.source_columns, fragment.situation.dest_columns
+            if fragment.decision.both_moved:
+                add_rows(rows_by_columns.setdefault(columns, {}), fragment.number, fragment.decision.both_moved)
+        for source_columns, number, rows in without_values:
+            add_rows(rows_by_columns.setdefault((source_columns, nothing), {}), number, rows)
+        for (source_columns, dest_columns), moved in rows_by_columns.items():
             wrote = f"{self._who_wrote(self._source, source_columns)} wrote its values beside rows that moved"
             mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
@@ -290,11 +290,11 @@ class _Report:
 
 def _place(fragments: Collection[BaseKey]) -> str:
     """Say in which fragments of the merge base rows are; some may be in none."""
-    known = sorted(number for number in fragments if isinstance(number, int))
-    if not known:
+    base_ids = sorted(number for number in fragments if isinstance(number, int))
+    if not base_ids:
         return "that the merge base does not have"
-    named = f"in fragment{'s' * (len(known) > 1)} {', '.join(map(str, known))} of the merge base"
-    return named if len(known) == len(fragments) else f"{named}, and in none"
+    named = f"in fragment{'s' * (len(base_ids) > 1)} {', '.join(map(str, base_ids))} of the merge base"
+    return named if len(base_ids) == len(fragments) else f"{named}, and in none"
 
 
 def _who_touched(side: MergeSide, rows: _OffsetsByKey) -> str:

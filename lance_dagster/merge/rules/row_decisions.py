@@ -5,17 +5,20 @@ r"""Decide, for the rows of one fragment of the merge base, which live on and fr
     updated         the source's  conflict      conflict
     deleted         gone          conflict      gone
 
-A row that was deleted in the merge base and lives on one side (a restore) lives. Rows that live on are taken from where
-the dest has them, so that the dest's layout and indices stay, with these exceptions: rows the source gave new values;
-rows the source moved while the dest left them where they were, so that a compaction on a branch arrives with it; and
-rows the dest only moved, when the source has new columns for them. Where rows would be taken from a place that lacks
-columns of the other side, it is a conflict.
+Example: the merge base has the rows 0 to 3. The source updated row 0 and deleted row 1, the dest updated rows 1 and 2.
+Then row 0 is taken from the source, rows 2 and 3 from the dest, and row 1 is a conflict.
+
+A row that was deleted in the merge base and lives on one side (by a restore) lives. Rows that live on are taken from
+where the dest has them, so that the dest's layout and indices stay, with three exceptions that are taken from the
+source: rows that the source updated; rows that the source moved while the dest left them where they were, so that a
+compaction on a branch arrives with the branch; and rows that the dest only moved, where the source has new columns for
+them. It is a conflict if a row would be taken from a side where it lacks columns that the other side wrote.
 
 Two updates of a row do not conflict where they changed different cells, or gave a cell the same value: the row gets the
-changes of both. Where neither side's copy of the row has them all, the row is written anew, with its id
+changes of both sides. Where neither side's copy of the row has all changes, the row is written anew, with its id
 (`combine_updates`).
 
-`decide` implements the table; `decide_fragment` gathers what it needs to know of both sides.
+`decide` implements the table; `RowRules.decide_fragment` gathers its input from both sides.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -47,9 +50,9 @@ class Situation:
     `source_columns` and `dest_columns` are the fields in which a side has other values than the merge base, or values
     that the merge base lacks. `source_undone` and `dest_undone` are rows for which a side's change does not count.
     `traceable` says that a row can be found wherever it was moved, so that the merge may move it as well. `uncertain`
-    says that columns were written beside rows of unknown origin, so perhaps not beside all of these.
-    `combined` are rows that are written anew with the cells of both sides, so that both copies go; for those among them
-    that are `in_conflict`, a strategy decides about cells.
+    says that a side wrote columns beside rows of unknown origin, so perhaps not beside all rows of this fragment.
+    `combined` are rows that are written anew with the cells of both sides, so that the copies of both sides are
+    deleted; `in_conflict` are the combined rows for which a strategy decides about cells.
     """
 
     live: BitMap
@@ -71,9 +74,12 @@ class CombinedUpdates:
 
     For rows `in_dest`, the dest's copy has the changes of both sides; for rows `in_source`, the source's copy has them.
     `combined` rows are written anew, from the copies at the addresses `source` and `dest`, in the order of the merge
-    base: `from_source` flags the cells of `columns` that are taken from the source's copy; all others are taken from
-    the dest's. In the rows among them that are `in_conflict`, both sides gave a cell different values, and a strategy
-    decides which value it gets.
+    base: `from_source` flags the cells of `columns` that are taken from the source's copy; all other cells are taken
+    from the dest's copy. `in_conflict` are combined rows in which both sides gave a cell different values; a strategy
+    decides which value the cell gets.
+
+    Example: the merge base has the row (1, "a"), the source (2, "a") and the dest (1, "b"). No side has (2, "b"), so
+    the row is combined, and `from_source` is [yes, no].
     """
 
     in_dest: BaseRows = field(default_factory=dict)
@@ -91,13 +97,13 @@ NO_COMBINED_UPDATES = CombinedUpdates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The decision about some rows: those that live on, and those of them that are taken from the source.
+    """The decision about some rows: `alive` rows live on, and `from_source` are the live rows taken from the source.
 
-    `conflicting` are rows both sides changed. `lacking_source_columns` are rows that the dest moved or updated, away
-    from the columns the source wrote; `lacking_dest_columns` is the reverse. `both_moved` are rows that each side
-    moved away from columns of the other. `source_given_up` are rows that lose the new values of the source,
+    `conflicting` are rows that both sides changed. `lacking_source_columns` are rows that the dest moved or updated,
+    away from the columns that the source wrote; `lacking_dest_columns` is the reverse. `both_moved` are rows that each
+    side moved away from columns of the other side. `source_given_up` are rows that lose the new values of the source,
     because they are taken from where the dest's columns are; `dest_given_up` is the reverse. `options` are the
-    strategies that can resolve the conflict: a side cannot win when updated rows of the other side cannot be traced.
+    strategies that can settle the conflict: a side cannot win where updated rows of the other side cannot be traced.
     """
 
     alive: BitMap
@@ -115,7 +121,7 @@ class Decision:
 class DecidedFragment:
     """The decision about the rows of a fragment of the merge base, or about rows that it does not have.
 
-    `written_twice` are fields that both sides wrote beside the same rows: each has the rows that both sides have.
+    `written_twice` are fields that both sides wrote beside the same rows, each with the rows that both sides have.
     """
 
     number: BaseKey
@@ -148,14 +154,14 @@ class RowRules:
     returning: bool = False
 
     def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
-        """Decide about the rows of a fragment of the merge base; None when the dest keeps all as it is.
+        """Decide about the rows of a fragment of the merge base; None where the dest keeps all rows as they are.
 
         Args:
             number: The fragment, or the key of rows that the merge base does not have.
         """
         absence = number.why if isinstance(number, AbsentRows) else None
         fragment = None if isinstance(number, AbsentRows) else self.source.base.fragment(number)
-        both = source, dest = self._compared(number)
+        changes = source, dest = self._compared(number)
         # Rows that reached both sides through other branches count as live in the merge base, as they would be in a
         # merge base that contains these branches. Rows that the merge base has deleted do not. Where the dest took back
         # the version with these rows (`returning`), only those that it still has count: the others come again as new
@@ -165,15 +171,15 @@ class RowRules:
         live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
         source_undone = self.source_undone.get(number, BitMap())
         dest_undone = self.dest_undone.get(number, BitMap())
-        written = self._differing_fields(number, fragment, both)
+        differing = self._differing_fields(number, fragment, changes)
         # A source that left all rows in place and wrote no column gives no reason to change the dest. Rows to which the
         # dest lost its claim have to be restored all the same.
         untouched = source.stays == live and not (source.moved or source.updated)
-        if untouched and not written[0] and not dest_undone:
+        if untouched and not differing[0] and not dest_undone:
             return None
-        written = self._in_whole_units(written)
-        twice = self._written_twice(both, written)
-        source_columns, dest_columns = self._settled_fields(written, twice.keys())
+        differing = self._in_whole_units(differing)
+        twice = self._written_twice(changes, differing)
+        source_columns, dest_columns = self._settled_fields(differing, twice.keys())
         if dest_columns & self.schema.equal:
             # Rows that the source moved or updated have values of their own in a column that both sides added.
             away = source.moved | source.updated
@@ -199,7 +205,9 @@ class RowRules:
         """Return the strategy for rows that lack the other side's values of some columns."""
         if not fields or not self.strategy.winners:
             return None
-        return self.strategy.winner_for_columns({path for one, path in self.schema.units.items() if one in fields})
+        return self.strategy.winner_for_columns(
+            {path for number, path in self.schema.units.items() if number in fields}
+        )
 
     def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
         """Return the ids that fields of a side have in the result, for those that the result has."""
@@ -223,10 +231,13 @@ class RowRules:
             source = _without_updates(source, rows.get(number))
         for rows in (self.dest_only_moved, combined.in_source):
             dest = _without_updates(dest, rows.get(number))
-        both = source.updated & dest.updated
+        updated_by_both = source.updated & dest.updated
         # Both sides can have the same update, from a third branch or because they computed equal values. A conflict
         # about such rows would refuse a merge in which nothing can be lost.
-        if both and (same := self._in_one_place(number, both) | (self.equal_updates.get(number, BitMap()) & both)):
+        if updated_by_both and (
+            same := self._in_one_place(number, updated_by_both)
+            | (self.equal_updates.get(number, BitMap()) & updated_by_both)
+        ):
             of_source, of_dest = (self._in_result(side, side.backed(number, same)) for side in (self.source, self.dest))
             # The side with values of more columns keeps the update, since a copy from the other side would be null in
             # the additional columns. Where each side has a column that the other lacks, the rows stay in conflict.
@@ -237,10 +248,10 @@ class RowRules:
         # A revert does not show which columns it filled, so two revived copies of a row may have different values. Only
         # copies at the same offset of the same file are certainly equal.
         was_deleted = isinstance(number, AbsentRows) and number.why is Absence.DELETED
-        if was_deleted and self.dest.hides_filled_columns and (back := source.moved & dest.moved - both):
-            other = back - self._in_one_place(number, back)
-            source = replace(source, updated=source.updated | other, moved=source.moved - other)
-            dest = replace(dest, updated=dest.updated | other, moved=dest.moved - other)
+        if was_deleted and self.dest.hides_filled_columns and (back := source.moved & dest.moved - updated_by_both):
+            differing = back - self._in_one_place(number, back)
+            source = replace(source, updated=source.updated | differing, moved=source.moved - differing)
+            dest = replace(dest, updated=dest.updated | differing, moved=dest.moved - differing)
         return source, dest
 
     def _in_one_place(self, number: BaseKey, rows: BitMap) -> BitMap:
@@ -249,59 +260,59 @@ class RowRules:
         return BitMap(offset for offset, place in source.items() if dest.get(offset) == place)
 
     def _differing_fields(
-        self, number: BaseKey, fragment: Fragment | None, both: tuple[FragmentRowChanges, FragmentRowChanges]
+        self, number: BaseKey, fragment: Fragment | None, changes_by_side: tuple[FragmentRowChanges, FragmentRowChanges]
     ) -> tuple[Fields, Fields]:
         """Return the fields of which each side has other values than the merge base for a fragment's rows.
 
         Args:
             number: The key of the fragment.
-            fragment: It, in the merge base; None for rows that the merge base does not have.
-            both: What became of its rows on the source and on the dest.
+            fragment: The fragment in the merge base; None for rows that the merge base does not have.
+            changes_by_side: What became of its rows on the source and on the dest.
         """
         sides = self.source, self.dest
         source, dest = (
             self._in_result(side, _changed(number, fragment, changes, side))
-            for changes, side in zip(both, sides, strict=True)
+            for changes, side in zip(changes_by_side, sides, strict=True)
         )
-        shared = both[0].alive & both[1].alive if fragment is None else BitMap()
+        shared = changes_by_side[0].alive & changes_by_side[1].alive if fragment is None else BitMap()
         # Both sides got these rows from a third branch, perhaps with values of different columns beside them.
         if shared:
             of_source, of_dest = (self._in_result(side, side.backed(number, shared)) for side in sides)
             source, dest = source | (of_source - of_dest), dest | (of_dest - of_source)
         # A field that the result does not have needs no values, so no row can lack it. Of a field that the source
         # dropped and the strategy keeps, the dest's values count as written: rows taken from the source would be null.
-        kept = self.schema.paths.keys()
-        return frozenset(source & kept), frozenset((dest | self.schema.kept) & kept)
+        fields_of_result = self.schema.paths.keys()
+        return frozenset(source & fields_of_result), frozenset((dest | self.schema.kept_by_strategy) & fields_of_result)
 
-    def _in_whole_units(self, written: tuple[Fields, Fields]) -> tuple[Fields, Fields]:
-        """Count a list or map of which each side wrote a part as wholly written by both: one side has to win it."""
+    def _in_whole_units(self, differing: tuple[Fields, Fields]) -> tuple[Fields, Fields]:
+        """Count a list or map as wholly written by both sides where each side wrote a part: one side has to win it."""
         units = self.schema.units
-        source, dest = ({units[number] for number in fields} for fields in written)
-        whole = self.schema.inside(source & dest) if source & dest else frozenset[int]()
-        return written[0] | whole, written[1] | whole
+        source, dest = ({units[number] for number in fields} for fields in differing)
+        in_units = self.schema.inside(source & dest) if source & dest else frozenset[int]()
+        return differing[0] | in_units, differing[1] | in_units
 
     def _written_twice(
-        self, both: tuple[FragmentRowChanges, FragmentRowChanges], written: tuple[Fields, Fields]
+        self, changes: tuple[FragmentRowChanges, FragmentRowChanges], differing: tuple[Fields, Fields]
     ) -> dict[int, BitMap]:
         """Return the fields that both sides wrote beside the same rows, and these rows."""
-        fields = written[0] & written[1]
+        fields = differing[0] & differing[1]
         if not fields:
             return {}
         # If both have the same file, its values were written once and came to a side by an earlier merge: no conflict.
-        same = self._in_same_files(fields, both) | self.schema.equal
-        return dict.fromkeys(fields - same, both[0].alive & both[1].alive)
+        same = self._in_same_files(fields, changes) | self.schema.equal
+        return dict.fromkeys(fields - same, changes[0].alive & changes[1].alive)
 
-    def _in_same_files(self, fields: Fields, both: tuple[FragmentRowChanges, FragmentRowChanges]) -> Fields:
-        place, other = both[0].place, both[1].place
-        if place is None or other is None:
+    def _in_same_files(self, fields: Fields, changes: tuple[FragmentRowChanges, FragmentRowChanges]) -> Fields:
+        source_place, dest_place = changes[0].place, changes[1].place
+        if source_place is None or dest_place is None:
             return frozenset()
         source_ids = {number: own for own, number in self.schema.from_source.items()}
-        source, dest = backing(place), backing(other)
-        return frozenset(one for one in fields if source.get(source_ids.get(one, -1)) == dest.get(one))
+        source, dest = backing(source_place), backing(dest_place)
+        return frozenset(number for number in fields if source.get(source_ids.get(number, -1)) == dest.get(number))
 
-    def _settled_fields(self, written: tuple[Fields, Fields], twice: Collection[int]) -> tuple[Fields, Fields]:
+    def _settled_fields(self, differing: tuple[Fields, Fields], twice: Collection[int]) -> tuple[Fields, Fields]:
         """Return the fields in which each side's values count; a field that both wrote counts for the winner alone."""
-        source, dest = written
+        source, dest = differing
         # Without a strategy, the rest is computed as if the dest won; the finding is reported all the same.
         for number in source & dest:
             if number in twice and self.winner_for(frozenset({number})) == SOURCE_WINS:
@@ -328,16 +339,16 @@ def equally_updated_rows(source: MergeSide, dest: MergeSide, schema: MergedSchem
     for key in keys:
         updated = source.rows.moved_from(key)[1]
         # What the dest did is looked up only where the source updated something.
-        if updated and (both := updated & dest.rows.moved_from(key)[1]):
-            candidates[key] = both
+        if updated and (updated_by_both := updated & dest.rows.moved_from(key)[1]):
+            candidates[key] = updated_by_both
     # The comparison reads data files, so its cost is bounded. Rows that are not compared stay conflicts, which is safe.
     if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED:
         return {}
-    here = {one.id for one in dest.manifest.fields}
-    matched = {own: number for own, number in schema.from_source.items() if number in here}
+    dest_ids = {field.id for field in dest.manifest.fields}
+    matched = {own: number for own, number in schema.from_source.items() if number in dest_ids}
     addresses = [np.concatenate([side.addresses(*pair) for pair in candidates.items()]) for side in (source, dest)]
-    found = equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched)
-    return picked_rows(candidates, found)
+    flags = equal((source.manifest, addresses[0]), (dest.manifest, addresses[1]), matched)
+    return picked_rows(candidates, flags)
 
 
 def combine_updates(
@@ -361,11 +372,11 @@ def combine_updates(
     candidates: dict[BaseKey, BitMap] = {}
     for key in keys:
         updated = source.rows.moved_from(key)[1]
-        if not isinstance(key, AbsentRows) and updated and (both := updated & dest.rows.moved_from(key)[1]):
-            for known in (rules.equal_updates, rules.source_only_moved, rules.dest_only_moved):
-                both -= known.get(key, BitMap())
-            both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
-            add_rows(candidates, key, both & live_rows(base, base.fragment(key), source.lookups.deleted))
+        if not isinstance(key, AbsentRows) and updated and (updated_by_both := updated & dest.rows.moved_from(key)[1]):
+            for settled in (rules.equal_updates, rules.source_only_moved, rules.dest_only_moved):
+                updated_by_both -= settled.get(key, BitMap())
+            updated_by_both -= rules.source_undone.get(key, BitMap()) | rules.dest_undone.get(key, BitMap())
+            add_rows(candidates, key, updated_by_both & live_rows(base, base.fragment(key), source.lookups.deleted))
     # A branch may have made thousands of claims, so they are looked at only where there is a row to combine.
     if not 0 < sum(map(len, candidates.values())) <= MOST_ROWS_COMPARED or (columns := claimed()) is None:
         return NO_COMBINED_UPDATES
@@ -400,30 +411,30 @@ def _combined(
     has_conflict, in_dest = np.any(differing, axis=1), ~np.any(from_source, axis=1)
     in_source = ~in_dest & np.all(from_source == cells.apart, axis=1)
     is_claimed = (cells.source | cells.dest)[:, [name in claimed for name in cells.columns]].any(axis=1)
-    # A row with such a cell is a conflict. Without a strategy it is not written; with one, the winner's whole copy may
-    # suffice.
+    # A row with such a cell is a conflict. Without a strategy the row is not written; with a strategy, the winner's
+    # copy may have all cells.
     settled = ~(has_conflict | is_claimed)
-    written = ~(in_dest | in_source | is_claimed)
+    written_anew = ~(in_dest | in_source | is_claimed)
     if winner is None:
-        written &= settled
+        written_anew &= settled
     return CombinedUpdates(
         in_dest=picked_rows(rows, in_dest & settled),
         in_source=picked_rows(rows, in_source & settled),
-        combined=picked_rows(rows, written),
-        in_conflict=picked_rows(rows, written & has_conflict),
-        source=at[0][written],
-        dest=at[1][written],
+        combined=picked_rows(rows, written_anew),
+        in_conflict=picked_rows(rows, written_anew & has_conflict),
+        source=at[0][written_anew],
+        dest=at[1][written_anew],
         columns=cells.columns,
-        from_source=from_source[written],
+        from_source=from_source[written_anew],
     )
 
 
-def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
-    """Return the rows that the other side changed and that a side seems to have updated, but with their old values.
+def only_moved_rows(side: MergeSide, other_side: MergeSide, keys: Iterable[BaseKey]) -> BaseRows:
+    """Return the rows that the other side changed and that a side seems to have updated, but only moved.
 
     Args:
         side: The side whose values are compared with those of the merge base.
-        other: The other side.
+        other_side: The other side.
         keys: The fragments of the merge base that are looked at.
     """
     if not side.may_only_have_moved:
@@ -432,11 +443,11 @@ def only_moved_rows(side: MergeSide, other: MergeSide, keys: Iterable[BaseKey]) 
     for key in keys:
         updated = side.rows.moved_from(key)[1]
         if updated:
-            changes = other.of(key)
+            changes = other_side.of(key)
             # Rows that the other side did not touch cannot be in conflict, so their values need not be read. Where it
             # wrote columns beside them, a row that was updated lacks these, and one that only moved may get them.
-            written = None if isinstance(key, AbsentRows) else other.columns.written_beside(key)
-            add_rows(candidates, key, updated if written else updated - changes.stays - changes.moved)
+            filled = None if isinstance(key, AbsentRows) else other_side.columns.written_beside(key)
+            add_rows(candidates, key, updated if filled else updated - changes.stays - changes.moved)
     return side.same_as_base(candidates)
 
 
@@ -453,10 +464,14 @@ def _changed(number: BaseKey, fragment: Fragment | None, changes: FragmentRowCha
         changed |= columns.written_beside(None if fragment is None else fragment.id)
     if changes.place is not None and fragment is not None:
         # Lance never rewrites a data file: a column differs from the merge base only if another file holds it.
-        had, has, base_ids = backing(fragment), backing(changes.place), columns.base_ids
-        changed |= {own for own, path in has.items() if had.get(base_ids.get(own, -1)) != path}
+        base_files, side_files, base_ids = backing(fragment), backing(changes.place), columns.base_ids
+        changed |= {own for own, path in side_files.items() if base_files.get(base_ids.get(own, -1)) != path}
         # The merge base has values of these columns and the side has none any more, so its rows are null there.
-        changed |= {columns.ids[one] for one in had if one in columns.ids and columns.ids[one] not in has}
+        changed |= {
+            columns.ids[number]
+            for number in base_files
+            if number in columns.ids and columns.ids[number] not in side_files
+        }
         # An update in place writes a new file for the whole column and names the rows that it changed. These rows count
         # as updated; for all other rows the new file repeats the values of the merge base.
         changed -= columns.of_single_rows(fragment.id)
@@ -484,10 +499,10 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     s_new = (source.updated | source.rewritten) - facts.source_undone
     d_new = (dest.updated | dest.rewritten) - facts.dest_undone
     s_gone, d_gone = live - s_alive - s_new, live - d_alive - d_new
-    # A row that both sides deleted is not a conflict. A deletion against new values is one: whichever side wins, the
-    # change of the other side is lost.
+    # A row that both sides deleted is no conflict. A row that one side deleted and the other side updated is a
+    # conflict: whichever side wins, the change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.in_conflict)
-    # A row that one side brought back, and that the other one had back and rewrote, would be there twice.
+    # A row that one side brought back, and that the other side brought back and rewrote, would be there twice.
     conflicting |= ((s_alive - live) & dest.rewritten) | ((d_alive - live) & source.rewritten)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the merge base survives if both sides have it. A row that the merge base has deleted survives if at
@@ -502,7 +517,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     origins.settle(*columns)
     if facts.dest_undone:
         # Where the dest lost its claim to a row, its copy has values that do not count. The source's copy replaces it.
-        origins.taken |= alive & dest.updated & facts.dest_undone & source.alive
+        origins.from_source |= alive & dest.updated & facts.dest_undone & source.alive
     # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay.
     options: list[Winner] = []
     if not conflicting & dest.rewritten:
@@ -511,7 +526,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
         options.append(DEST_WINS)
     return Decision(
         alive=alive,
-        from_source=origins.taken & alive,
+        from_source=origins.from_source & alive,
         conflicting=conflicting,
         lacking_source_columns=origins.lacking_source,
         lacking_dest_columns=origins.lacking_dest,
@@ -525,9 +540,9 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
 class _RowOrigins:
     """Chooses the rows that are taken from the source, of those that live on."""
 
-    def __init__(self, facts: Situation, alive: BitMap, taken: BitMap) -> None:
+    def __init__(self, facts: Situation, alive: BitMap, from_source: BitMap) -> None:
         self._facts, self._alive = facts, alive
-        self.taken = taken
+        self.from_source = from_source
         self.lacking_source = BitMap()
         self.lacking_dest = BitMap()
         self.both_moved = BitMap()
@@ -536,26 +551,26 @@ class _RowOrigins:
 
     def settle(self, of_source: str | None, of_dest: str | None) -> None:
         source, dest = self._facts.source, self._facts.dest
-        rest = self._alive - self.taken
+        from_dest = self._alive - self.from_source
         if self._facts.dest_columns:
             # The source wrote its copies of these rows without the dest's columns: they are null there or have old
             # values.
-            self.lacking_dest = (self.taken & source.updated & dest.alive) | source.rewritten
+            self.lacking_dest = (self.from_source & source.updated & dest.alive) | source.rewritten
             if of_dest == DEST_WINS:
-                self.source_given_up = self.taken & self.lacking_dest
-                self.taken -= self.source_given_up
+                self.source_given_up = self.from_source & self.lacking_dest
+                self.from_source -= self.source_given_up
         # A row that the dest updated in place still lies in the fragment of the merge base, so the source's column file
         # fits beside it as beside every other row of that fragment.
-        changed = (rest & (dest.updated - dest.in_place)) | dest.rewritten
+        changed = (from_dest & (dest.updated - dest.in_place)) | dest.rewritten
         if self._facts.source_columns:
             self.lacking_source = changed
             if of_source == SOURCE_WINS:
                 self.dest_given_up = changed & dest.updated & source.alive
-                self.taken |= self.dest_given_up
+                self.from_source |= self.dest_given_up
                 # The source's copies lack the dest's new values, and also the columns that the dest wrote beside the
                 # rows.
                 self.lacking_dest |= self.dest_given_up if self._facts.dest_columns else BitMap()
-        self._unchanged(rest - dest.updated)
+        self._unchanged(from_dest - dest.updated)
 
     def _unchanged(self, rows: BitMap) -> None:
         """Choose where to take rows from that neither side gave new values."""
@@ -572,8 +587,8 @@ class _RowOrigins:
             if facts.dest_columns:
                 self.both_moved |= apart
             else:
-                self.taken |= apart
+                self.from_source |= apart
         elif facts.traceable and not facts.dest_columns:
             # The source's compaction is taken over only for rows that the dest left in place. Where both sides moved a
             # row, the dest's layout stays, and so do its indices.
-            self.taken |= away & dest.stays
+            self.from_source |= away & dest.stays

@@ -45,7 +45,7 @@ BaseRows = Mapping[BaseKey, BitMap]
 
 
 def in_order(keys: Iterable[BaseKey]) -> list[BaseKey]:
-    """Return keys in the order of the merge base, those of rows that it does not have last."""
+    """Return keys in the order of the merge base; the keys of rows that it does not have come last."""
     return sorted(keys, key=lambda key: (0, "", key) if isinstance(key, int) else (1, key.why.name, key.block))
 
 
@@ -57,8 +57,9 @@ NOWHERE = RowRuns.of(())
 class Origins:
     """The origins of the rows of a fragment of a side, by their offsets in the fragment.
 
-    `base` gives the address in the merge base, `deleted` and `shared` give the row id on the dest, of rows that the
-    merge base does not have. No row stands in two of them; a row that stands in none was inserted by the side alone.
+    `base` maps offsets to addresses in the merge base; `deleted` and `shared` map the offsets of rows that the merge
+    base lacks to row ids on the dest, for the two kinds of `Absence`. A row stands in at most one of the three maps; a
+    row that stands in no map was inserted by this side alone.
     """
 
     base: RowRuns = NOWHERE
@@ -88,25 +89,25 @@ class Origins:
 
     def by_key(self) -> "dict[BaseKey, RowRuns]":
         """Return for each fragment of the merge base a map from offsets in it to offsets in this fragment."""
-        found: dict[BaseKey, RowRuns] = dict(_by_fragment(self.base))
+        rows_by_key: dict[BaseKey, RowRuns] = dict(_by_fragment(self.base))
         for why, rows in self._absent():
-            found |= {AbsentRows(why, block): offsets for block, offsets in _by_fragment(rows)}
-        return found
+            rows_by_key |= {AbsentRows(why, block): offsets for block, offsets in _by_fragment(rows)}
+        return rows_by_key
 
     def in_base(self) -> dict[BaseKey, BitMap]:
         """Return, by fragment of the merge base, the offsets there of the rows."""
         return {key: rows.positions for key, rows in self.by_key().items()}
 
-    def found_in(self, other: "Origins") -> RowRuns:
+    def found_in(self, fragment: "Origins") -> RowRuns:
         """Return, by offset here, the offset of the same row in another fragment, for rows that have one there."""
-        pairs = [(self.base, other.base), (self.deleted, other.deleted), (self.shared, other.shared)]
+        pairs = [(self.base, fragment.base), (self.deleted, fragment.deleted), (self.shared, fragment.shared)]
         return RowRuns.united([own.through(there.inverse()) for own, there in pairs if len(own) and len(there)])
 
-    def without(self, other: "Origins") -> "Origins":
+    def without(self, fragment: "Origins") -> "Origins":
         """Return the origins of rows that another fragment does not have."""
-        pairs = [(self.base, other.base), (self.deleted, other.deleted), (self.shared, other.shared)]
-        left = [own.without(there.inverse()) if len(own) and len(there) else own for own, there in pairs]
-        return Origins(base=left[0], deleted=left[1], shared=left[2])
+        pairs = [(self.base, fragment.base), (self.deleted, fragment.deleted), (self.shared, fragment.shared)]
+        remaining = [own.without(there.inverse()) if len(own) and len(there) else own for own, there in pairs]
+        return Origins(base=remaining[0], deleted=remaining[1], shared=remaining[2])
 
     def _absent(self) -> Iterator[tuple[Absence, RowRuns]]:
         if len(self.deleted):
@@ -120,7 +121,7 @@ NO_ORIGINS = Origins()
 
 
 def addresses_of(fragment: Fragment, base_id: int) -> RowRuns:
-    """Return the addresses of all rows of a fragment that is in the place of one of the merge base."""
+    """Return the addresses of all rows of a fragment that is in the place of a fragment of the merge base."""
     return RowRuns.of([(0, fragment.physical_rows, base_id << OFFSET_BITS)])
 
 
@@ -174,11 +175,13 @@ def offsets_by_fragment(rows: RowRuns) -> dict[int, BitMap]:
 def _within_fragments(addresses: RowRuns) -> RowRuns:
     """Cut runs where a fragment ends. Runs of addresses end there; only runs of row ids go on into the next block."""
     shift = np.uint64(OFFSET_BITS)
-    numbers, last = addresses.first >> shift, addresses.lasts >> shift
-    if np.array_equal(numbers, last):
+    numbers, last_numbers = addresses.first >> shift, addresses.lasts >> shift
+    if np.array_equal(numbers, last_numbers):
         return addresses
     every = np.unique(
-        np.concatenate([np.arange(*pair, dtype=np.uint64) for pair in zip(numbers, last + np.uint64(1), strict=True)])
+        np.concatenate(
+            [np.arange(*pair, dtype=np.uint64) for pair in zip(numbers, last_numbers + np.uint64(1), strict=True)]
+        )
     )
-    whole = np.full(len(every), 2**OFFSET_BITS, np.uint64)
-    return addresses.through(RowRuns(every << shift, whole, every << shift))
+    counts = np.full(len(every), 2**OFFSET_BITS, np.uint64)
+    return addresses.through(RowRuns(every << shift, counts, every << shift))

@@ -1,10 +1,10 @@
 """Fragments of the merge base in which both sides took out different rows, or which the source alone dropped.
 
-Most merges are of this kind: updates and deletes of a run, merged into a branch on which other rows changed. Then there
-is no conflict to look for and no choice to make: the rows that either side took out are deleted, and the rows that the
-source moved or updated are taken from where it has them. The general rules in `row_decisions` come to the same result,
-at some twenty set operations for each fragment; a merge that touches thousands of fragments is several times faster
-without them. Whatever is not plainly of this kind is left to the general rules.
+Most merges are of this kind: updates and deletes of a run, merged into a branch on which other rows changed. Such a
+fragment has no conflict: the rows that either side took out are deleted, and the rows that the source moved or updated
+are taken from where the source has them. The general rules in `row_decisions` come to the same result, at some twenty
+set operations for each fragment; a merge that touches thousands of fragments is several times faster without them. A
+fragment that does not meet every condition here is left to the general rules.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from lance_dagster.merge.rules.merge_side import MergeSide
 class SeparateChanges:
     """The changes of the source to fragments in which the dest changed other rows, if any.
 
-    `masked` are the rows it took out, by fragment of the dest, and `taken` those it moved or updated, by fragment of
-    the source. `base_ids` are the fragments of the merge base that this is about.
+    `masked` are the rows it took out, by fragment of the dest, and `taken_rows` those it moved or updated, by fragment
+    of the source. `base_ids` are the fragments of the merge base that this is about.
     """
 
     base_ids: frozenset[int]
     masked: Mapping[int, BitMap]
-    taken: Mapping[int, BitMap]
+    taken_rows: Mapping[int, BitMap]
     rows_removed: int
     rows_updated: int
 
 
-NO_SEPARATE_CHANGES = SeparateChanges(base_ids=frozenset(), masked={}, taken={}, rows_removed=0, rows_updated=0)
+NO_SEPARATE_CHANGES = SeparateChanges(base_ids=frozenset(), masked={}, taken_rows={}, rows_removed=0, rows_updated=0)
 
 
 def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
@@ -48,26 +48,32 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
     in_place = [rows for number, rows in relocated.items() if matched.base_of(number) is not None]
     revived = {number for rows in in_place for number in rows.base_keys}
     masked: dict[int, BitMap] = {}
-    known: set[int] = set()
+    separate_ids: set[int] = set()
     removed = updated_rows = 0
     for number in matched.changed:
         here = dest.fragments.place(number)
         if here is None or number in revived:
             continue
-        gone = _gone(source, dest, number, untouched=untouched)
+        removed_here = _gone(source, dest, number, untouched=untouched)
         moved, updated = source.rows.moved_from(number)
-        if gone is None or not moved <= gone or not updated <= gone:
+        if removed_here is None or not moved <= removed_here or not updated <= removed_here:
             continue
-        known.add(number)
-        if gone:
-            masked[here.id] = gone
-        removed += len(gone) - len(moved) - len(updated)
+        separate_ids.add(number)
+        if removed_here:
+            masked[here.id] = removed_here
+        removed += len(removed_here) - len(moved) - len(updated)
         updated_rows += len(updated)
-    if not known:
+    if not separate_ids:
         return NO_SEPARATE_CHANGES
-    taken = {number: rows.live_from(known) for number, rows in relocated.items() if matched.base_of(number) is None}
+    taken_rows = {
+        number: rows.live_from(separate_ids) for number, rows in relocated.items() if matched.base_of(number) is None
+    }
     return SeparateChanges(
-        base_ids=frozenset(known), masked=masked, taken=taken, rows_removed=removed, rows_updated=updated_rows
+        base_ids=frozenset(separate_ids),
+        masked=masked,
+        taken_rows=taken_rows,
+        rows_removed=removed,
+        rows_updated=updated_rows,
     )
 
 
@@ -86,7 +92,7 @@ def _columns_untouched(side: MergeSide) -> bool:
 def _same_files(fragment: Fragment, *others: Fragment) -> bool:
     """Tell whether fragments have the same columns in the same files, wherever these are said to lie."""
     files = [(file.path, file.fields) for file in fragment.files]
-    return all(files == [(file.path, file.fields) for file in other.files] for other in others)
+    return all(files == [(file.path, file.fields) for file in counterpart.files] for counterpart in others)
 
 
 def _gone(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -> BitMap | None:
@@ -123,7 +129,7 @@ def _taken_out(source: MergeSide, dest: MergeSide, fragments: tuple[Fragment, Fr
     before, source_dead, dest_dead = deleted(source.base, fragment), deleted(source.manifest, there), BitMap()
     if here.deletion is not None:
         dest_dead = deleted(dest.manifest, here)
-    gone = source_dead - before
-    if not before <= source_dead or not before <= dest_dead or not gone.isdisjoint(dest_dead):
+    removed = source_dead - before
+    if not before <= source_dead or not before <= dest_dead or not removed.isdisjoint(dest_dead):
         return None
-    return gone
+    return removed

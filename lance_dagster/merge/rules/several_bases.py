@@ -1,11 +1,11 @@
 """Compare the results that a merge has from each of several merge bases.
 
-After criss-cross merges, each merge base has changes of its own that the others lack. A row, a column or a setting that
-a merge base has in an older state looks there as if both sides had changed it, or as if the side that took a change
-back had done nothing. The merge base that has its newest state gives the right result. So where all give the same one,
-it is right, and elsewhere it is unknown which one is.
+After criss-cross merges, each merge base has changes of its own that the other merge bases lack. A row, a column or a
+setting that a merge base has in an older state looks there as if both sides had changed it, or as if the side that took
+a change back had done nothing. The merge base with the newest state of a row gives the right result for the row. So a
+result that all merge bases give is right; where they give different results, it is unknown which of them is right.
 
-A strategy for rows chooses the result that leaves all of these rows as the winner has them, if there is one.
+A strategy for rows chooses the result that leaves all differing rows as the winner has them, if a result does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,14 +49,20 @@ class BaseResult:
     edits: FragmentEdits
     combined: CombinedUpdates
 
-    def same_columns(self, other: "BaseResult") -> bool:
+    def same_columns(self, other_result: "BaseResult") -> bool:
         """Tell whether two results have the same columns, settings and values written beside rows or anew."""
-        one, two = self.manifest, other.manifest
-        settings = [(each.config, each.table_metadata, each.schema_metadata, each.fields) for each in (one, two)]
-        cells = [(each.combined.source, each.combined.dest, each.combined.from_source) for each in (self, other)]
+        own_manifest, other_manifest = self.manifest, other_result.manifest
+        settings = [
+            (manifest.config, manifest.table_metadata, manifest.schema_metadata, manifest.fields)
+            for manifest in (own_manifest, other_manifest)
+        ]
+        cells = [
+            (result.combined.source, result.combined.dest, result.combined.from_source)
+            for result in (self, other_result)
+        ]
         return (
             settings[0] == settings[1]
-            and self.edits.columns == other.edits.columns
+            and self.edits.columns == other_result.edits.columns
             and all(map(np.array_equal, *cells))
         )
 
@@ -79,11 +85,11 @@ def choose_result(
     rows = _DifferingRows(results, source, dest)
     if rows.count > MOST_ROWS_COMPARED:
         return _ambiguous(source, dest, names)
-    found = rows.values()
-    if all(values == found[0] for values in found):
+    values_by_result = rows.values()
+    if all(values == values_by_result[0] for values in values_by_result):
         return 0
     states: dict[Winner, _Values] = {SOURCE_WINS: rows.of_side(source), DEST_WINS: rows.of_side(dest)}
-    places = {winner: found.index(state) for winner, state in states.items() if state in found}
+    places = {winner: values_by_result.index(state) for winner, state in states.items() if state in values_by_result}
     finding = rows.finding(names, tuple(places))
     winner = strategy.winner_of(finding)
     return finding if winner is None else places[winner]
@@ -107,7 +113,7 @@ class _DifferingRows:
         self._known = source.history.space.translation(dest.history.space).runs
         dead = [self._dead_on_dest(result) for result in results]
         differing_dest = _differing(dead)
-        differing_source = _differing([result.edits.taken for result in results])
+        differing_source = _differing([result.edits.taken_rows for result in results])
         self.count = sum(map(len, (*differing_dest.values(), *differing_source.values())))
         if self.count > MOST_ROWS_COMPARED:
             return
@@ -128,8 +134,12 @@ class _DifferingRows:
 
     def finding(self, names: Sequence[str], options: tuple[Winner, ...]) -> Finding:
         """Return the conflict about the rows."""
-        found = self.values()
-        rows = [row for row in sorted(self._ids) if any(values[row] != found[0][row] for values in found)]
+        values_by_result = self.values()
+        rows = [
+            row
+            for row in sorted(self._ids)
+            if any(values[row] != values_by_result[0][row] for values in values_by_result)
+        ]
         differing = f"which the merge bases {' and '.join(names)} have in different states"
         conflict = Conflict(
             kind="rows",
@@ -146,34 +156,34 @@ class _DifferingRows:
     def _dead_on_dest(self, result: BaseResult) -> dict[int, BitMap]:
         edits, manifest = result.edits, self._dest.manifest
         # Fragments that no result edits are the same in all.
-        numbers = {number for each in self._results for number in (*each.edits.masked, *each.edits.revived)}
+        numbers = {number for edited in self._results for number in (*edited.edits.masked, *edited.edits.revived)}
         return {number: edits.deleted(number, self._deleted(manifest, manifest.fragment(number))) for number in numbers}
 
     def _values_in(self, result: BaseResult) -> _Values:
-        dead, taken = self._dead_on_dest(result), result.edits.taken
-        found: dict[int, str | None] = dict.fromkeys(self._ids, _GONE)
+        dead, from_source = self._dead_on_dest(result), result.edits.taken_rows
+        values: dict[int, str | None] = dict.fromkeys(self._ids, _GONE)
         for row, (number, offset) in self._in_dest.items():
             if offset not in dead.get(number, ()):
-                found[row] = self._valued(row, of_source=False)
+                values[row] = self._valued(row, of_source=False)
         for number, offsets in result.edits.revived.items():
             # A row comes back to its old place where the source has it there.
             for row in self._addresses(self._dest, {number: offsets}).keys() & self._ids:
-                found[row] = self._valued(row, of_source=True)
+                values[row] = self._valued(row, of_source=True)
         for row, (number, offset) in self._in_source.items():
-            if offset in taken.get(number, ()):
-                found[row] = self._valued(row, of_source=True)
-        return found
+            if offset in from_source.get(number, ()):
+                values[row] = self._valued(row, of_source=True)
+        return values
 
     def _valued(self, row: int, *, of_source: bool) -> str:
         return SOURCE_WINS if of_source and row not in self._equal else DEST_WINS
 
     def _addresses(self, side: MergeSide, rows: Rows) -> dict[int, tuple[int, int]]:
         """Return the fragment and the offset of rows of a side by their ids."""
-        found: dict[int, tuple[int, int]] = {}
+        addresses: dict[int, tuple[int, int]] = {}
         for number, offsets in rows.items():
             ids = _ids(side.manifest.fragment(number)).restricted(offsets)
-            found |= {row: (number, offset) for row, offset in self._numbered(side, ids)}
-        return found
+            addresses |= {row: (number, offset) for row, offset in self._numbered(side, ids)}
+        return addresses
 
     def _numbered(self, side: MergeSide, ids: RowRuns) -> Iterator[tuple[int, int]]:
         offsets = elements(ids.positions).tolist()
@@ -181,9 +191,9 @@ class _DifferingRows:
             yield from zip(ids.values().tolist(), offsets, strict=True)
             return
         there = ids.through(self._known)
-        known = dict(zip(elements(there.positions).tolist(), there.values().tolist(), strict=True))
+        dest_ids = dict(zip(elements(there.positions).tolist(), there.values().tolist(), strict=True))
         for row, offset in zip(ids.values().tolist(), offsets, strict=True):
-            yield known.get(offset, -1 - row), offset
+            yield dest_ids.get(offset, -1 - row), offset
 
     def _live_copies(self, side: MergeSide, ids: set[int]) -> dict[int, tuple[int, int]]:
         """Return where a side has rows, by their ids; a row that it does not have is left out."""
@@ -193,41 +203,41 @@ class _DifferingRows:
             back = numbers.through(self._known.inverse())
             strays = sorted(-1 - row for row in ids if row < 0)
             numbers = RowRuns.set_of([back, RowRuns.of([(row, 1, row) for row in strays])])
-        found: dict[int, BitMap] = {}
+        offsets_by_fragment: dict[int, BitMap] = {}
         for fragment in side.manifest.fragments if len(numbers) else ():
             here = _ids(fragment).where_in(numbers).positions
             if here:
-                add_rows(found, fragment.id, here & live_rows(side.manifest, fragment, self._deleted))
-        return self._addresses(side, found)
+                add_rows(offsets_by_fragment, fragment.id, here & live_rows(side.manifest, fragment, self._deleted))
+        return self._addresses(side, offsets_by_fragment)
 
     def _equal_copies(self) -> set[int]:
         """Return the rows that both sides have with the same values."""
-        both = sorted(self._in_source.keys() & self._in_dest.keys())
+        shared = sorted(self._in_source.keys() & self._in_dest.keys())
         compare, schema = self._dest.lookups.equal_rows, self._dest.manifest.fields == self._source.manifest.fields
-        if compare is None or not both or not schema:
+        if compare is None or not shared or not schema:
             return set()
         pairs = [
-            (side.manifest, np.array([(copies[row][0] << OFFSET_BITS) + copies[row][1] for row in both], np.uint64))
+            (side.manifest, np.array([(copies[row][0] << OFFSET_BITS) + copies[row][1] for row in shared], np.uint64))
             for side, copies in ((self._source, self._in_source), (self._dest, self._in_dest))
         ]
-        same = compare(pairs[0], pairs[1], {one.id: one.id for one in self._dest.manifest.fields})
-        return {row for row, equal in zip(both, same.tolist(), strict=True) if equal}
+        same = compare(pairs[0], pairs[1], {field.id: field.id for field in self._dest.manifest.fields})
+        return {row for row, equal in zip(shared, same.tolist(), strict=True) if equal}
 
 
-def _differing(found: Sequence[Rows]) -> dict[int, BitMap]:
+def _differing(sets_by_result: Sequence[Rows]) -> dict[int, BitMap]:
     """Return the rows, by fragment, that some of several sets have and others do not."""
     differing: dict[int, BitMap] = {}
-    for number in {number for rows in found for number in rows}:
-        sets = [rows.get(number, BitMap()) for rows in found]
+    for number in {number for rows in sets_by_result for number in rows}:
+        sets = [rows.get(number, BitMap()) for rows in sets_by_result]
         add_rows(differing, number, BitMap.union(*sets) - BitMap.intersection(*sets))
     return differing
 
 
 def _by_fragment(copies: Mapping[int, tuple[int, int]], rows: Sequence[int]) -> dict[int, BitMap]:
-    found: dict[int, BitMap] = {}
+    offsets_by_fragment: dict[int, BitMap] = {}
     for number, offset in (copies[row] for row in rows if row in copies):
-        found.setdefault(number, BitMap()).add(offset)
-    return found
+        offsets_by_fragment.setdefault(number, BitMap()).add(offset)
+    return offsets_by_fragment
 
 
 def _ids(fragment: Fragment) -> RowRuns:

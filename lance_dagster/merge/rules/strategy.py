@@ -57,10 +57,10 @@ _Key = TypeVar("_Key")
 class Conflict:
     """One reason why two sides cannot be merged: what it is about, and what both sides did.
 
-    `unit` names it within the table, and is what a strategy for it alone is given under. That of rows only counts them,
-    so a strategy for rows is given by the kind. `table` is the URI of the table, and `hint` says which strategies
-    settle the conflict. `keys` name the first few of its rows, such as "id 7", where the table declares a key or a side
-    upserted by one; the last is "..." where there are more.
+    `unit` names the conflict within the table, and is the key of a strategy for this conflict alone. The unit of a
+    conflict about rows only counts the rows, so a strategy for rows is given by the kind. `table` is the URI of the
+    table, and `hint` says which strategies settle the conflict. `keys` name the first few of its rows, such as "id 7",
+    where the table declares a key or a side upserted by key columns; "..." follows where there are more rows.
     """
 
     kind: ConflictKind
@@ -79,7 +79,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictingRows:
-    """Rows of a conflict: those of the merge base by its fragments, others by the fragments of the side that has them.
+    """Rows of a conflict: rows of the merge base by its fragments, other rows by the fragments of their side.
 
     Rows of a side may be given by their place there even if the merge base has them. `fields` are the ids, on the dest,
     of fields that both sides wrote beside these rows: a row whose values are still equal is not shown.
@@ -204,37 +204,38 @@ class ParsedStrategy:
         """Return the findings that refuse the merge."""
         return tuple(finding for finding in findings if self.winner_of(finding) is None)
 
-    def check_columns(self, known: Collection[str]) -> None:
+    def check_columns(self, paths: Collection[str]) -> None:
         """Refuse a strategy for a column that neither side has.
 
         Args:
-            known: The paths of all columns of both sides and of the merge base.
+            paths: The paths of all columns of both sides and of the merge base.
 
         Raises:
             InvalidInputError: The error lists the units that exist.
         """
         for key in self.winners:
-            found = _COLUMN_UNIT.fullmatch(key)
+            match = _COLUMN_UNIT.fullmatch(key)
             # A path may contain the comma that stands between the columns of a unit.
-            if found is None or found[2] in known or set(found[2].split(", ")) <= set(known):
+            if match is None or match[2] in paths or set(match[2].split(", ")) <= set(paths):
                 continue
-            units = ", ".join(repr(f"{found[1]} {path}") for path in known)
+            units = ", ".join(repr(f"{match[1]} {path}") for path in paths)
             raise InvalidInputError(f"neither side has the column of {key!r}; the units are {units}")
 
-    def check_scopes(self, known: Callable[[], Iterable[str]]) -> None:
+    def check_scopes(self, units_known: Callable[[], Iterable[str]]) -> None:
         """Refuse a strategy for a partition or a condition that no conflict of a merge can be about.
 
         Args:
-            known: Returns the units of all partitions and conditions that either side claimed, or that are in conflict.
+            units_known: Returns the units of all partitions and conditions that either side claimed, or that are in
+                conflict.
 
         Raises:
             InvalidInputError: The error names the nearest unit, or lists the units that exist.
         """
-        asked = [key for key in self.winners if key.startswith(_SCOPES)]
-        if not asked:
+        scopes = [key for key in self.winners if key.startswith(_SCOPES)]
+        if not scopes:
             return
-        units = list(dict.fromkeys(known()))
-        for key in asked:
+        units = list(dict.fromkeys(units_known()))
+        for key in scopes:
             if key not in units:
                 raise InvalidInputError(f"neither side claimed {key!r}; {_nearest(key, units)}")
 
@@ -253,7 +254,7 @@ ParsedStrategy.NONE = ParsedStrategy({})
 def _nearest(key: str, units: Sequence[str]) -> str:
     """Say which unit a misspelled one probably means, or which units there are."""
     # Names are compared without their common prefix, which would make different names look alike.
-    kind = next(each for each in _SCOPES if key.startswith(each))
+    kind = next(prefix for prefix in _SCOPES if key.startswith(prefix))
     names = {unit.removeprefix(kind): unit for unit in units if unit.startswith(kind)}
     if close := difflib.get_close_matches(key.removeprefix(kind), names, n=1):
         return f"did you mean {names[close[0]]!r}?"
@@ -272,6 +273,6 @@ def _check_key(key: str) -> None:
     if _ROWS_UNIT.fullmatch(key):
         raise InvalidInputError(f"{key!r} only counts rows of a conflict; a strategy is given for all of them: 'rows'")
     close = difflib.get_close_matches(key, KINDS, n=1)
-    known = f"there are {', '.join(KINDS)}, and units such as 'column price'"
-    hint = f"did you mean {close[0]!r}?" if close else known
+    valid_keys = f"there are {', '.join(KINDS)}, and units such as 'column price'"
+    hint = f"did you mean {close[0]!r}?" if close else valid_keys
     raise InvalidInputError(f"{key!r} is not a kind of conflict; {hint}")

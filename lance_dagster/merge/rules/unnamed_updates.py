@@ -1,8 +1,9 @@
 """Find rows that may have new values where they are, on tables without stable row ids.
 
-pylance names such rows only on tables with stable row ids, where the row rules know them as updated. Otherwise every
-row of a fragment that an update put new files beside may be one. A merge, a pick or a revert passes such files on, and
-also files of columns that were written as a whole, so it records in which fragments of its result the former are.
+On tables with stable row ids pylance names the rows that an update changed, and the row rules know them as updated.
+Without stable row ids, every row of a fragment beside which an update put new files may have new values. A merge, a
+pick or a revert passes on files of updates and files of columns that were written as a whole; it records which
+fragments of its result have files of updates.
 """
 
 import re
@@ -26,30 +27,30 @@ def updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
 
     Where a compaction removed an updated fragment, every row that the side moved out of the base fragment may be one.
     """
-    found = BitMap()
+    updated = BitMap()
     if not isinstance(number, int):
-        return found
+        return updated
     anchored, relocated = side.fragments.anchored, side.rows.relocated
     own = anchored.get(number)
     for fragment, named in _rewritten_in_place(side.history):
         offsets = named or BitMap(range(fragment.physical_rows))
         if fragment.id == own:
-            found |= offsets
+            updated |= offsets
         elif fragment.id in relocated:
-            found |= relocated[fragment.id].in_base(offsets).get(number, BitMap())
+            updated |= relocated[fragment.id].in_base(offsets).get(number, BitMap())
         elif fragment.id not in anchored.values():
-            found |= side.of(number).moved
-    return found
+            updated |= side.of(number).moved
+    return updated
 
 
 def passed_on_in_place(
-    source: MergeSide, beside: Mapping[int, Fragment], added: Mapping[int, int]
+    source: MergeSide, column_sources: Mapping[int, Fragment], added: Mapping[int, int]
 ) -> frozenset[int] | None:
     """Return the fragments of a result of which rows may have values that the source wrote in place.
 
     Args:
         source: The side whose values they are.
-        beside: By fragment of the dest, the fragment of the source that gives it columns.
+        column_sources: By fragment of the dest, the fragment of the source that gives it columns.
         added: By fragment of the source that is added to the dest, its id in the result.
 
     Returns:
@@ -58,10 +59,10 @@ def passed_on_in_place(
     if source.manifest.stable_row_ids:
         return None
     updated = {fragment.id for fragment, _ in _rewritten_in_place(source.history)}
-    found = {number for number, fragment in beside.items() if fragment.id in updated}
+    updated_ids = {number for number, fragment in column_sources.items() if fragment.id in updated}
     # Rows that a compaction moved after the update count as rewritten by the merge, so they need no record.
-    found |= {new for own, new in added.items() if own in updated}
-    return frozenset(found) if found or beside else None
+    updated_ids |= {new for own, new in added.items() if own in updated}
+    return frozenset(updated_ids) if updated_ids or column_sources else None
 
 
 def _rewritten_in_place(side: SideHistory) -> Iterator[tuple[Fragment, BitMap]]:
@@ -86,5 +87,5 @@ def _recorded(change: Change, record: str) -> Iterator[Fragment]:
     after = change.after
     # Any program can set the property, so it may contain anything and name a fragment that is not there.
     numbers = [int(number) for number in record.split(",") if _FRAGMENT_ID.fullmatch(number)]
-    found = (None if after is None else after.fragments.find(number) for number in numbers)
-    return (fragment for fragment in found if fragment is not None)
+    fragments = (None if after is None else after.fragments.find(number) for number in numbers)
+    return (fragment for fragment in fragments if fragment is not None)

@@ -138,7 +138,7 @@ def test_a_column_of_nulls_is_not_filled() -> None:
 def test_columns_that_a_merge_brought_may_be_beside_any_row() -> None:
     """The merge records the columns by id in a property; entries that are not ids are ignored."""
     found = columns(having((Update(), FILLED), properties={COLUMNS_MOVED: "2,x,²,9"}))
-    assert frozenset({2}) == found.written_beside(7) == found.written[None]
+    assert frozenset({2}) == found.written_beside(7) == found.filled_by_fragment[None]
 
 
 def test_columns_of_versions_that_are_gone_may_be_beside_any_row() -> None:
@@ -245,7 +245,7 @@ def test_paths_and_files() -> None:
 def test_a_field_written_beside_all_rows_is_not_one_of_single_rows() -> None:
     """An update of single rows in place does not hide that the whole column was written too."""
     both, one = frozenset({1, 2}), frozenset({1})
-    found = SideColumns(anchored={}, ids={}, written={0: one}, in_place={0: both})
+    found = SideColumns(anchored={}, ids={}, filled_by_fragment={0: one}, in_place={0: both})
     assert (frozenset({2}), NO_FIELDS) == (found.of_single_rows(0), found.of_single_rows(7))
 
 

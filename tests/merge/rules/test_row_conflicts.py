@@ -38,7 +38,7 @@ def rules_for(
         from_source={one.id: one.id for one in fields},
         added_by_source=frozenset(added),
         added_by_dest=frozenset(added),
-        kept=frozenset(),
+        kept_by_strategy=frozenset(),
     )
     source, dest = both or sides()
     return RowRules(

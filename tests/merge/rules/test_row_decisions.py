@@ -202,7 +202,7 @@ def both_updated(*, source_has_new: bool = False, dest_has_new: bool = False) ->
         from_source={one.id: one.id for one in fields},
         added_by_source=frozenset(),
         added_by_dest=frozenset(),
-        kept=frozenset(),
+        kept_by_strategy=frozenset(),
     )
     undone: dict[BaseKey, BitMap] = {}
     return RowRules(

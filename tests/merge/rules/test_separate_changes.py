@@ -52,13 +52,13 @@ def test_deletions_of_other_rows_are_added_to_those_of_the_dest(dest: SideHistor
     """The rows that the source deleted are masked in the dest's fragment; no row is taken from the source."""
     found = decided(deleted("run", 1, 2), dest)
     assert (frozenset({0}), {0: BitMap([1, 2])}) == (found.base_ids, found.masked)
-    assert ({}, 2, 0) == (found.taken, found.rows_removed, found.rows_updated)
+    assert ({}, 2, 0) == (found.taken_rows, found.rows_removed, found.rows_updated)
 
 
 def test_updated_rows_are_taken_from_where_the_source_has_them() -> None:
     """The old copies are masked, and the new ones come with the source's fragment; none counts as removed."""
     found = decided(updated("run", 1, 2), deleted("main", 3))
-    assert ({0: BitMap([1, 2])}, {1: BitMap([0, 1])}) == (found.masked, found.taken)
+    assert ({0: BitMap([1, 2])}, {1: BitMap([0, 1])}) == (found.masked, found.taken_rows)
     assert (0, 2) == (found.rows_removed, found.rows_updated)
 
 
@@ -169,7 +169,7 @@ def test_of_a_new_fragment_only_the_decided_rows_are_taken() -> None:
     dest = side("main", manifest(first, left[1], next_row_id=8), Delete(updated_fragments=left[1:]), base=base)
     found = separate_changes(*both_sides(source, dest, base=base))
     assert (frozenset({0}), {0: BitMap([1])}) == (found.base_ids, found.masked)
-    assert ({2: BitMap([0])}, 1) == (found.taken, found.rows_updated)
+    assert ({2: BitMap([0])}, 1) == (found.taken_rows, found.rows_updated)
 
 
 def test_without_stable_row_ids_nothing_is_decided() -> None:

@@ -86,8 +86,8 @@ def _renamed_there(side: MergeSide, number: int) -> str:
 def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | None:
     """Return the advice to cast a column on the other side as well; None where two casts would not be compared."""
     cast, there = (
-        next((field for field in one.manifest.fields if field.id == own), None)
-        for one, own in ((side, side.cast_fields[number]), (writer, writer.columns.ids.get(number)))
+        next((field for field in holder.manifest.fields if field.id == own), None)
+        for holder, own in ((side, side.cast_fields[number]), (writer, writer.columns.ids.get(number)))
     )
     if cast is None or there is None or cast.name != there.name or cast.parent_id >= 0 or not can_compare_columns(side):
         return None
@@ -95,8 +95,8 @@ def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | N
     if cast.logical_type == there.logical_type:
         return None
     # Values of lists, maps and structs are not compared.
-    both = (side, cast), (writer, there)
-    if any(field.parent_id == column.id for one, column in both for field in one.manifest.fields):
+    columns_by_side = (side, cast), (writer, there)
+    if any(field.parent_id == column.id for holder, column in columns_by_side for field in holder.manifest.fields):
         return None
     return f"cast it to {cast.logical_type} on {writer.branch} too (`columns.cast`), and try again"
 

@@ -38,17 +38,17 @@ class SideColumns:
     """The fields of a side.
 
     `anchored` maps the id of a field of the merge base to its id in the side's anchor, and `ids` to its id on the side,
-    where it was not dropped. `written` are the ids, as the side has them, of fields that got values beside their rows
-    since (added columns with values, and columns written anew in place), by the fragment of the merge base whose rows
-    these were; under None are those for rows that may be from any fragment. `nulls` are fields that the side added and
-    never filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the merge base, fields
-    that updates wrote into a new file to change single rows, which the updates name: these rows count as updated, and
-    the field does not count as written.
+    where it was not dropped. `filled_by_fragment` are the ids, as the side has them, of fields that got values beside
+    their rows since (added columns with values, and columns written anew in place), by the fragment of the merge base
+    whose rows these were; under None are those for rows that may be from any fragment. `nulls` are fields that the side
+    added and never filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the merge base,
+    fields that updates wrote into a new file to change single rows, which the updates name: these rows count as
+    updated, and the field does not count as written.
     """
 
     anchored: Mapping[int, int]
     ids: Mapping[int, int]
-    written: Mapping[int | None, frozenset[int]]
+    filled_by_fragment: Mapping[int | None, frozenset[int]]
     in_place: Mapping[int | None, frozenset[int]]
     nulls: frozenset[int] = frozenset()
 
@@ -59,12 +59,12 @@ class SideColumns:
     def written_beside(self, base_id: int | None) -> frozenset[int]:
         """Return the fields that may have got values beside rows that were in a fragment of the merge base."""
         nothing: frozenset[int] = frozenset()
-        return self.written.get(base_id, nothing) | self.written.get(None, nothing)
+        return self.filled_by_fragment.get(base_id, nothing) | self.filled_by_fragment.get(None, nothing)
 
     @property
     def filled(self) -> frozenset[int]:
         """All fields that got values beside rows since."""
-        return frozenset().union(*self.written.values())
+        return frozenset().union(*self.filled_by_fragment.values())
 
     @property
     def base_ids(self) -> dict[int, int]:
@@ -80,11 +80,13 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
         anchored = {field.id: field.id for field in base.fields}
     else:
         anchored = _corresponding(base, through, matched, side.fields)
-    kept = _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
+    kept_ids = (
+        _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
+    )
     live = {field.id for field in side.manifest.fields}
-    ids = {number: own for number, own in anchored.items() if own in kept and own in live}
+    ids = {number: own for number, own in anchored.items() if own in kept_ids and own in live}
     origin = {own: number for number, own in matched.anchored.items()}
-    written: dict[int | None, frozenset[int]] = {}
+    filled: dict[int | None, frozenset[int]] = {}
     in_place: dict[int | None, frozenset[int]] = {}
     for change in side.changes:
         for own, fields in _written_for_rows(change).items():
@@ -92,13 +94,13 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
             in_place[number] = in_place.get(number, frozenset()) | (fields & live)
         for own, fields in _written(change).items():
             number = origin.get(own)
-            written[number] = written.get(number, frozenset()) | (fields & live)
+            filled[number] = filled.get(number, frozenset()) | (fields & live)
         # A merge records these fields once for the version and not by fragment, so they count for rows of any fragment.
-        written[None] = written.get(None, frozenset()) | (_columns_moved(change) & live)
+        filled[None] = filled.get(None, frozenset()) | (_columns_moved(change) & live)
     if any(change.after is None for change in side.changes):
         # A version is gone, so it is unknown beside which rows new fields were written: they count for all rows.
-        written[None] = written.get(None, frozenset()) | (live - set(ids.values()))
-    return SideColumns(anchored=anchored, ids=ids, written=written, nulls=_nulls(side), in_place=in_place)
+        filled[None] = filled.get(None, frozenset()) | (live - set(ids.values()))
+    return SideColumns(anchored=anchored, ids=ids, filled_by_fragment=filled, nulls=_nulls(side), in_place=in_place)
 
 
 def backing(fragment: Fragment) -> dict[int, str]:
@@ -125,18 +127,18 @@ def units_of(fields: tuple[Field, ...], added: Collection[int]) -> dict[int, str
         fields: The fields of a version.
         added: The ids of those among them that are new.
     """
-    paths, whole = paths_of(fields), set[int]()
+    paths, undivided = paths_of(fields), set[int]()
     for field in fields:
-        if field.parent_id in whole:
+        if field.parent_id in undivided:
             paths[field.id] = paths[field.parent_id]
-        if field.parent_id in whole or field.id in added or field.logical_type != "struct":
-            whole.add(field.id)
+        if field.parent_id in undivided or field.id in added or field.logical_type != "struct":
+            undivided.add(field.id)
     return paths
 
 
 def columns_among(versions: Iterable[Manifest]) -> list[str]:
     """Return the paths of all fields that some versions have, each once."""
-    return list(dict.fromkeys(path for one in versions for path in paths_of(one.fields).values()))
+    return list(dict.fromkeys(path for manifest in versions for path in paths_of(manifest.fields).values()))
 
 
 def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
@@ -152,12 +154,12 @@ def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict
     may cast a column by adding another one and giving that its name. The other side's rows are refused then, which is
     safe even if the two columns have nothing in common.
     """
-    found, known_ids = cast_in_one_version(columns, base, side), set(columns.ids.values())
+    cast, known_ids = cast_in_one_version(columns, base, side), set(columns.ids.values())
     added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
     for number, path in paths_of(base.fields).items():
         if number not in columns.ids and path in added:
-            found.setdefault(number, added[path])
-    return found
+            cast.setdefault(number, added[path])
+    return cast
 
 
 def cast_in_one_version(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
@@ -193,143 +195,143 @@ class FieldsAcross:
     incompatible: tuple[str, ...]
 
 
-def fields_across(shared: Manifest, one: SideHistory, other: SideHistory) -> FieldsAcross:
+def fields_across(shared: Manifest, first: SideHistory, second: SideHistory) -> FieldsAcross:
     """Match the columns of two versions through a version from which both descend.
 
     Fields that were added since are matched by path and type.
 
     Args:
         shared: The version from which both descend.
-        one: What the first version did since.
-        other: What the second one did.
+        first: What the first version did since.
+        second: What the second one did.
     """
-    one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (one, other))
-    found = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
-    taken = set(other_columns.ids.values())
-    free = {named: number for number, named in named_fields(other.manifest).items() if number not in taken}
-    by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(one.manifest).items()}
-    cast = [set(casts(columns, shared, side)) for columns, side in ((one_columns, one), (other_columns, other))]
+    one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (first, second))
+    matched = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
+    matched_ids = set(other_columns.ids.values())
+    free = {named: number for number, named in named_fields(second.manifest).items() if number not in matched_ids}
+    by_name = {number: free.get(named, NO_FIELD) for number, named in named_fields(first.manifest).items()}
+    cast = [set(casts(columns, shared, side)) for columns, side in ((one_columns, first), (other_columns, second))]
     incompatible = [
         path
         for number, path in paths_of(shared.fields).items()
         if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
     ]
     # A match by the shared version wins over a match by name: a column that was renamed is still the same one.
-    return FieldsAcross(by_name | found, tuple(incompatible))
+    return FieldsAcross(by_name | matched, tuple(incompatible))
 
 
 def _corresponding(
-    base: Manifest, other: Manifest, matched: MatchedFragments, known: Mapping[int, int] | None
+    base: Manifest, anchor: Manifest, matched: MatchedFragments, recorded: Mapping[int, int] | None
 ) -> dict[int, int]:
     """Match fields across lines by the files that hold their values, or else by the ids that a merge recorded.
 
-    Where no ids were recorded, and `known` is None, they are matched by path and type.
+    Where no ids were recorded, and `recorded` is None, they are matched by path and type.
     """
-    found: dict[int, int] = {}
+    matched_fields: dict[int, int] = {}
     # Files name fields that were dropped since as well. Two lines hand out the same ids to different columns, so a file
     # that both have is the only proof: it has the values of one column in one place.
-    live = [{field.id for field in state.fields} for state in (base, other)]
+    live = [{field.id for field in state.fields} for state in (base, anchor)]
     for number, own in matched.anchored.items():
-        one, two = base.fragment(number), other.fragments.find(own)
-        files = {file.path: file for file in two.files} if two is not None else {}
-        for file in one.files:
+        base_fragment, anchor_fragment = base.fragment(number), anchor.fragments.find(own)
+        files = {file.path: file for file in anchor_fragment.files} if anchor_fragment is not None else {}
+        for file in base_fragment.files:
             same = files.get(file.path)
             # In one file, the field at the same position is the same column, whatever id each line gave it.
             if same is not None and len(same.fields) == len(file.fields):
                 pairs = zip(file.fields, same.fields, strict=True)
-                found.update(
+                matched_fields.update(
                     (base_id, other_id) for base_id, other_id in pairs if base_id in live[0] and other_id in live[1]
                 )
-    _add_parents(base, other, found)
-    taken = set(found.values())
+    _add_parents(base, anchor, matched_fields)
+    matched_ids = set(matched_fields.values())
     # A field that files have matched is not matched again by name: a rename may have given its old name to another
     # column.
-    for number, image in _matching_fields(base, other, known):
-        if number not in found and image not in taken:
-            found[number] = image
-            taken.add(image)
-    return found
+    for number, image in _matching_fields(base, anchor, recorded):
+        if number not in matched_fields and image not in matched_ids:
+            matched_fields[number] = image
+            matched_ids.add(image)
+    return matched_fields
 
 
-def _matching_fields(base: Manifest, other: Manifest, known: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
+def _matching_fields(base: Manifest, anchor: Manifest, recorded: Mapping[int, int] | None) -> Iterator[tuple[int, int]]:
     """Return pairs of fields of both versions that may be the same, by known ids and type, or else by path and type."""
-    if known is None:
-        by_name = {named: number for number, named in named_fields(other).items()}
+    if recorded is None:
+        by_name = {named: number for number, named in named_fields(anchor).items()}
         for number, named in named_fields(base).items():
             if named in by_name:
                 yield number, by_name[named]
         return
-    there_are = {field.id: field.logical_type for field in other.fields}
+    there_are = {field.id: field.logical_type for field in anchor.fields}
     for field in base.fields:
-        image = known.get(field.id, field.id)
+        image = recorded.get(field.id, field.id)
         if there_are.get(image) == field.logical_type:
             yield field.id, image
 
 
-def _add_parents(base: Manifest, other: Manifest, found: dict[int, int]) -> None:
+def _add_parents(base: Manifest, anchor: Manifest, matched_fields: dict[int, int]) -> None:
     """Match the parents of matched fields: files name only the fields that hold values."""
-    base_parents, other_parents = ({field.id: field.parent_id for field in state.fields} for state in (base, other))
-    for one, two in list(found.items()):
+    base_parents, other_parents = ({field.id: field.parent_id for field in state.fields} for state in (base, anchor))
+    for base_id, anchor_id in list(matched_fields.items()):
         # Both are followed upwards together; a match that was found by files is not replaced.
-        while (one := base_parents.get(one, -1)) >= 0 and (two := other_parents.get(two, -1)) >= 0:
-            found.setdefault(one, two)
+        while (base_id := base_parents.get(base_id, -1)) >= 0 and (anchor_id := other_parents.get(anchor_id, -1)) >= 0:
+            matched_fields.setdefault(base_id, anchor_id)
 
 
 def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set[int]:
     """Return the ids of the anchor's fields that were never out of the schema since."""
-    kept = {field.id for field in anchor.fields}
-    known = named_fields(anchor)
-    states = {anchor.version: set(kept)}
+    kept_ids = {field.id for field in anchor.fields}
+    anchor_fields = named_fields(anchor)
+    states = {anchor.version: set(kept_ids)}
     for change in (*side.since, *(change for change in side.changes if change.undone)):
         after = change.before if change.undone else change.after
         if after is None:
             continue
         if isinstance(change.operation, Restore) and change.operation.version in states:
-            kept = set(states[change.operation.version])
+            kept_ids = set(states[change.operation.version])
         elif isinstance(change.operation, Overwrite | Restore):
             # Its schema is a new one, in which a column of the same id, name and type is taken to be the same.
-            kept = {
+            kept_ids = {
                 number
                 for number, named in named_fields(after).items()
-                if known.get(number) == named or _has_files_of(number, side.manifest, anchor, matched)
+                if anchor_fields.get(number) == named or _has_files_of(number, side.manifest, anchor, matched)
             }
-            kept |= _around(kept, anchor) & _around(kept, after)
+            kept_ids |= _around(kept_ids, anchor) & _around(kept_ids, after)
         else:
             # A field that was out of the schema once does not count again: after a drop and a compaction, Lance may
             # give its id to another column.
-            kept &= {field.id for field in after.fields}
-            kept |= _back_by_revert(change, known)
-        states[after.version] = set(kept)
-    return kept & {field.id for field in side.manifest.fields}
+            kept_ids &= {field.id for field in after.fields}
+            kept_ids |= _back_by_revert(change, anchor_fields)
+        states[after.version] = set(kept_ids)
+    return kept_ids & {field.id for field in side.manifest.fields}
 
 
-def _back_by_revert(change: Change, known: Mapping[int, tuple[str, str]]) -> set[int]:
+def _back_by_revert(change: Change, anchor_fields: Mapping[int, tuple[str, str]]) -> set[int]:
     """Return the fields that a version has again by a revert of their drop, which leaves them their ids.
 
     Args:
         change: The version.
-        known: The names and types of the fields of the anchor.
+        anchor_fields: The names and types of the fields of the anchor.
     """
     properties = change.transaction.properties if change.transaction is not None else {}
     if change.undone or CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties):
         return set()
     if change.before is None or change.after is None:
         return set()
-    had = {field.id for field in change.before.fields}
+    earlier_ids = {field.id for field in change.before.fields}
     return {
         number
         for number, named in named_fields(change.after).items()
-        if number not in had and known.get(number) == named
+        if number not in earlier_ids and anchor_fields.get(number) == named
     }
 
 
 def _around(fields: Iterable[int], manifest: Manifest) -> set[int]:
     """Return the parents of some fields: they have no values of their own by which they could be matched."""
-    parents, found = {field.id: field.parent_id for field in manifest.fields}, set[int]()
+    parents, around = {field.id: field.parent_id for field in manifest.fields}, set[int]()
     for number in fields:
         while (number := parents.get(number, -1)) >= 0:
-            found.add(number)
-    return found
+            around.add(number)
+    return around
 
 
 def _has_files_of(number: int, manifest: Manifest, anchor: Manifest, matched: MatchedFragments) -> bool:
@@ -361,22 +363,22 @@ def fields_after(change: Change) -> dict[int, int]:
         old, new = (paths_of(manifest.fields) for manifest in (change.before, change.after))
         numbers = {path: number for number, path in new.items()}
         return {number: numbers[path] for number, path in old.items() if path in numbers}
-    kept = {field.id: field.id for field in change.before.fields if field.id in after}
-    return kept | {old: new for old, new in _cast_by(change).items() if new in after}
+    unchanged = {field.id: field.id for field in change.before.fields if field.id in after}
+    return unchanged | {old: new for old, new in _cast_by(change).items() if new in after}
 
 
 def _cast_by(change: Change) -> dict[int, int]:
     """Return the fields that a version replaced by one of another type, by id, with the ids of the new fields."""
-    found = _recorded_casts(change)
+    new_ids = _recorded_casts(change)
     before, after, operation = change.before, change.after, change.operation
     if before is not None and after is not None and isinstance(operation, Merge | Overwrite):
         # A merge may drop one column and bring another one to its place, so it records what it cast.
         recorded = change.transaction is not None and CASTS in change.transaction.properties
         same_place = {} if recorded or isinstance(operation, Overwrite) else _in_same_place(before, after)
         # Recorded casts and positions take precedence over paths: the name may be another column's by now.
-        found = _of_same_path(before, after) | same_place | found
+        new_ids = _of_same_path(before, after) | same_place | new_ids
     # A change that is taken back goes from the new field to the old one.
-    return {new: old for old, new in found.items()} if change.undone else found
+    return {new: old for old, new in new_ids.items()} if change.undone else new_ids
 
 
 def _recorded_casts(change: Change) -> dict[int, int]:
@@ -385,7 +387,7 @@ def _recorded_casts(change: Change) -> dict[int, int]:
     # Seen from its second parent, a merge changed what the source did not have. The ids are the source's then.
     from_source = before is not None and properties.get(MERGE) == f"{before.branch or MAIN}@{before.version}"
     recorded = properties.get(CASTS_OF_SOURCE if from_source else CASTS, "")
-    return {int(pair[1]): int(pair[2]) for one in recorded.split(",") if (pair := _CAST.fullmatch(one))}
+    return {int(pair[1]): int(pair[2]) for record in recorded.split(",") if (pair := _CAST.fullmatch(record))}
 
 
 def _of_same_path(before: Manifest, after: Manifest) -> dict[int, int]:
@@ -401,24 +403,24 @@ def _in_same_place(before: Manifest, after: Manifest) -> dict[int, int]:
     pylance renames and casts a column in one version. The new field has the place of the old one, while columns that
     are only added come last.
     """
-    found: dict[int, int] = {}
+    new_ids: dict[int, int] = {}
     ids = [{field.id for field in state.fields} for state in (before, after)]
     children = [_children(state) for state in (before, after)]
     for parent in children[0].keys() & children[1].keys():
         old, new = children[0][parent], children[1][parent]
-        pairs = [(one, two) for one, two in zip(old, new, strict=False) if one != two]
+        pairs = [(old_id, two) for old_id, two in zip(old, new, strict=False) if old_id != two]
         # In a version that also moved fields, positions prove nothing.
-        if all(one not in ids[1] and two not in ids[0] for one, two in pairs):
-            found |= dict(pairs)
-    return found
+        if all(old_id not in ids[1] and two not in ids[0] for old_id, two in pairs):
+            new_ids |= dict(pairs)
+    return new_ids
 
 
 def _children(manifest: Manifest) -> dict[int, list[int]]:
     """Return the fields within each field, in their order; whole columns under -1."""
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for field in manifest.fields:
-        found.setdefault(field.parent_id, []).append(field.id)
-    return found
+        children.setdefault(field.parent_id, []).append(field.id)
+    return children
 
 
 def _written(change: Change) -> dict[int, frozenset[int]]:
@@ -430,8 +432,8 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
         return {}
     # Where the version names the rows that it changed, those rows count as updated. Counting the column as written too
     # would make a conflict with changes of all other rows of the fragment.
-    known = set(before.fragments.ids) - rows_in_place(change).keys()
-    return {number: fields for number, fields in _backed_anew(before, after) if number in known}
+    as_columns = set(before.fragments.ids) - rows_in_place(change).keys()
+    return {number: fields for number, fields in _backed_anew(before, after) if number in as_columns}
 
 
 def fields_written(change: Change) -> frozenset[int]:
@@ -450,8 +452,8 @@ def rows_in_place(change: Change) -> dict[int, BitMap]:
     if before is None or after is None or not after.stable_row_ids:
         return {}
     there = {fragment.id for fragment in operation.updated_fragments} & {*before.fragments.ids} & {*after.fragments.ids}
-    found = {number: offsets_rewritten_in_place(operation, number) for number in sorted(there)}
-    return {number: offsets for number, offsets in found.items() if offsets}
+    offsets_by_fragment = {number: offsets_rewritten_in_place(operation, number) for number in sorted(there)}
+    return {number: offsets for number, offsets in offsets_by_fragment.items() if offsets}
 
 
 def _written_for_rows(change: Change) -> dict[int, frozenset[int]]:
@@ -466,13 +468,13 @@ def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, froze
     """Return by fragment of a version which fields have another file there than in the version before."""
     old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
     for number, item in zip(after.fragments.ids, after.fragments.items, strict=True):
-        known = old.get(number)
+        old_item = old.get(number)
         # Most fragments that changed only lost rows, which shows without decoding them.
-        if known != item and (known is None or not after.fragments.same_files(number, before.fragments)):
-            had = backing(before.fragment(number)) if number in old else {}
+        if old_item != item and (old_item is None or not after.fragments.same_files(number, before.fragments)):
+            old_files = backing(before.fragment(number)) if number in old else {}
             yield (
                 number,
-                frozenset(own for own, path in backing(after.fragment(number)).items() if had.get(own) != path),
+                frozenset(own for own, path in backing(after.fragment(number)).items() if old_files.get(own) != path),
             )
 
 

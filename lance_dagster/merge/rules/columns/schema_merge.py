@@ -45,19 +45,19 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 @dataclass(frozen=True, kw_only=True)
 class MergedSchema:
-    """The fields of the result, and for those that the source has too, their ids in the result by their source ids.
+    """The fields of the result, and the ids in the result of the fields of the source, by their ids on the source.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
-    `kept` are those of the merge base that the source dropped and the strategy kept; `equal` are fields that both sides
-    added with the same values. `findings` are the columns that both sides changed. `file_version` is that of the data
-    files.
+    `kept_by_strategy` are those of the merge base that the source dropped and the strategy kept; `equal` are fields
+    that both sides added with the same values. `findings` are the columns that both sides changed. `file_version` is
+    that of the data files.
     """
 
     fields: tuple[Field, ...]
     from_source: Mapping[int, int]
     added_by_source: frozenset[int]
     added_by_dest: frozenset[int]
-    kept: frozenset[int]
+    kept_by_strategy: frozenset[int]
     equal: frozenset[int] = frozenset()
     findings: tuple[Finding, ...] = ()
     file_version: str = ""
@@ -96,7 +96,11 @@ def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, 
         ids = {field.id: field.id for field in dest.manifest.fields}
         none: frozenset[int] = frozenset()
         return MergedSchema(
-            fields=dest.manifest.fields, from_source=ids, added_by_source=none, added_by_dest=none, kept=none
+            fields=dest.manifest.fields,
+            from_source=ids,
+            added_by_source=none,
+            added_by_dest=none,
+            kept_by_strategy=none,
         )
     return _SchemaMerge(source, dest, strategy, crosswise=crosswise).result()
 
@@ -170,7 +174,7 @@ class _SchemaMerge:
             from_source=self._from_source,
             added_by_source=frozenset(added) & self._fields.keys(),
             added_by_dest=frozenset(by_dest),
-            kept=frozenset(self._kept),
+            kept_by_strategy=frozenset(self._kept),
             equal=frozenset(self._equal),
             findings=tuple(self._findings),
             file_version=self._dest_side.manifest.file_version,
@@ -230,9 +234,9 @@ class _SchemaMerge:
         advice = f"drop it on {' and '.join(casters)} too, and try again"
         self._found(f"column {self._paths[base.id]}", (did[0], did[1]), (), advice=advice)
 
-    def _changed(self, base: Field, own: Field, written: bool) -> bool:  # noqa: FBT001  # three facts of one field
+    def _changed(self, base: Field, own: Field, filled: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
-            written
+            filled
             or any(getattr(base, facet) != getattr(own, facet) for facet in FACETS)
             or (base.metadata != own.metadata)
         )
@@ -262,12 +266,15 @@ class _SchemaMerge:
     def _faceted(self, base: Field, facet: str, values: tuple[object, object]) -> Winner | None:
         """Note that both sides changed a facet of a column, to different values."""
         sides = zip((self._source_side, self._dest_side), values, strict=True)
-        did = [f"{facet_makers(side, base.id, facet)} made its {_word(facet)} {value!r}" for side, value in sides]
+        did = [
+            f"{facet_makers(side, base.id, facet)} made its {facet.replace('_', ' ')} {value!r}"
+            for side, value in sides
+        ]
         return self._found(f"column {self._paths[base.id]}", (did[0], did[1]))
 
     @staticmethod
-    def _added(fields: Mapping[int, Field], known: Mapping[int, int]) -> list[int]:
-        known_ids = set(known.values())
+    def _added(fields: Mapping[int, Field], matched_ids: Mapping[int, int]) -> list[int]:
+        known_ids = set(matched_ids.values())
         return [number for number in fields if number not in known_ids]
 
     def _bring(self, field: Field, by_dest: Iterable[int]) -> int | None:
@@ -324,8 +331,8 @@ class _SchemaMerge:
         """
         source, dest = self._source_side, self._dest_side
         one_line = source.history.same_ids and dest.history.same_ids
-        known = field.id in self._dest or field.id in self._fields
-        if known or not one_line or not any(change.undone for change in source.history.changes):
+        in_use = field.id in self._dest or field.id in self._fields
+        if in_use or not one_line or not any(change.undone for change in source.history.changes):
             return False
         # A line may give the id of a dropped column again, to a column that may be dropped in turn.
         return _places_of(dest.manifest, field.id) <= _places_of(source.manifest, field.id)
@@ -336,7 +343,7 @@ class _SchemaMerge:
         if field.metadata == same_named.metadata:
             return
         cast = self._source_side.cast_of(field.id)
-        before = next((one.metadata for one in self._base.fields if one.id == cast), {})
+        before = next((base_field.metadata for base_field in self._base.fields if base_field.id == cast), {})
         by = (
             lambda _: added_makers(self._source_side, field.id),
             lambda _: added_makers(self._dest_side, same_named.id),
@@ -363,13 +370,14 @@ class _SchemaMerge:
         if apart and not (self._crosswise and field.logical_type == "struct"):
             return False
         # A nested column is one with all fields inside, or it is another column.
-        if not all(self._is_same(one, other) for one, other in pairs):
+        if not all(self._is_same(source_field, dest_field) for source_field, dest_field in pairs):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
         # Neither column has values for rows of the merge base, so both read as null there.
         if not any(filled):
             return True
-        source_files, dest_files = (_files_of(side.manifest, number) for side, number in self._sides(field, same_named))
+        source_files = _files_of(self._source_side.manifest, field.id)
+        dest_files = _files_of(self._dest_side.manifest, same_named.id)
         # Equal files prove equal values. One side may have written more fragments since, so one set may contain the
         # other.
         return (all(filled) or self._crosswise) and (
@@ -379,10 +387,10 @@ class _SchemaMerge:
     def _inside_both(self, field: Field, same_named: Field) -> tuple[list[tuple[Field, Field]], bool]:
         """Return the pairs of fields of one name directly inside two new columns, and whether one has others too."""
         source, dest = (
-            {other.name: other for other in fields.values() if other.parent_id == around.id}
+            {inner.name: inner for inner in fields.values() if inner.parent_id == around.id}
             for fields, around in ((self._source, field), (self._dest, same_named))
         )
-        return [(one, dest[name]) for name, one in source.items() if name in dest], source.keys() != dest.keys()
+        return [(inner, dest[name]) for name, inner in source.items() if name in dest], source.keys() != dest.keys()
 
     def _has_equal_values(self, field: Field, same_named: Field) -> bool:
         """Tell whether two new columns have the same values for all rows that both sides have as they were.
@@ -404,7 +412,10 @@ class _SchemaMerge:
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
         pairs = [(key, source.of(key), dest.of(key)) for key in ids]
-        shared = {key: (one.stays | one.moved) & (other.stays | other.moved) for key, one, other in pairs}
+        shared = {
+            key: (source_rows.stays | source_rows.moved) & (dest_rows.stays | dest_rows.moved)
+            for key, source_rows, dest_rows in pairs
+        }
         if not any(shared.values()):
             # No values show that two added columns mean the same. Two casts of one column to one type do.
             return cast is not None
@@ -418,21 +429,21 @@ class _SchemaMerge:
     def _renamed(self, field: Field, by_dest: Iterable[int]) -> int | None:
         """Return the field the dest added with values in the same files: the same column, which the dest renamed."""
         # A field that went with the column around it is not in the result.
-        left = self._fields.keys()
-        same_type = [n for n in by_dest if n in left and self._dest[n].logical_type == field.logical_type]
+        in_result = self._fields.keys()
+        same_type = [n for n in by_dest if n in in_result and self._dest[n].logical_type == field.logical_type]
         source_files = _files_of(self._source_side.manifest, field.id) if same_type else {}
-        found = (
+        same_files = (
             number
             for number in same_type
             if source_files and _files_of(self._dest_side.manifest, number).items() >= source_files.items()
         )
-        return next(found, None)
-
-    def _sides(self, field: Field, same_named: Field) -> tuple[tuple[MergeSide, int], tuple[MergeSide, int]]:
-        return (self._source_side, field.id), (self._dest_side, same_named.id)
+        return next(same_files, None)
 
     def _is_leaf_of_both(self, field: Field, same_named: Field) -> bool:
-        inner = [other.parent_id for other in self._source.values()], [other.parent_id for other in self._dest.values()]
+        inner = (
+            [inner_field.parent_id for inner_field in self._source.values()],
+            [inner_field.parent_id for inner_field in self._dest.values()],
+        )
         return field.id not in inner[0] and same_named.id not in inner[1]
 
     def _check_orphans(self) -> None:
@@ -454,14 +465,14 @@ class _SchemaMerge:
     def _check_names(self, fields: tuple[Field, ...]) -> None:
         # Two columns can get one name though no field changed on both sides, such as by a rename on one side and an
         # added column on the other. So names are checked on the merged schema.
-        seen: dict[tuple[int, str], Field] = {}
+        fields_by_name: dict[tuple[int, str], Field] = {}
         paths = paths_of(fields)
         # A column that a strategy kept may stand beside the one that replaced it. That is the same conflict about this
         # column, which the strategy does not settle, and not a further one.
         decided = {finding.conflict.unit for finding in self._findings if finding.conflict.kind == "column"}
         for field in fields:
-            other = seen.setdefault((field.parent_id, field.name), field)
-            if other is not field:
+            namesake = fields_by_name.setdefault((field.parent_id, field.name), field)
+            if namesake is not field:
                 again = f"column {paths[field.id]}" in decided
                 self._found(
                     f"column {paths[field.id] if again else field.name}",
@@ -478,15 +489,15 @@ class _SchemaMerge:
         """Refuse a primary key that may be null, itself or around it: no reader would open the table."""
         by_id = {field.id: field for field in fields}
         own_ids = {new: number for number, new in self._from_source.items()}
-        for field in (one for one in fields if one.primary_key):
+        for field in (candidate for candidate in fields if candidate.primary_key):
             at: Field | None = field
             while at is not None and not at.nullable:
                 at = by_id.get(at.parent_id)
             if at is None:
                 continue
             by_source = field.id in own_ids and self._source[own_ids[field.id]].primary_key
-            both = self._source_side, self._dest_side
-            keyed, nulled = both if by_source else both[::-1]
+            sides = self._source_side, self._dest_side
+            keyed, nulled = sides if by_source else sides[::-1]
             base_ids = self._dest_side.columns.base_ids
             key_by = facet_makers(keyed, base_ids.get(field.id, NO_FIELD), "primary_key")
             null_by = facet_makers(nulled, base_ids.get(at.id, NO_FIELD), "nullable")
@@ -542,7 +553,7 @@ class _SchemaMerge:
     def _who_changed(self, field: Field) -> str:
         """Name who added or changed a field of the dest."""
         base_id = self._dest_side.columns.base_ids.get(field.id)
-        base = next((one for one in self._base.fields if one.id == base_id), None)
+        base = next((base_field for base_field in self._base.fields if base_field.id == base_id), None)
         return added_makers(self._dest_side, field.id) if base is None else change_makers(self._dest_side, base)
 
 
@@ -556,7 +567,7 @@ def _came(side: MergeSide, field: Field) -> str:
 
 def can_compare_columns(side: MergeSide) -> bool:
     """Tell whether whole columns of both sides may be compared: rows can be traced, and there are few of them."""
-    rows = sum(one.physical_rows for one in side.base.fragments)
+    rows = sum(fragment.physical_rows for fragment in side.base.fragments)
     return side.base.stable_row_ids and side.lookups.equal_rows is not None and rows <= MOST_ROWS_COMPARED
 
 
@@ -592,14 +603,10 @@ def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, 
     for number in dict.fromkeys(order):
         if number in fields:
             children.setdefault(fields[number].parent_id, []).append(fields[number])
-    found: list[Field] = []
+    ordered: list[Field] = []
     pending = list(reversed(children.get(-1, [])))
     while pending:
         field = pending.pop()
-        found.append(field)
+        ordered.append(field)
         pending.extend(reversed(children.get(field.id, [])))
-    return tuple(found)
-
-
-def _word(facet: str) -> str:
-    return facet.replace("_", " ")
+    return tuple(ordered)

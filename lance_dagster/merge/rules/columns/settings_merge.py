@@ -41,21 +41,24 @@ class MergedMap(Generic[V]):
 
 def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSettings:
     """Merge the table metadata, the configuration and the schema metadata of two sides."""
-    base, one, other = source.base, source.manifest, dest.manifest
+    base, source_manifest, dest_manifest = source.base, source.manifest, dest.manifest
     # Only the dest's records of merges stay. Those of the source give row ids and fields that its line has, and would
     # be wrong for the dest.
-    own = without_merge_records(base.table_metadata), without_merge_records(one.table_metadata)
+    own = without_merge_records(base.table_metadata), without_merge_records(source_manifest.table_metadata)
     metadata = merge_map(
-        (*own, other.table_metadata),
+        (*own, dest_manifest.table_metadata),
         "table_metadata",
         _makers(source, dest, lambda manifest: manifest.table_metadata),
         strategy,
     )
     config = merge_map(
-        (base.config, one.config, other.config), "config", _makers(source, dest, lambda made: made.config), strategy
+        (base.config, source_manifest.config, dest_manifest.config),
+        "config",
+        _makers(source, dest, lambda manifest: manifest.config),
+        strategy,
     )
     schema = merge_map(
-        (base.schema_metadata, one.schema_metadata, other.schema_metadata),
+        (base.schema_metadata, source_manifest.schema_metadata, dest_manifest.schema_metadata),
         "schema_metadata",
         _makers(source, dest, lambda manifest: manifest.schema_metadata),
         strategy,

@@ -32,8 +32,8 @@ def unreadable_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema)
         yield _finding("schema", "columns", did, made_after_reset("its drop of columns", source.branch))
     emptied = _emptied(source, dest, schema)
     yield from (_emptied_struct(source, dest, schema, field) for field in emptied)
-    known = {field.id for field in emptied}
-    yield from (found for number, found in _unstorable(source, dest, schema) if number not in known)
+    emptied_ids = {field.id for field in emptied}
+    yield from (finding for number, finding in _unstorable(source, dest, schema) if number not in emptied_ids)
     yield from _stored_otherwise(source, dest, schema)
 
 
@@ -60,8 +60,14 @@ def fragments_without_values(
     of_dest = 0
     # Only a column that is gone leaves a file of the dest without a use.
     if not live.issuperset(field.id for field in dest.manifest.fields):
-        kept = (one for one in dest.manifest.fragments if one.id not in removed and one.id not in changed)
-        of_dest = sum(one.physical_rows for one in kept if one.files and _unused(one.files, live))
+        unchanged = (
+            fragment
+            for fragment in dest.manifest.fragments
+            if fragment.id not in removed and fragment.id not in changed
+        )
+        of_dest = sum(
+            fragment.physical_rows for fragment in unchanged if fragment.files and _unused(fragment.files, live)
+        )
         of_dest += _without_values(changed.values(), live)
     # The rows of the source may have values only of columns that the dest dropped.
     of_source = _without_values(added, live)
@@ -97,14 +103,14 @@ def _columns_with_values(side: MergeSide, numbers: set[int]) -> list[str]:
     return [
         field.name
         for field in fields
-        if _in_table(field) and not holding.isdisjoint(one.id for one in subtree(fields, field))
+        if _in_table(field) and not holding.isdisjoint(inner.id for inner in subtree(fields, field))
     ]
 
 
 def _without_values(fragments: Iterable[MergedFragment], live: set[int]) -> int:
     """Count the rows of fragments for which no file has a column of the result."""
-    unused = (one for one in fragments if (own := (*one.fragment.files, *one.files)) and _unused(own, live))
-    return sum(_alive(one) for one in unused)
+    unused = (merged for merged in fragments if (own := (*merged.fragment.files, *merged.files)) and _unused(own, live))
+    return sum(_alive(merged) for merged in unused)
 
 
 def _alive(merged: MergedFragment) -> int:
@@ -117,10 +123,6 @@ def _unused(files: Iterable[DataFile], live: set[int]) -> bool:
     return all(live.isdisjoint(file.fields) for file in files)
 
 
-def _stored(files: Iterable[DataFile]) -> set[int]:
-    return {number for file in files for number in file.fields}
-
-
 def _in_table(field: Field) -> bool:
     return field.parent_id < 0
 
@@ -128,12 +130,12 @@ def _in_table(field: Field) -> bool:
 def _dropped(side: MergeSide, select: Callable[[Field], bool]) -> str:
     """Say which of some fields of the merge base a side dropped."""
     there = {*side.columns.ids, *side.cast_fields}
-    gone = [field for field in side.base.fields if select(field) and field.id not in there]
-    if not gone:
+    dropped = [field for field in side.base.fields if select(field) and field.id not in there]
+    if not dropped:
         return f"{side.name} kept no other"
     paths = paths_of(side.base.fields)
-    makers = dict.fromkeys(drop_makers(side, field.id) for field in gone)
-    return f"{', '.join(makers)} dropped {', '.join(paths[field.id] for field in gone)}"
+    makers = dict.fromkeys(drop_makers(side, field.id) for field in dropped)
+    return f"{', '.join(makers)} dropped {', '.join(paths[field.id] for field in dropped)}"
 
 
 def _emptied(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> list[Field]:
@@ -152,9 +154,9 @@ def _emptied(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> list[F
 
 def _emptied_struct(source: MergeSide, dest: MergeSide, schema: MergedSchema, field: Field) -> Finding:
     base_id = _base_id(source, dest, schema, field)
-    did = [_dropped(side, lambda one: one.parent_id == base_id) for side in (source, dest)]
-    whole = _droppable(schema.fields, field)
-    advice = f"drop {schema.paths[whole.id]} whole on {source.branch} and on {dest.branch}, and try again"
+    did = [_dropped(side, lambda inner: inner.parent_id == base_id) for side in (source, dest)]
+    droppable = _droppable(schema.fields, field)
+    advice = f"drop {schema.paths[droppable.id]} whole on {source.branch} and on {dest.branch}, and try again"
     return _finding("column", f"column {schema.paths[field.id]}", (did[0], did[1]), advice)
 
 
@@ -168,10 +170,10 @@ def _base_id(source: MergeSide, dest: MergeSide, schema: MergedSchema, field: Fi
 
 def _droppable(fields: Collection[Field], field: Field) -> Field:
     """Return the nearest column or field around one that can be dropped: a list needs its item, a struct a field."""
-    by_id = {one.id: one for one in fields}
+    by_id = {member.id: member for member in fields}
     while (around := by_id.get(field.parent_id)) is not None:
-        beside = [one for one in fields if one.parent_id == around.id]
-        if around.logical_type == "struct" and len(beside) > 1:
+        siblings = [sibling for sibling in fields if sibling.parent_id == around.id]
+        if around.logical_type == "struct" and len(siblings) > 1:
             break
         field = around
     return field
@@ -187,7 +189,7 @@ def _unstorable(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Ite
     before = [storage_problems(side.manifest.fields, version) for side in (source, dest)]
     for number, (path, problem) in storage_problems(schema.fields, version).items():
         there = before[0].get(own.get(number, -1)), before[1].get(number)
-        if any(known is not None and known[1] == problem for known in there):
+        if any(earlier is not None and earlier[1] == problem for earlier in there):
             continue
         base = _base_field(source, dest, schema, number)
         did = [
@@ -205,16 +207,17 @@ def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) 
     """
     by_id = {field.id: field for field in schema.fields}
     same = {field.id: field.id for field in dest.manifest.fields}
-    found: dict[int, str] = {}
+    side_names: dict[int, str] = {}
     for side, ids in ((source, schema.from_source), (dest, same)):
         for field in side.manifest.fields:
             merged = by_id.get(ids.get(field.id, NO_FIELD))
             if merged is None or stored_layout(merged) == stored_layout(field):
                 continue
-            inside = {one.id for one in subtree(side.manifest.fields, field)}
-            if any(not inside.isdisjoint(_stored(fragment.files)) for fragment in side.manifest.fragments):
-                found[merged.id] = side.name
-    for number, stored in found.items():
+            inside = {inner.id for inner in subtree(side.manifest.fields, field)}
+            files = (file for fragment in side.manifest.fragments for file in fragment.files)
+            if any(not inside.isdisjoint(file.fields) for file in files):
+                side_names[merged.id] = side.name
+    for number, stored in side_names.items():
         did = [
             "it has stored values of it" if side.name == stored else f"{schema_makers(side)} stores it in another way"
             for side in (source, dest)
@@ -226,12 +229,12 @@ def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) 
 def _base_field(source: MergeSide, dest: MergeSide, schema: MergedSchema, number: int) -> Field | None:
     """Return the field of the merge base to which a field of the result, or the nearest field around it, belongs."""
     by_id = {field.id: field for field in schema.fields}
-    found, at = None, by_id.get(number)
-    while at is not None and found is None:
+    base_field, at = None, by_id.get(number)
+    while at is not None and base_field is None:
         base_id = _base_id(source, dest, schema, at)
-        found = next((field for field in source.base.fields if field.id == base_id), None)
+        base_field = next((field for field in source.base.fields if field.id == base_id), None)
         at = by_id.get(at.parent_id)
-    return found
+    return base_field
 
 
 def _finding(kind: ConflictKind, unit: str, did: tuple[str, str], advice: str) -> Finding:
