@@ -170,6 +170,8 @@ class AuditLog:
         # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
         self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
         self._succeeded: dict[str, dict[str | None, int]] = {}
+        # By run, the assets whose output was None.
+        self._nothing: dict[str, set[dg.AssetKey]] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -258,8 +260,14 @@ class AuditLog:
         return f"{_name(subject.asset)}: step {step!r} of run {made[-1].run_id} wrote {subject.ref} and did not succeed"
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
-        """Return whether a run materialized an asset, by whichever attempt of a step."""
+        """Return whether a run stored rows of an asset, by whichever attempt of a step."""
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+
+    def stored_nothing(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
+        """Return whether a step of some runs had nothing to store for an asset, and said so."""
+        for run_id in run_ids:
+            self._of_run(run_id)
+        return any(asset in self._nothing[run_id] for run_id in run_ids)
 
     def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
         """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
@@ -313,7 +321,7 @@ class AuditLog:
             audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
             found: dict[dg.AssetKey, list[AuditEvent]] = {}
             planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
-            started: dict[str | None, int] = {}
+            started, nothing = dict[str | None, int](), self._nothing.setdefault(run_id, set())
             wanted = {*audited, *starting, planning, succeeding}
             for record in self.instance.get_records_for_run(run_id, of_type=wanted).records:
                 entry, made = record.event_log_entry, record.event_log_entry.get_dagster_event()
@@ -326,7 +334,11 @@ class AuditLog:
                 else:
                     event = _event_of((0, record.storage_id), entry.timestamp, made)
                     event = replace(event, attempt=started.get(made.step_key, 0))
-                    found.setdefault(event.asset, []).append(event)
+                    # Such an output counts as one that was skipped.
+                    if event.check is None and md.plain(event.metadata.get(md.STORED_NOTHING)):
+                        nothing.add(event.asset)
+                    else:
+                        found.setdefault(event.asset, []).append(event)
             self._events[run_id] = found
         return self._events[run_id]
 

@@ -298,6 +298,7 @@ class PublishStep:
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
                 # must exist in every table, and so must a table that the run has written.
+                search.nothing_new |= self.log.stored_nothing(node.candidate, self.chain.run_ids)
                 lost = self.whole.lost(node, self._named_runs()) if by_run else []
                 noted = search.missing if by_run and not lost else search.wrong
                 noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
@@ -372,6 +373,9 @@ class PublishStep:
         # deleted, or the run wrote under another root.
         elif runs := self.log.written_by(one.candidate, self.chain):
             search.wrong.append(f"{one.name}: run {runs[0]} materialized it, but left no branch in {one.table.uri}")
+        # An output that was None: there is nothing to publish, and nothing is missing.
+        elif self.log.stored_nothing(one.candidate, self.chain.run_ids):
+            search.nothing_new = True
         # At the end of a backfill every branch of the table failed: other tables are published without it.
         elif one.waiting and self.chain.backfill_id is not None:
             search.refused.append(one.name)
