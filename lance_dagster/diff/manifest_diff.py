@@ -9,7 +9,7 @@ own, and older programs reused ids after an overwrite. A fragment whose files we
 Fragments that both manifests store in the same bytes are matched without decoding them.
 
 **Indices** are compared by name. Lance stores an index again under another uuid where a compaction moved the rows it
-covers; its version and creation time stay, and then it is the same index. Which rows it covers is not a difference:
+covers; its creation time stays, and then it is the same index. Which rows it covers is not a difference:
 that follows from the changes of rows, and `indices` reports it.
 
 **Settings** are compared key by key. Records that merges keep in the table metadata are not settings.
@@ -181,10 +181,11 @@ def _change(
 
 def _built(index: IndexMetadata) -> tuple[object, ...]:
     """Return the values that identify a segment after a compaction stored it again under another uuid."""
-    # An older program did not record the time; then only the uuid identifies the segment.
+    # An older program did not record the time; then only the uuid identifies the segment. The version that a segment
+    # was made from is no sign: a merge takes a segment over as of a version of the dest.
     if index.created_at is None:
         return (index.uuid,)
-    return index.dataset_version, index.created_at, index_type([index])
+    return index.created_at, index_type([index])
 
 
 def _shape(segments: Sequence[IndexMetadata], fields: Fields) -> IndexShape:

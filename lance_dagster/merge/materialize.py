@@ -20,8 +20,8 @@ from lance_dagster.edit.write import moved_in, target
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import transaction as ops
 from lance_dagster.format.codec import encoded
-from lance_dagster.format.layout import DATA
-from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, Manifest
+from lance_dagster.format.layout import DATA, INDICES, branch_root, join
+from lance_dagster.format.model import DataFile, Flag, Fragment, Fragments, IndexMetadata, Manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.versions import State
@@ -29,8 +29,15 @@ from lance_dagster.merge.gather_input import in_parallel
 from lance_dagster.merge.rules import CombinedUpdates, MergedFragment, MergePlan
 from lance_dagster.store import copy_file, copy_folder, is_durable
 from lance_dagster.transactions.apply import drop_unused_files
-from lance_dagster.transactions.base_paths import base_path_of, data_folder, shared_base_ids, with_root_base
+from lance_dagster.transactions.base_paths import (
+    base_path_of,
+    data_folder,
+    root_base_id,
+    shared_base_ids,
+    with_root_base,
+)
 from lance_dagster.transactions.claims import Change
+from lance_dagster.transactions.index_updates import with_indices
 from lance_dagster.transactions.row_lineage import with_new_values
 
 _WRITERS = 16
@@ -59,8 +66,10 @@ def materialize(
     if plan.removed or changed:
         fragments = fragments.changed(plan.removed, changed)
     fragments = fragments.added(added)
-    max_fragment_id = max(added.ids, default=head.manifest.max_fragment_id)
+    known_ids = [] if plan.manifest.max_fragment_id is None else [plan.manifest.max_fragment_id]
+    max_fragment_id = max([*added.ids, *known_ids], default=None)
     manifest = replace(plan.manifest, fragments=fragments, max_fragment_id=max_fragment_id)
+    manifest = with_indices(manifest, [materializer.placed_index(index) for index in plan.indices])
     manifest = drop_unused_files(manifest, head.manifest.fields)
     # No file of the dest is left, so the table takes the file version of the files that replace them.
     if added and len(plan.removed) == len(head.manifest.fragments):
@@ -174,6 +183,25 @@ class _Materializer:
             cells = rows.from_source[part] * source.num_rows + place[:, np.newaxis]
             columns = [take_column(sides.column(name), cells[:, at]) for at, name in enumerate(rows.columns)]
             yield from pa.table(columns, schema=sides.schema).select(schema.names).to_batches()
+
+    def placed_index(self, index: IndexMetadata) -> IndexMetadata:
+        """Return an index of the source as the result names it, its files in a place that the result has."""
+        context, head = self._context, self._head
+        if index.base_id in self._shared:
+            return replace(index, base_id=self._shared[index.base_id])
+        source_uri, own_uri = (context.versions.branch_uri(branch) for branch in (self._source.branch, head.branch))
+        base = base_path_of(self._source.manifest, index.base_id, source_uri)
+        if base.path == own_uri:
+            return replace(index, base_id=None)
+        # A branch finds the table's own folder through a base path. Any other folder may go before the result does.
+        if base.path == context.uri:
+            return replace(index, base_id=root_base_id(head.manifest, context.uri))
+        store, folder = context.versions.locate(base.path, join(INDICES if base.is_dataset_root else "", index.uuid))
+        key = join(branch_root(head.branch), INDICES, index.uuid)
+        # An index that has everything in its metadata, or is not trained yet, has no files.
+        if not copy_folder(store, folder, context.store, key) and index.files:
+            raise CorruptFileError(f"{store.uri}/{folder}", "it is missing")
+        return replace(index, base_id=None)
 
     def _writers(self) -> int:
         """Return how many threads write files."""

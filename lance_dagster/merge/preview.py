@@ -45,7 +45,7 @@ from lance_dagster.merge.propose_merge import (
 )
 from lance_dagster.merge.rules import MergePlan, MergeRefusal, Tally, parsed_strategy, plan_merge
 from lance_dagster.merge.rules.strategy import Conflict, Strategy
-from lance_dagster.transactions.index_updates import incomplete_indices, indices_of
+from lance_dagster.transactions.index_updates import incomplete_indices, indices_of, with_indices
 
 PREVIEW_OF = "preview_of"
 """Branch metadata that names the version whose merge a branch shows."""
@@ -64,7 +64,7 @@ class MergePreview:
     since; `already_merged` says that there is nothing to do. `rows_combined` counts the updated rows that get changes
     of both sides, in different cells, and are written anew. `needs_backfill` gives, by the path of a column that one
     side added, how many rows only the other side has: they are null there. `reindex_needed` names the indices that
-    would not cover every fragment, or that only the source has.
+    would not cover every fragment, or that are on the source and would not be taken over.
 
     A pickled copy holds no storage options and reads rows with the credentials of the environment it is in. It finds
     branches that were renamed since.
@@ -279,15 +279,16 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
 
 
 def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
-    """Return the names of indices that do not cover every fragment of the result, or that only the source has."""
-    names = {index.name for index in indices_of(plan.manifest)}
+    """Return the names of indices that do not cover every fragment of the result, or are not taken over."""
+    manifest = with_indices(plan.manifest, plan.indices)
+    names = {index.name for index in indices_of(manifest)}
     missing = {index.name for index in indices_of(source.manifest)} - names
     # Indices cover fragments by id, so fragments that only changed need no check; the plan's new fragments do.
     new = [merged_fragment.fragment for merged_fragment in plan.added]
     if len(plan.combined.dest):
         new.append(Fragment(id=plan.first_combined, files=(), physical_rows=len(plan.combined.dest)))
-    changed = plan.manifest.fragments.changed(plan.removed, {}).added(new)
-    return tuple(sorted({*missing, *incomplete_indices(replace(plan.manifest, fragments=changed))}))
+    changed = manifest.fragments.changed(plan.removed, {}).added(new)
+    return tuple(sorted({*missing, *incomplete_indices(replace(manifest, fragments=changed))}))
 
 
 def _written(lineage: Lineage) -> RecordedVersion:

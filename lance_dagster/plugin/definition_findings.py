@@ -99,6 +99,7 @@ class Findings:
             *self._inputs(),
             *self._places(),
             *self._partitions(),
+            *self._upserts(),
             *self._other_nodes(),
             *self._other_checks(),
             *self._misspelt_assets(),
@@ -182,12 +183,10 @@ class Findings:
                         "writes the whole table: give it a partitions_def, or take the metadata out"
                     )
                 continue
-            of_asset = md.text(node.metadata, md.WRITE_MODE)
-            mode = of_asset or node.manager.write_mode
+            mode = md.text(node.metadata, md.WRITE_MODE)
             if mode == "overwrite":
-                source = "its metadata" if of_asset else "its IO manager"
                 yield (
-                    f"asset {node.name} has partitions, and {source} says write_mode 'overwrite': each run would "
+                    f"asset {node.name} has partitions, and its metadata says write_mode 'overwrite': each run would "
                     f"delete the other partitions; set the metadata {md.WRITE_MODE!r} to 'replace' or 'append'"
                 )
             if md.PARTITION_EXPR not in node.metadata and mode != "overwrite":
@@ -197,6 +196,17 @@ class Findings:
                 )
             elif md.PARTITION_EXPR in node.metadata:
                 yield from _wrong_dimensions(node, node.definition.partitions_def)
+
+    def _upserts(self) -> Iterator[str]:
+        for node in self._nodes:
+            if not node.is_written or node.manager is None:
+                continue
+            mode = md.text(node.metadata, md.WRITE_MODE) or node.manager.write_mode
+            if mode == "upsert" and md.KEYS not in node.metadata:
+                yield (
+                    f"asset {node.name} upserts, but has no metadata {md.KEYS!r}: name the columns of its key, as in "
+                    f'{{"{md.KEYS}": ["id"]}}'
+                )
 
     def _other_nodes(self) -> Iterator[str]:
         """Find promoted nodes that read a table at a place where its asset does not write it."""

@@ -64,6 +64,10 @@ SCHEMA_EVOLUTION = "lance/schema_evolution"
 COLUMNS = "lance/columns"
 FILTER = "lance/filter"
 ALLOW_MISSING = "lance/allow_missing"
+ALLOW_NONE = "lance/allow_none"
+
+# On the materialization of an output that was None and stored nothing: true.
+STORED_NOTHING = "lance/stored_nothing"
 
 # On the definitions of promoted nodes and of the nodes of `main`: the key of the candidate, as text.
 CANDIDATE = "lance/candidate"

@@ -129,6 +129,7 @@ SETTINGS = (
     Setting(key=md.REF, places=("input", "spec")),
     Setting(key=md.COLUMNS, places=("input",), kind="texts"),
     Setting(key=md.FILTER, places=("input",)),
+    Setting(key=md.ALLOW_NONE, places=("asset",), kind="flag"),
     Setting(key=md.ALLOW_MISSING, places=("input",), kind="flag"),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}

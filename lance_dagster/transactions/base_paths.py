@@ -176,25 +176,32 @@ def with_root_base(
     Raises:
         InvalidInputError: The branch references the root under another URI.
     """
-    base_id = None
-    if manifest.branch is not None:
-        base_id = next(
-            (base.id for base in manifest.base_paths if base.path == root_uri and base.is_dataset_root), None
-        )
-        if base_id is None:
-            # Readers would accept another spelling of the same location, but the cleanup of pylance compares strings.
-            raise InvalidInputError(
-                f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
-                "moved, or the branch was forked under another spelling of this URI",
-                remedy=Remedy("{} corrects the branch", Call("maintenance.relocate")),
-            )
-    known = kept or {}
+    base_id, known = root_base_id(manifest, root_uri), kept or {}
     return tuple(
         replace(
             fragment,
             files=tuple(replace(file, base_id=known.get(file.base_id, base_id)) for file in fragment.files),
         )
         for fragment in fragments
+    )
+
+
+def root_base_id(manifest: Manifest, root_uri: str) -> int | None:
+    """Return the base id under which a manifest references the table's own folder; None on `main`.
+
+    Raises:
+        InvalidInputError: The branch references the root under another URI.
+    """
+    if manifest.branch is None:
+        return None
+    for base in manifest.base_paths:
+        if base.path == root_uri and base.is_dataset_root:
+            return base.id
+    # Readers would accept another spelling of the same location, but the cleanup of pylance compares strings.
+    raise InvalidInputError(
+        f"branch {manifest.branch!r} looks for the table's files elsewhere than {root_uri}: the table was "
+        "moved, or the branch was forked under another spelling of this URI",
+        remedy=Remedy("{} corrects the branch", Call("maintenance.relocate")),
     )
 
 

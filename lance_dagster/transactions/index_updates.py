@@ -96,6 +96,11 @@ def drop_indices(manifest: Manifest, names: Collection[str]) -> Manifest:
     return _changed(manifest, [index for index in indices_of(manifest) if index.name not in names])
 
 
+def with_indices(manifest: Manifest, indices: Iterable[IndexMetadata]) -> Manifest:
+    """Add indices to a manifest."""
+    return _changed(manifest, [*indices_of(manifest), *indices])
+
+
 def incomplete_indices(manifest: Manifest) -> list[str]:
     """Return the names of the indices that do not cover every fragment of a version."""
     coverage: dict[str, BitMap] = {}

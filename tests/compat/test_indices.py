@@ -127,17 +127,6 @@ def test_an_overwrite_drops_the_indices(table: LanceTable) -> None:
     assert_answers(as_pylance(table))
 
 
-def test_an_index_made_on_a_branch_is_not_merged(table: LanceTable) -> None:
-    """The branch's index would refer to fragments that have other ids on main; main keeps its own indices."""
-    table.branches.create("run")
-    table.append(entries("x", *range(100, 120)), branch="run")
-    as_pylance(table, "run").create_scalar_index("value", "BTREE", name="of_the_branch")
-    table.merge("run")
-    names = {index.name for index in as_pylance(table).describe_indices()}
-    assert {"value_idx", "key_idx"} == names
-    assert_answers(as_pylance(table))
-
-
 def test_a_full_text_index_answers_after_commits_of_the_package(tmp_path: Path) -> None:
     """The index finds words in old, new and replaced rows."""
     schema = pa.schema([("text", pa.string())])

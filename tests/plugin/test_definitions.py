@@ -187,21 +187,35 @@ def test_two_assets_on_one_table_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata,manager,says",
+    "metadata,says",
     [
-        ({}, "", "has partitions, but no metadata 'lance/partition_expr'"),
+        ({}, "has partitions, but no metadata 'lance/partition_expr'"),
         (
             {"lance/partition_expr": "day", "lance/write_mode": "overwrite"},
-            "",
             "its metadata says write_mode 'overwrite'",
         ),
-        ({"lance/partition_expr": "day"}, "overwrite", "its IO manager says write_mode 'overwrite'"),
     ],
 )
-def test_partitioned_assets_that_would_lose_rows_are_refused(metadata: dict[str, Any], manager: str, says: str) -> None:
+def test_partitioned_assets_that_would_lose_rows_are_refused(metadata: dict[str, Any], says: str) -> None:
     """A partitioned asset needs a partition column, and may not overwrite, which would delete other partitions."""
-    days = asset("days", metadata, partitions_def=DAYS)
-    assert says in only(definitions(days, resources={"io_manager": LanceIOManager(lance=LAKE, write_mode=manager)}))
+    assert says in only(definitions(asset("days", metadata, partitions_def=DAYS)))
+
+
+def test_an_io_manager_that_overwrites_replaces_partitions() -> None:
+    """The default of an IO manager is for all assets: of a partitioned asset it means the partitions of the run."""
+    days = asset("days", {"lance/partition_expr": "day"}, partitions_def=DAYS)
+    resources = {"io_manager": LanceIOManager(lance=LAKE, write_mode="overwrite")}
+    assert [] == findings(definitions(days, resources=resources))
+
+
+@pytest.mark.parametrize("manager", ["", "upsert"])
+def test_an_upsert_without_keys_is_refused(manager: str) -> None:
+    """By its metadata or that of its IO manager."""
+    resources = {"io_manager": LanceIOManager(lance=LAKE, write_mode=manager)}
+    mode = {} if manager else {"lance/write_mode": "upsert"}
+    said = only(definitions(asset("stock", mode), resources=resources))
+    assert "asset stock upserts, but has no metadata 'lance/keys'" in said
+    assert [] == findings(definitions(asset("stock", {**mode, "lance/keys": ["id"]}), resources=resources))
 
 
 @pytest.mark.parametrize("given", [{"contry": "country", "day": "day"}, {"country": "country"}, "country"], ids=str)

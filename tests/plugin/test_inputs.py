@@ -145,7 +145,7 @@ def test_wrong_column_is_one_error(lake: LanceResource) -> None:
     assert "input 'rows' of lab/numbers: no column 'idd'; the table has id, name" in said
 
 
-@pytest.mark.parametrize("kind", [dict[str, pa.Table | None], dict[str, dict[str, pa.Table]], set[str]])
+@pytest.mark.parametrize("kind", [dict[str, dict[str, pa.Table]], dict[str, dict[str, pa.Table] | None], set[str]])
 def test_annotation_that_is_no_class(lake: LanceResource, kind: Any) -> None:
     """The error lists what an input can be annotated with."""
     published(lake)
@@ -268,6 +268,21 @@ def test_values_by_partition(lake: LanceResource, kind: Any) -> None:
     result = run(lake, node, reader(seen, dict[str, kind], partition_mapping=gaps))
     assert result.success, error_of(result)
     assert {"2024-01-01": [1], "2024-01-03": [3], "2024-01-05": []} == {key: ids(one) for key, one in seen[0].items()}
+
+
+@pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame])
+def test_none_by_partition(lake: LanceResource, kind: Any) -> None:
+    """In a dict of optional values, a partition without rows is None, before anything was published too."""
+    seen: list[Any] = []
+    optional = reader(seen, dict[str, kind | None], partition_mapping=dg.AllPartitionMapping())
+    LanceTable.create(lake.uri_of(NUMBERS), days().schema)
+    node = dg.AssetSpec(NUMBERS, partitions_def=DAYS, metadata=BY_DAY)
+    assert run(lake, node, optional).success
+    assert {None} == {*seen[0].values()}
+    lake.table(NUMBERS).append(days(1, 3))
+    assert run(lake, node, optional).success
+    assert {"2024-01-01": [1], "2024-01-03": [3]} == {key: ids(one) for key, one in seen[1].items() if one is not None}
+    assert DAYS.get_num_partitions() == len(seen[1])
 
 
 def test_dict_of_an_asset_without_partitions(lake: LanceResource) -> None:

@@ -89,16 +89,23 @@ def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) 
     assert ["b", "b"] == found(lake)
 
 
-@pytest.mark.parametrize("where", ["asset", "manager"])
-def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource, where: str) -> None:
+def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource) -> None:
     """A partitioned asset may not overwrite in every run, as the run of one partition would delete all others."""
     run(lake, events_of(rows("a")), partition_key="a")
-    metadata = {"write_mode": "overwrite"} if where == "asset" else {}
-    fields = {"write_mode": "overwrite"} if where == "manager" else {}
     with pytest.raises(InvalidInputError, match="would delete all other partitions") as caught:
-        run(lake, events_of(rows("b"), **metadata), partition_key="b", fields=fields)
+        run(lake, events_of(rows("b"), write_mode="overwrite"), partition_key="b")
     assert "leave it out to replace the partitions of the run" in str(caught.value)
     assert ["a"] == found(lake)
+
+
+def test_an_io_manager_that_overwrites_replaces_the_partitions_of_the_run(lake: LanceResource) -> None:
+    """As in other integrations: nothing was set on the asset, and its other partitions stay."""
+    fields = {"write_mode": "overwrite"}
+    for value in (rows("a", "b"), rows("a", "a"), rows("b")):
+        keys = value["region"].to_pylist()
+        span = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
+        assert run(lake, events_of(value), tags=span, fields=fields).success
+    assert ["a", "a", "b"] == found(lake)
 
 
 @pytest.mark.parametrize(

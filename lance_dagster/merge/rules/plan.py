@@ -31,7 +31,7 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.merge.rules.claim_conflicts import (
     SettledClaims,
@@ -52,6 +52,7 @@ from lance_dagster.merge.rules.merge_input import (
     missing_versions,
 )
 from lance_dagster.merge.rules.merge_side import MergeSide, absent_from_base, sides_of
+from lance_dagster.merge.rules.merged_indices import ResultFragments, indices_taken_over
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, FragmentEdits, MergedFragment, ResultBuilder, Tally
@@ -69,7 +70,7 @@ from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, Sepa
 from lance_dagster.merge.rules.several_bases import BaseResult, choose_result
 from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
 from lance_dagster.merge.rules.unnamed_updates import passed_on_in_place
-from lance_dagster.transactions.apply import MAX_ROW_ID
+from lance_dagster.transactions.apply import MAX_FRAGMENT_ID, MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
     drop_indices,
     drop_indices_without_fields,
@@ -93,7 +94,8 @@ class MergePlan:
     the result, with their ids in the result; `casts_of_source` are such columns of the source. `combined` are rows that
     the caller writes anew, as fragments from the id `first_combined` on. `rewritten` are fields with values in
     `changed` fragments that an index made from the dest does not contain. `updated_in_place` are the fragments that
-    `passed_on_in_place` finds. `edits` are the decisions about rows.
+    `passed_on_in_place` finds. `edits` are the decisions about rows. `indices` are indices of the source that the
+    result has, under base ids of the source.
     """
 
     manifest: Manifest
@@ -111,6 +113,7 @@ class MergePlan:
     tally: Tally
     updated_in_place: frozenset[int] | None
     edits: FragmentEdits
+    indices: tuple[IndexMetadata, ...]
 
 
 def plan_merge(merge_input: MergeInput) -> MergePlan | MergeRefusal:
@@ -329,23 +332,12 @@ class _Build:
     def plan(self) -> MergePlan | list[Finding]:
         """Put the fragments, the schema and the settings of the result together."""
         source, dest = self.sides
-        before, ids, space = dest.manifest, self.schema.from_source, source.history.space
+        before, ids = dest.manifest, self.schema.from_source
         merged_space, aliases = self._assigned_ids()
-        fragments = FragmentBuilder(
-            edits=self.rows.builder.edits,
-            source=source.fragments,
-            dest=dest.fragments,
-            dest_rows=lambda: dest.rows,
-            source_rows=source.rows.relocated,
-            from_source=ids,
-            row_ids=space.translation(merged_space),
-            deleted=source.lookups.deleted,
-            # Up to the merge base, the numbers of both sides' versions mean the same.
-            common=self.merge_input.base.version if source.history.same_ids and dest.history.same_ids else 0,
-        )
+        fragments = self._fragments(merged_space)
         changed, removed = fragments.changed()
-        first = _free_fragment_id(before)
-        added = tuple(fragments.added(first))
+        new_ids, next_id = self._fragment_ids()
+        added = tuple(fragments.added(new_ids))
         without = fragments_without_values(*self.sides, self.schema, changed=changed, added=added, removed=removed)
         if unsound := [*without, *self._doubled(fragments.doubled(added))]:
             return unsound
@@ -357,8 +349,19 @@ class _Build:
             schema_metadata=self.settings.schema_metadata,
             next_row_id=merged_space.end if before.stable_row_ids and added else before.next_row_id,
         )
+        manifest, indices = self._indexed(
+            ResultFragments(
+                dest=before,
+                manifest=manifest,
+                changed=changed,
+                removed=removed,
+                added={merged_fragment.fragment.id: merged_fragment for merged_fragment in added},
+                from_source=ids,
+                deleted=source.lookups.deleted,
+            )
+        )
         return MergePlan(
-            manifest=self._indexed(manifest),
+            manifest=manifest,
             changed=changed,
             removed=removed,
             added=added,
@@ -369,10 +372,26 @@ class _Build:
             columns=self._columns_moved(),
             rewritten=self._rewritten(),
             combined=self.rows.combined,
-            first_combined=first + len(added),
+            first_combined=max(next_id, (manifest.max_fragment_id or 0) + 1) if indices else next_id,
             tally=self._tally(added),
-            updated_in_place=self._updated_in_place(first),
+            updated_in_place=self._updated_in_place(new_ids),
             edits=self.rows.builder.edits,
+            indices=indices,
+        )
+
+    def _fragments(self, merged_space: RowSpace) -> FragmentBuilder:
+        source, dest = self.sides
+        return FragmentBuilder(
+            edits=self.rows.builder.edits,
+            source=source.fragments,
+            dest=dest.fragments,
+            dest_rows=lambda: dest.rows,
+            source_rows=source.rows.relocated,
+            from_source=self.schema.from_source,
+            row_ids=source.history.space.translation(merged_space),
+            deleted=source.lookups.deleted,
+            # Up to the merge base, the numbers of both sides' versions mean the same.
+            common=self.merge_input.base.version if source.history.same_ids and dest.history.same_ids else 0,
         )
 
     def _assigned_ids(self) -> tuple[RowSpace, dict[str, list[Alias]]]:
@@ -394,11 +413,32 @@ class _Build:
             )
         return merged_space, aliases
 
-    def _updated_in_place(self, first: int) -> frozenset[int] | None:
+    def _fragment_ids(self) -> tuple[dict[int, int], int]:
+        """Return the ids that fragments of the source get, by their ids there, and the first id after all of them.
+
+        Raises:
+            InvalidInputError: The fragment ids are used up.
+        """
+        source, before, taken = self.sides[0].manifest, self.sides[1].manifest, self.rows.builder.edits.taken_rows
+        own = [number for number in source.fragments.ids if number in taken]
+        # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id
+        # that was given once must never be given to another fragment.
+        last = -1 if before.max_fragment_id is None else before.max_fragment_id
+        first = max(last, max(before.fragments.ids, default=-1)) + 1
+        # Where the dest never gave any of the ids to a fragment, as in a fast-forward, they stay: indices of the source
+        # name the fragments by them.
+        new_ids = dict(zip(own, own if min(own, default=0) >= first else count(first), strict=False))
+        last = max(new_ids.values(), default=first - 1)
+        if last > MAX_FRAGMENT_ID:
+            raise InvalidInputError(
+                f"version {before.version} has a fragment {first - 1}; there are no more ids after it"
+            )
+        return new_ids, last + 1
+
+    def _updated_in_place(self, new_ids: Mapping[int, int]) -> frozenset[int] | None:
         source, edits = self.sides[0], self.rows.builder.edits
-        fragment_ids = [number for number in source.manifest.fragments.ids if number in edits.taken_rows]
         column_sources = {number: origin for number, (origin, _) in edits.columns.items()}
-        return passed_on_in_place(source, column_sources, dict(zip(fragment_ids, count(first), strict=False)))
+        return passed_on_in_place(source, column_sources, new_ids)
 
     def _doubled(self, rows: int) -> Iterator[Finding]:
         # No known history leads here. If a history did, a refusal would be better than a result that has rows twice.
@@ -419,11 +459,11 @@ class _Build:
         revived = [field.id for field in self.schema.fields if edits.revived]
         return frozenset(revived).union(*(columns for _, columns in edits.columns.values()))
 
-    def _indexed(self, manifest: Manifest) -> Manifest:
-        """Keep the dest's indices as far as they stay valid. Those of the source refer to other fragment ids."""
+    def _indexed(self, result: ResultFragments) -> tuple[Manifest, tuple[IndexMetadata, ...]]:
+        """Return the result with the dest's indices as far as they stay valid, and indices of the source to add."""
         edits = self.rows.builder.edits
         # An index that was made while a row was deleted does not have it, so fragments with revived rows are scanned.
-        manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)
+        manifest = uncover_fragments(drop_indices_without_fields(result.manifest), edits.revived)
         for number, (_, columns) in edits.columns.items():
             # An index on columns that the merge replaces here still has the old values of these rows.
             manifest = uncover_fields(manifest, columns, [number])
@@ -433,7 +473,14 @@ class _Build:
             # Where the dest dropped the index too, an index that it has under that name is a new one.
             kept_by_dest = (_index_names(change.after) for change in dest.history.since if change.after is not None)
             dropped = dropped.intersection(*kept_by_dest)
-        return drop_indices(manifest, dropped)
+        result = replace(result, manifest=drop_indices(manifest, dropped))
+        indices = indices_taken_over(source.history, source.base, result)
+        manifest = drop_indices(result.manifest, {index.name for index in indices})
+        if indices:
+            # Fragments that are gone are still in an index, so their ids must never be given to fragments of the dest.
+            last = max(source.manifest.max_fragment_id or 0, manifest.max_fragment_id or 0)
+            manifest = replace(manifest, max_fragment_id=last)
+        return manifest, indices
 
     def _updated_without_columns(self) -> Iterator[tuple[int, int]]:
         """Return new columns of one side, and how many rows that the other side updated are null there."""
@@ -499,14 +546,6 @@ class _Build:
 
 def _index_names(manifest: Manifest) -> set[str]:
     return {index.name for index in indices_of(manifest)}
-
-
-def _free_fragment_id(manifest: Manifest) -> int:
-    """Return the first fragment id that was never given."""
-    # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id that
-    # was given once must never be given to another fragment.
-    max_fragment_id = -1 if manifest.max_fragment_id is None else manifest.max_fragment_id
-    return max(max_fragment_id, max(manifest.fragments.ids, default=-1)) + 1
 
 
 def _casts(of: MergeSide, changer: MergeSide, schema: MergedSchema) -> dict[int, int]:

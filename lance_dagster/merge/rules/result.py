@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.errors import CorruptFileError, InvalidInputError
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import (
     decode_row_runs,
     decode_version_runs,
@@ -39,7 +39,6 @@ from lance_dagster.merge.rules.row_origins import (
     offsets_by_fragment,
 )
 from lance_dagster.merge.rules.strategy import add_rows
-from lance_dagster.transactions.apply import MAX_FRAGMENT_ID
 from lance_dagster.transactions.row_id_spaces import Translation
 from lance_dagster.transactions.row_lineage import with_new_values
 
@@ -157,20 +156,11 @@ class FragmentBuilder:
                 changed[number] = MergedFragment(fragment=fragment, files=files, deleted=None if same else after)
         return changed, tuple(removed)
 
-    def added(self, first_id: int) -> list[MergedFragment]:
-        """Return the fragments of the source that are new, numbered from `first_id`.
-
-        Raises:
-            InvalidInputError: The fragment ids are used up.
-        """
-        if first_id + len(self.edits.taken_rows) > MAX_FRAGMENT_ID:
-            version = self.dest.side.version
-            raise InvalidInputError(f"version {version} has a fragment {first_id - 1}; there are no more ids after it")
+    def added(self, ids: Mapping[int, int]) -> list[MergedFragment]:
+        """Return the fragments of the source that are new, in the order of `ids`, which has their ids in the result."""
         fragments: list[MergedFragment] = []
-        for number in self.source.side.fragments.ids:
-            alive = self.edits.taken_rows.get(number)
-            if alive is None:
-                continue
+        for number, new_id in ids.items():
+            alive = self.edits.taken_rows[number]
             fragment = self.source.side.fragment(number)
             # Both lines give the same field ids to different columns. Only the manifest names field ids, so the data
             # files need not be rewritten.
@@ -180,7 +170,7 @@ class FragmentBuilder:
             # A fragment that is taken whole needs no deletion vector, and no set of all its rows to find that out.
             deleted = None if len(alive) == fragment.physical_rows else BitMap(range(fragment.physical_rows)) - alive
             # The name of a deletion file contains the fragment id, so a fragment cannot keep its file under a new id.
-            new = replace(stamped, id=first_id + len(fragments), files=(), deletion=None)
+            new = replace(stamped, id=new_id, files=(), deletion=None)
             fragments.append(MergedFragment(fragment=new, files=files, deleted=deleted))
         return fragments
 

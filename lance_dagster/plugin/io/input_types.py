@@ -21,11 +21,14 @@ class InputType:
         kind: The class of one value; `list` for rows as dictionaries.
         optional: Whether the input is None when there is nothing to read: `Optional[T]`.
         by_partition: Whether the input has one value for each partition of the upstream: `dict[str, T]`.
+        none_for_empty: Whether the value of a partition without rows is None: `dict[str, Optional[T]]`. A table stores
+            no partitions, so such a partition cannot be told from one that was never written.
     """
 
     kind: type
     optional: bool = False
     by_partition: bool = False
+    none_for_empty: bool = False
 
     @classmethod
     def of(cls, context: dg.InputContext) -> "InputType":
@@ -65,9 +68,9 @@ def _parsed(annotated: object) -> InputType | None:
         return replace(found, optional=True) if found else None
     if _is_mapping(annotated):
         found = _parsed(given[1]) if given else InputType(kind=PinnedTable)
-        # A table stores no partitions, so a partition without rows cannot be told from one that was never written.
-        plain = found is not None and not found.optional and not found.by_partition
-        return replace(found, by_partition=True) if found and plain else None
+        if found is None or found.by_partition:
+            return None
+        return replace(found, optional=False, by_partition=True, none_for_empty=found.optional)
     if annotated is list or (origin is list and (given[0] is Any or _is_mapping(given[0]))):
         return InputType(kind=list)
     return InputType(kind=annotated) if isinstance(annotated, type) and origin is None else None

@@ -66,7 +66,11 @@ class InputReader:
         if partitions is None:
             return handler.load(view, wanted.kind)
         if wanted.by_partition:
-            return {str(key): handler.load(partitions.narrow(view, [key]), wanted.kind) for key in partitions.keys}
+            parts = {str(key): partitions.narrow(view, [key]) for key in partitions.keys}
+            return {
+                key: handler.load(part, wanted.kind) if part.count_rows() or not wanted.none_for_empty else None
+                for key, part in parts.items()
+            }
         return handler.load(partitions.narrow(view, partitions.keys), wanted.kind)
 
     def _pinned(
@@ -93,7 +97,8 @@ class InputReader:
             if not none_asked:
                 context.log.warning("input %r is None: nothing of %s was published", context.name, asset)
             return None
-        if missing and not none_asked and not md.plain(context.definition_metadata.get(md.ALLOW_MISSING)):
+        allowed = wanted.none_for_empty or md.plain(context.definition_metadata.get(md.ALLOW_MISSING))
+        if missing and not none_asked and not allowed:
             at = f"{found.ref} of {found.table.uri}" if absent is None else repr(absent.ref)
             why = "" if absent is None else f": {absent}"
             raise VersionNotFoundError(

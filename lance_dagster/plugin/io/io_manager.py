@@ -51,7 +51,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
         default=None, description="Session for inputs annotated as Spark frames, when none is running."
     )
     write_mode: str = Field(
-        default="", description="append, overwrite, replace or upsert; empty: replace if partitioned, else overwrite."
+        default="",
+        description="append, overwrite, replace or upsert; empty, as overwrite: the partitions, or the table.",
     )
     schema_evolution: str = Field(
         default="", description="refuse, add_columns, widen or replace, for outputs with other columns; empty: refuse."

@@ -71,6 +71,9 @@ class OutputWriter:
             SchemaMismatchError: The rows do not fit the schema of the table, and the policy does not change it.
         """
         write = Write.of(context, self.defaults)
+        if obj is None and md.plain(context.definition_metadata.get(md.ALLOW_NONE)):
+            self._store_nothing(context, write)
+            return
         write = replace(write, properties={**write.properties, **read_property(self.chain, self.instance)})
         handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
         vectors = _vectors(context.definition_metadata)
@@ -113,6 +116,22 @@ class OutputWriter:
         context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
         self._describe(context, write, table, before=head, version=version)
+
+    def _store_nothing(self, context: dg.OutputContext, write: Write) -> None:
+        """Record that a step has nothing to store, as an optional output that is skipped.
+
+        Raises:
+            ConflictError: Later commits of others build on the rows of an earlier attempt.
+        """
+        target = OutputTable.of(context)
+        with suppress(TableNotFoundError):
+            branch = RunBranch(table=self.lance.table(target.key, target.metadata), chain=self.chain)
+            if branch.start().branch != MAIN:
+                # Nothing is committed that would remove the rows of an earlier attempt, as nothing is for an upsert.
+                without_rows = replace(write, mode="upsert")
+                EarlierAttempt.of(branch, without_rows).take_back(moves_rows=False)
+        context.log.info("%s: the output is None, so nothing is stored", write.asset)
+        context.add_output_metadata({md.STORED_NOTHING: True})
 
     def _describe(
         self, context: dg.OutputContext, write: Write, table: LanceTable, *, before: Version, version: Version
@@ -583,7 +602,8 @@ def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
 def _type_of_output(asset: str, value: object) -> type:
     if value is None:
         raise InvalidInputError(
-            f"{asset} returned None, so there is nothing to store; return rows, or annotate the asset "
-            "`-> None` or return a MaterializeResult when it stores them itself"
+            f"{asset} returned None, so there is nothing to store; return rows, annotate the asset `-> None` or "
+            "return a MaterializeResult when it stores them itself, or give it the metadata "
+            f"{{{md.ALLOW_NONE!r}: True}} when it may have none"
         )
     return type(value)

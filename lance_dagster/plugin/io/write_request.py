@@ -81,7 +81,9 @@ class Write:
             refuse_unknown_settings(partition_metadata(context, key), "partition", where)
         settings = {**context.definition_metadata, **of_run}
         # Neither default adds rows twice when a person launches the asset again, as an append would.
-        default = defaults.write_mode or ("replace" if keys else "overwrite")
+        # The default of an IO manager is for all its assets, so a partitioned asset overwrites its partitions.
+        of_manager = defaults.write_mode if defaults.write_mode != "overwrite" else ""
+        default = of_manager or ("replace" if keys else "overwrite")
         mode = write_mode(md.text(settings, md.WRITE_MODE) or default)
         _refuse_wiping(asset, keys, mode, md.text(of_run, md.WRITE_MODE))
         evolution = schema_evolution(md.text(settings, md.SCHEMA_EVOLUTION) or defaults.schema_evolution or "refuse")
@@ -165,7 +167,7 @@ def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: s
     """Refuse a permanent setting by which each run of some partitions would delete all other partitions.
 
     Raises:
-        InvalidInputError: The asset is partitioned, and its metadata or the IO manager says overwrite.
+        InvalidInputError: The asset is partitioned, and its metadata says overwrite.
     """
     if keys and mode == "overwrite" and in_run != "overwrite":
         raise InvalidInputError(

@@ -161,6 +161,7 @@ class PublicationSearch:
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
                 # must exist in every table, and so must a table that the run has written.
+                search.nothing_new |= self.run.log.stored_nothing(node.candidate, self.run.chain.run_ids)
                 lost = self.candidates.lost(node, self._named_runs()) if by_run else []
                 noted = search.missing if by_run and not lost else search.wrong
                 noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
@@ -256,6 +257,9 @@ class PublicationSearch:
             search.wrong.append(
                 f"{publication.name}: run {runs[0]} materialized it, but left no branch in {publication.table.uri}"
             )
+        # An output that was None: there is nothing to publish, and nothing is missing.
+        elif self.run.log.stored_nothing(publication.candidate, self.run.chain.run_ids):
+            search.nothing_new = True
         # At the end of a backfill every branch of the table failed: other tables are published without it.
         elif publication.waiting and self.run.chain.backfill_id is not None:
             search.refused.append(publication.name)

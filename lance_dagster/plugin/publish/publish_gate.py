@@ -170,6 +170,8 @@ class AuditLog:
         # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
         self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
         self._succeeded: dict[str, dict[str | None, int]] = {}
+        # By run, the assets whose output was None.
+        self._nothing: dict[str, set[dg.AssetKey]] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -264,8 +266,14 @@ class AuditLog:
         )
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
-        """Return whether a run materialized an asset, by whichever attempt of a step."""
+        """Return whether a run stored rows of an asset, by whichever attempt of a step."""
         return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+
+    def stored_nothing(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
+        """Return whether a step of some runs had nothing to store for an asset, and said so."""
+        for run_id in run_ids:
+            self._of_run(run_id)
+        return any(asset in self._nothing[run_id] for run_id in run_ids)
 
     def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
         """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
@@ -319,7 +327,7 @@ class AuditLog:
             audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
             by_asset: dict[dg.AssetKey, list[AuditEvent]] = {}
             planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
-            started: dict[str | None, int] = {}
+            started, nothing = dict[str | None, int](), self._nothing.setdefault(run_id, set())
             kinds = {*audited, *starting, planning, succeeding}
             for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
                 entry, occurrence = record.event_log_entry, record.event_log_entry.get_dagster_event()
@@ -332,7 +340,11 @@ class AuditLog:
                 else:
                     audit_event = _event_of((0, record.storage_id), entry.timestamp, occurrence)
                     audit_event = replace(audit_event, attempt=started.get(occurrence.step_key, 0))
-                    by_asset.setdefault(audit_event.asset, []).append(audit_event)
+                    # Such an output counts as an output that was skipped.
+                    if audit_event.check is None and md.plain(audit_event.metadata.get(md.STORED_NOTHING)):
+                        nothing.add(audit_event.asset)
+                    else:
+                        by_asset.setdefault(audit_event.asset, []).append(audit_event)
             self._events[run_id] = by_asset
         return self._events[run_id]
 
