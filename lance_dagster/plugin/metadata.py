@@ -191,6 +191,12 @@ def partition_property(keys: Iterable[str]) -> str:
     return json.dumps(sorted(keys))
 
 
+def listed(texts: Sequence[str], most: int) -> str:
+    """Return texts as a list for a message, such as `a, b and 3 more` for five texts of which at most two are shown."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
 def checked_partitions(keys: Sequence[str]) -> dict[str, str]:
     """Return the entry of an evaluation that names the partitions that it is about; none without partitions."""
     more = [f"and {len(keys) - _SHOWN} more"] if len(keys) > _SHOWN else []

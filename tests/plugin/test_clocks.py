@@ -39,7 +39,7 @@ AHEAD = pytest.mark.parametrize("ahead", [8 * HOUR, -8 * HOUR], ids=["ahead", "b
 ROWS = pa.table({"id": [1]})
 
 
-def decided(instance: dg.DagsterInstance, ended: timedelta, ahead: timedelta, *, succeeded: bool) -> BranchDecision:
+def decided(ended: timedelta, ahead: timedelta, *, succeeded: bool) -> BranchDecision:
     """The decision about the branch of a run of ten minutes that ended some time ago on a worker with another clock."""
     status = dg.DagsterRunStatus.SUCCESS if succeeded else dg.DagsterRunStatus.FAILURE
     end = datetime.now(UTC) - ended
@@ -52,7 +52,7 @@ def decided(instance: dg.DagsterInstance, ended: timedelta, ahead: timedelta, *,
         start_time=(start + ahead).timestamp(),
         end_time=(end + ahead).timestamp(),
     )
-    runs = RunsOfBranches(records={"a": record}, unfinished=(), instance=instance)
+    runs = RunsOfBranches(records={"a": record}, unfinished=())
     keep = KeepFor(failed=7 * DAY, unknown=None)
     lookups = RunLookups(lambda: None, lambda _: None)
     options: dict[str, Any] = {"is_merged": False, "created_at": start + ahead, "lookups": lookups}
@@ -60,19 +60,19 @@ def decided(instance: dg.DagsterInstance, ended: timedelta, ahead: timedelta, *,
 
 
 @AHEAD
-def test_the_branch_of_a_failed_run_is_not_deleted_early(instance: dg.DagsterInstance, ahead: timedelta) -> None:
+def test_the_branch_of_a_failed_run_is_not_deleted_early(ahead: timedelta) -> None:
     """It is kept for the whole time by whatever clock the run was executed, and deleted after that."""
-    assert Action.KEEP is decided(instance, 7 * DAY - HOUR, ahead, succeeded=False).action
-    assert Action.DELETE is decided(instance, 8 * DAY, ahead, succeeded=False).action
+    assert Action.KEEP is decided(7 * DAY - HOUR, ahead, succeeded=False).action
+    assert Action.DELETE is decided(8 * DAY, ahead, succeeded=False).action
 
 
 @AHEAD
-def test_a_run_does_not_wait_before_it_ended(instance: dg.DagsterInstance, ahead: timedelta) -> None:
+def test_a_run_does_not_wait_before_it_ended(ahead: timedelta) -> None:
     """It is not reported early; with a clock that is ahead it is reported later, by what the clock is ahead."""
-    young, old = (decided(instance, age, ahead, succeeded=True) for age in (HOUR / 2, 2 * HOUR))
+    young, old = (decided(age, ahead, succeeded=True) for age in (HOUR / 2, 2 * HOUR))
     assert not young.waits_since(HOUR)
     assert (ahead < timedelta(0)) is old.waits_since(HOUR)
-    assert decided(instance, 10 * HOUR, ahead, succeeded=True).waits_since(HOUR)
+    assert decided(10 * HOUR, ahead, succeeded=True).waits_since(HOUR)
 
 
 @AHEAD

@@ -103,7 +103,7 @@ def test_definitions_of_components_are_validated_as_a_whole(tmp_path: Path) -> N
         (tables(keep_failed_days=True), "keep_failed_days"),
         (
             tables(maintenance="x y"),
-            "the schedule of lance_maintenance is 'x y', which is no cron expression; give five",
+            "the schedule of lance_maintenance has to be a cron expression with five fields such",
         ),
         (tables(keep_failed_days=-1), "keep_failed_days is -1; give a number of days from 0"),
         (tables({"kind": "freshness", "settings": {"column": "at", "maximum_age": True}}), "maximum_age is True; give"),

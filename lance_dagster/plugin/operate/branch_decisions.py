@@ -1,9 +1,20 @@
 """Decide whether a run branch is deleted, kept, or reported as waiting for its publication.
 
 A branch is deleted only when its rows are on `main`, or when its run ended some time ago and its rows may not be
-published: it ended without success (`waiting_candidates`), or a full re-execution did its work again. Before that time
-people re-execute the run from its failure, and the re-execution reads the branch. While any run of the same root is
-unfinished, no branch of that root is deleted: a re-execution may read the branches of all runs that it continues.
+published: the run ended without success (`waiting_candidates`), or a full re-execution did the work of the run again.
+Before that time people re-execute the run from its failure, and the re-execution reads the branch. While a run is
+unfinished, no branch of a run with the same root run is deleted: a re-execution may read the branches of all runs that
+it continues.
+
+Example, with branches of failed runs kept for 7 days and a branch `run/a`:
+
+    run `a` is running, or its re-execution `b` is       keep
+    `main` contains `run/a`                              delete
+    `a` succeeded                                        waiting: the publisher may still publish the branch
+    `a` failed, then its re-execution `b` succeeded      waiting: the rows of both runs are one candidate
+    `a` failed 2 days ago                                keep: it may be re-executed from its failure
+    `a` failed 8 days ago                                delete
+    `a` is not a run of this Dagster instance            unknown: kept, unless `keep.unknown` says for how long
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,8 +46,14 @@ class Action(Enum):
 class BranchDecision:
     """The action of the sweeper on a branch, and its reason.
 
-    For a branch that is deleted because `main` contains it, `unmerged` is the action if `main` did not contain it.
-    `ended` is the end of the run that completed rows that wait; `repeated_by` is a full re-execution in its place.
+    Attributes:
+        action: What the sweeper does.
+        reason: Why, for the text of the tick.
+        unmerged: For a branch that this table no longer needs, because `main` contains it or a newer run replaced its
+            rows: the action if the table needed it. Where that is to wait or to keep, the branch stays as long as
+            another table of its run needs it.
+        ended: For a branch that waits: the end of the run that completed its rows.
+        repeated_by: The id of the run that did all the work of the branch's run again, and succeeded.
     """
 
     action: Action
@@ -64,36 +81,38 @@ class KeepFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsOfBranches:
-    """The runs that some branches are named after, and all runs that are not over."""
+    """The records of the runs that some branches are named after, by run id, and all runs that are not over."""
 
     records: Mapping[str, dg.RunRecord]
     unfinished: Sequence[dg.DagsterRun]
-    instance: dg.DagsterInstance
 
     @classmethod
     def of(cls, run_ids: Iterable[str], instance: dg.DagsterInstance) -> "RunsOfBranches":
-        """Read the records of some runs, with one query for the runs and one for their readers."""
-        wanted = list(dict.fromkeys(run_ids))
-        found = instance.get_run_records(dg.RunsFilter(run_ids=wanted)) if wanted else ()
-        records = {record.dagster_run.run_id: record for record in found}
-        # All of them, and not those of the roots: a re-execution from Python lacks the tag of its root.
+        """Read the records of some runs with one query, and the unfinished runs with a second query."""
+        unique_ids = list(dict.fromkeys(run_ids))
+        # Without ids the filter would select all runs.
+        records = instance.get_run_records(dg.RunsFilter(run_ids=unique_ids)) if unique_ids else ()
+        # All unfinished runs, and not only those with the tag of a root: a re-execution from Python lacks that tag.
         unfinished = tuple(instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED)))
-        return cls(records=records, unfinished=unfinished, instance=instance)
+        by_id = {record.dagster_run.run_id: record for record in records}
+        return cls(records=by_id, unfinished=unfinished)
 
     def reader_of(self, branch: str, run: dg.DagsterRun | None) -> dg.DagsterRun | None:
-        """Return an unfinished run that may read a branch: one of the same root, or one that names it in a tag."""
+        """Return an unfinished run that may read a branch: it has the same root run, or names the branch in a tag."""
         root = run and _root(run)
         return next(
-            (found for found in self.unfinished if _root(found) == root or found.tags.get(BRANCH_TAG) == branch), None
+            (reader for reader in self.unfinished if _root(reader) == root or reader.tags.get(BRANCH_TAG) == branch),
+            None,
         )
 
 
 class RunLookups(NamedTuple):
-    """What the decision about a branch looks up in Dagster and in the record of the lake.
+    """What the decision about a branch looks up in Dagster and in the record of the lake, for some branches only.
 
     Attributes:
-        ended_with: Returns the run with which a candidate was complete that a run without success began, or None.
-        repeated_by: Returns a run that did all the work of a run again and succeeded, or None.
+        ended_with: Returns the last run of the candidate that the run of the branch belongs to, if the candidate is
+            complete; otherwise None. Called only for a run without success.
+        repeated_by: Returns the id of a run that did all the work of a run again and succeeded, or None.
     """
 
     ended_with: Callable[[], dg.RunRecord | None]
@@ -117,9 +136,9 @@ def decide(
         keep: How long branches are kept.
         is_merged: Whether `main` contains the branch.
         created_at: When the branch was forked.
-        lookups: What is looked up only for some branches.
+        lookups: What the rules look up.
     """
-    # A reader comes before every other rule: a run that continues this one reads its branch even after the merge.
+    # A reader comes before every other rule: a run that continues the branch's run reads the branch even after a merge.
     record = runs.records.get(run_of(branch) or "")
     if (reader := runs.reader_of(branch, record.dagster_run if record else None)) is not None:
         status = reader.status.value.lower().replace("_", " ")
@@ -127,16 +146,16 @@ def decide(
     if record is None:
         return _decide_unknown(keep, datetime.now(UTC) - created_at, is_merged=is_merged)
     run = record.dagster_run
-    # The daemon starts the retry later, so no run of the root is unfinished until then.
+    # The daemon starts the retry later, so until then no run with the same root run is unfinished.
     if run.is_complete_and_waiting_to_retry:
         return BranchDecision(Action.KEEP, "Dagster is about to retry the run")
     repeated = lookups.repeated_by(run.run_id)
-    found = (
+    decision = (
         _decide_succeeded(record, keep, repeated)
         if run.is_success
         else _decide_failed(record, keep, repeated, lookups.ended_with)
     )
-    return BranchDecision(Action.DELETE, "main contains it", found.action) if is_merged else found
+    return BranchDecision(Action.DELETE, "main contains it", decision.action) if is_merged else decision
 
 
 def _decide_succeeded(record: dg.RunRecord, keep: KeepFor, by: str | None) -> BranchDecision:

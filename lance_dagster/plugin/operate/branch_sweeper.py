@@ -86,23 +86,23 @@ def build_branch_sweeper(
     and branches of runs whose full re-execution succeeded: at once where the run failed, and `keep_failed` after its
     end where it succeeded. It never deletes a branch while its run, or a re-execution with the same root run, is
     unfinished or about to be retried, nor a branch that a tag or another branch needs, nor a branch that waits to be
-    published: its run, or one that continues it, succeeded, or all tables of the run were written and passed their
-    checks before a later step failed. A run is one candidate: a
-    branch that `main` contains stays as long as another table of the run waits or may be re-executed. Previews are
-    deleted after a day. The text of each tick says what was deleted and why, and which branches wait to be published.
+    published: its run or a re-execution succeeded, or all tables of the run were written and passed their checks
+    before a later step failed. A run is one candidate: a branch that `main` contains stays as long as another table of
+    the run waits or may be re-executed. Previews are deleted after a day. The text of each tick says what was deleted
+    and why, and which branches wait to be published.
 
     Args:
         name: The sensor's name.
-        tables: The candidates, as definitions or keys. Give all tables of a publisher to one
-            sweeper, or give it `publisher`: whether a run may be published depends on all tables that it wrote.
+        tables: The candidates, as definitions or keys. Give all tables of a publisher to one sweeper, or give it
+            `publisher`: whether a run may be published depends on all tables that it wrote.
         keep_failed: How long a run can be re-executed from its failure; longer than people need to react.
         waiting: What happens to a branch that waits to be published: nothing (`keep`); the tick logs an error and
             records an observation of the candidate, once (`alert`); or a run of the publisher is requested, once for
             each state of these branches, unless the channel or the tag is held (`publish`). That run publishes whatever
             waits and passed, also what is younger than `waiting_after`. The text of the tick names such branches in
             each case.
-        publisher: The result of `build_publisher`, for the policy `publish`. Its other tables count
-            too when the sweeper decides whether a run may be published.
+        publisher: The result of `build_publisher`, for the policy `publish`. Its other tables count too when the
+            sweeper decides whether a run may be published.
         resource_key: The key of the `LanceResource`.
         options: See `SweeperOptions`.
 
@@ -146,12 +146,12 @@ def build_branch_sweeper(
         text = sweep.text(len(watched))
         context.log.info(text)
         late = sweep.newly_late() if waiting == "alert" else []
-        for found in late:
-            context.log.error("%s waits to be published", found)
+        for branch in late:
+            context.log.error("%s waits to be published", branch)
         # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
         requests = sweep.publications()
         return dg.SensorResult(
-            asset_events=[_observation(found) for found in late],
+            asset_events=[_observation(branch) for branch in late],
             run_requests=requests or None,
             # Dagster refuses a text beside run requests; the log of the tick has it.
             skip_reason=None if requests else text,
@@ -163,12 +163,16 @@ def build_branch_sweeper(
 
 @dataclass(frozen=True, slots=True)
 class _Swept:
-    """A branch of a table, and the outcome for it."""
+    """A branch of a table, and what the tick decided about it; `version` is its head where it waits, or empty."""
 
     table: WatchedTable
     branch: str
     version: str
     reason: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.table.name} {self.version}"
 
     def __str__(self) -> str:
         run_id = run_of(self.branch)
@@ -186,8 +190,8 @@ class _Cursor:
     def of(cls, text: str | None) -> "_Cursor":
         # A damaged cursor loses no decision: each tick decides anew, and only an alert is repeated.
         try:
-            found = parsed_json(text or "{}")
-            return cls(max(0, int(found.get("next", 0))), tuple(map(str, found.get("alerted", ()))))
+            state = parsed_json(text or "{}")
+            return cls(max(0, int(state.get("next", 0))), tuple(map(str, state.get("alerted", ()))))
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
@@ -199,8 +203,8 @@ class _Cursor:
 class _Sweep:
     """One tick of the sweeper.
 
-    `together` are the watched tables and the others of their publisher: what a run wrote to all of
-    them is one candidate.
+    `together` are the watched tables and the other tables of their publisher: what a run wrote to all of them is one
+    candidate.
     """
 
     lance: LanceResource
@@ -236,51 +240,54 @@ class _Sweep:
         until = time.monotonic() + _BUDGET_SECONDS
         # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
-        for one in [*watched[first:], *watched[:first]]:
+        for watched_table in [*watched[first:], *watched[:first]]:
             # Each tick sweeps one table at least; otherwise a slow table would stop all progress.
             if self.visited and time.monotonic() >= until:
                 break
             self.visited += 1
             try:
-                self._sweep(one, self.lance.table(one.key, one.metadata))
+                self._sweep(watched_table, self.lance.table(watched_table.key, watched_table.metadata))
             except TableNotFoundError:
                 # No run has written the table yet, so it has no branches.
                 continue
             except LanceDagsterError as error:
-                self.problems.append(f"{one.name}: {error}")
+                self.problems.append(f"{watched_table.name}: {error}")
         self.cursor.next = (first + self.visited) % len(watched)
 
-    def _sweep(self, one: WatchedTable, table: "LanceTable") -> None:
-        # Previews first, and the newest branch first: a branch that another one was forked from cannot be deleted.
+    def _sweep(self, watched_table: WatchedTable, table: "LanceTable") -> None:
+        # Previews first, and the newest branch first: a branch cannot be deleted while a fork of it exists.
         for branch in _newest_first({**table.branches.list(f"{PREVIEWS}*"), **table.branches.list(f"{READS}*")}):
             over = is_over(branch.metadata.get(md.PUBLISHED_BY), self.instance)
             # The age is measured across clocks, and a run may take longer than a day: it still needs its branch.
             if over and _is_left_over(branch, self.options.get("keep_previews", timedelta(days=1))):
-                self._delete(one, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
+                self._delete(watched_table, table, branch, f"a preview made {branch.created_at.diff_for_humans()}")
         if not self.options.get("dry_run"):
             self.candidates.close_writes(table)
-        found = _newest_first(table.branches.list("run/*"))
-        runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in found), self.instance)
-        for branch in found:
-            self._sweep_run(one, table, branch, runs)
+        branches = _newest_first(table.branches.list("run/*"))
+        runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), self.instance)
+        for branch in branches:
+            self._sweep_run(watched_table, table, branch, runs)
 
-    def _sweep_run(self, one: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches) -> None:
-        if (found := self.candidates.decide(one, table, branch, runs=runs, keep=self.keep)) is None:
+    def _sweep_run(
+        self, watched_table: WatchedTable, table: "LanceTable", branch: "Branch", runs: RunsOfBranches
+    ) -> None:
+        outcome = self.candidates.decide(watched_table, table, branch, runs=runs, keep=self.keep)
+        if outcome is None:
             return
-        head, made = found
-        action = made.action
-        if made.unmerged in (Action.WAITING, Action.KEEP) and self._is_needed_elsewhere(one, branch.name):
+        head, decision = outcome
+        action = decision.action
+        if decision.unmerged in (Action.WAITING, Action.KEEP) and self._is_needed_elsewhere(watched_table, branch.name):
             action = Action.WITH_OTHERS
         if action is Action.DELETE:
-            self._delete(one, table, branch, made.reason)
+            self._delete(watched_table, table, branch, decision.reason)
             return
         self.counts[action] = self.counts.get(action, 0) + 1
-        if made.action is Action.WAITING:
-            swept = _Swept(one, branch.name, str(head), made.reason)
+        if decision.action is Action.WAITING:
+            swept = _Swept(watched_table, branch.name, str(head), decision.reason)
             self.waiting.append(swept)
-            is_late = made.waits_since(self.options.get("waiting_after", timedelta(hours=1)))
-            # A publication of a held tag would fail, and its run key would keep Dagster from another one.
-            if is_late and not (self.promoted and self._is_held(table, self.promoted[one.name].path[0])):
+            is_late = decision.waits_since(self.options.get("waiting_after", timedelta(hours=1)))
+            # A publication of a held tag would fail, and its run key would keep Dagster from a second publication.
+            if is_late and not (self.promoted and self._is_held(table, self.promoted[watched_table.name].path[0])):
                 self.late.append(swept)
 
     def _is_held(self, table: "LanceTable", name: str) -> bool:
@@ -295,27 +302,27 @@ class _Sweep:
         tag = find_tag(table, name)
         return self.channel_is_held or (tag is not None and tag.hold is not None)
 
-    def _is_needed_elsewhere(self, one: WatchedTable, name: str) -> bool:
+    def _is_needed_elsewhere(self, watched_table: WatchedTable, name: str) -> bool:
         """Return whether another table has rows on the same branch that `main` lacks.
 
         These tables are one candidate: they are published, and re-executed, as the run left them.
         """
         if name not in self.unmerged:
             # Needed only for branches that `main` contains and whose publisher died, which are few.
-            found = (other.name for other in self.together if other is not one and self._is_unmerged(other, name))
-            self.unmerged[name] = next(found, None)
+            others = (table for table in self.together if table is not watched_table)
+            self.unmerged[name] = next((table.name for table in others if self._is_unmerged(table, name)), None)
         return self.unmerged[name] is not None
 
-    def _is_unmerged(self, one: WatchedTable, name: str) -> bool:
+    def _is_unmerged(self, watched_table: WatchedTable, name: str) -> bool:
         try:
-            table = self.lance.table(one.key, one.metadata)
+            table = self.lance.table(watched_table.key, watched_table.metadata)
             head = table.branches.newest(name)
         except (TableNotFoundError, RefNotFoundError):
             return False
         return head is not None and is_written(head) and table.branches.is_merged(head) is None
 
-    def _delete(self, one: WatchedTable, table: "LanceTable", branch: "Branch", reason: str) -> None:
-        swept = _Swept(one, branch.name, "", reason)
+    def _delete(self, watched_table: WatchedTable, table: "LanceTable", branch: "Branch", reason: str) -> None:
+        swept = _Swept(watched_table, branch.name, "", reason)
         try:
             if not self.options.get("dry_run"):
                 table.branches.delete(branch.name)
@@ -324,17 +331,17 @@ class _Sweep:
             return
         except LanceDagsterError as error:
             # A tag or another branch needs the branch, or it is protected.
-            self.refused.append(_Swept(one, branch.name, "", str(error)))
+            self.refused.append(_Swept(watched_table, branch.name, "", str(error)))
             return
         self.deleted.append(swept)
 
     def newly_late(self) -> list[_Swept]:
         """Return the waiting branches that no tick reported before, and remember them in the cursor."""
-        places = {f"{found.table.name} {found.version}": found for found in self.late}
-        known = set(self.cursor.alerted)
+        late = {branch.place: branch for branch in self.late}
+        alerted = set(self.cursor.alerted)
         # Only branches that still wait are remembered, so that the cursor does not grow.
-        self.cursor.alerted = tuple(places)
-        return [found for place, found in places.items() if place not in known]
+        self.cursor.alerted = tuple(late)
+        return [branch for place, branch in late.items() if place not in alerted]
 
     def publications(self) -> list[dg.RunRequest]:
         """Request a run of the publisher, which publishes whatever waits, for the policy `publish`.
@@ -358,8 +365,8 @@ class _Sweep:
             yield f"waiting to be published: {_counted(self.waiting, reasons=False)}"
         if self.refused:
             yield f"cannot delete {_counted(self.refused)}"
-        if kept := self.counts.get(Action.KEEP):
-            yield f"{kept} kept, because a run is unfinished, may be re-executed or was repeated"
+        if keeps := self.counts.get(Action.KEEP):
+            yield f"{keeps} kept, because a run is unfinished, may be re-executed or was repeated"
         if together := self.counts.get(Action.WITH_OTHERS):
             yield f"{together} kept, because other tables of the run are not merged yet"
         if unknown := self.counts.get(Action.UNKNOWN):
@@ -403,17 +410,17 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
     Raises:
         InvalidInputError: The publisher does not publish one of the tables.
     """
-    wanted = {one.key for one in watched}
-    found = {key.to_user_string(): spec.key for spec in publisher.specs for key in _deps(spec) if key in wanted}
-    if missing := [one.name for one in watched if one.name not in found]:
+    candidates = {table.key for table in watched}
+    nodes = {key.to_user_string(): spec.key for spec in publisher.specs for key in _deps(spec) if key in candidates}
+    if missing := [table.name for table in watched if table.name not in nodes]:
         raise InvalidInputError(f"the publisher {publisher.node_def.name} does not publish {', '.join(missing)}")
-    return found
+    return nodes
 
 
 def with_published(watched: Sequence[WatchedTable], publisher: dg.AssetsDefinition | None) -> tuple[WatchedTable, ...]:
-    """Return some tables and the others of their publisher: what a run wrote is one candidate."""
+    """Return some tables and the other tables of their publisher: what a run wrote to all of them is one candidate."""
     published = () if publisher is None else _published_by(publisher)
-    return tuple({one.key: one for one in (*published, *watched)}.values())
+    return tuple({table.key: table for table in (*published, *watched)}.values())
 
 
 def _published_by(publisher: dg.AssetsDefinition) -> Iterator[WatchedTable]:
@@ -428,15 +435,15 @@ def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
     return [dep.asset_key for dep in spec.deps]
 
 
-def _digest(found: Iterable[_Swept]) -> str:
+def _digest(branches: Iterable[_Swept]) -> str:
     # A run key has a limited length, and a run may write hundreds of tables.
-    states = sorted(f"{one.table.name} {one.version}" for one in found)
+    states = sorted(branch.place for branch in branches)
     return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
 
 
-def _observation(found: _Swept) -> dg.AssetObservation:
-    text = f"{found.version} passed its checks or was written by a successful run, and waits to be published"
-    return dg.AssetObservation(found.table.key, description=text, metadata={md.WAITING: found.version})
+def _observation(branch: _Swept) -> dg.AssetObservation:
+    text = f"{branch.version} passed its checks or was written by a successful run, and waits to be published"
+    return dg.AssetObservation(branch.table.key, description=text, metadata={md.WAITING: branch.version})
 
 
 def _newest_first(branches: "Mapping[str, Branch]") -> "list[Branch]":
@@ -451,7 +458,6 @@ def _is_left_over(branch: "Branch", keep: timedelta) -> bool:
     return is_preview and datetime.now(UTC) - branch.created_at >= keep
 
 
-def _counted(found: Sequence[_Swept], *, reasons: bool = True) -> str:
-    shown = [f"{one} ({one.reason})" if reasons else str(one) for one in found[:_NAMED]]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{len(found)} branch{'es' if len(found) > 1 else ''}: {', '.join(shown)}{more}"
+def _counted(branches: Sequence[_Swept], *, reasons: bool = True) -> str:
+    texts = [f"{branch} ({branch.reason})" if reasons else str(branch) for branch in branches]
+    return f"{len(branches)} branch{'es' if len(branches) > 1 else ''}: {md.listed(texts, _NAMED)}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ChannelMove(NamedTuple):
     """An entry of a channel that was not reported yet, and the tables that it changed.
 
-    `published` are those of the watched tables whose promoted nodes the publisher materialized itself.
+    `published` are the watched tables whose promoted nodes the publisher materialized itself.
     """
 
     channel: str
@@ -52,7 +52,8 @@ class ChannelMove(NamedTuple):
 class ChannelLook:
     """One look at one channel; it changes the mark in the cursor as it goes, so that it can stop after any entry.
 
-    `watched` are the names of the tables in the repository. `found` are the versions that they have by an entry.
+    `watched` are the names of the tables in the repository. `versions` are the versions to report: each with the entry
+    that moved the channel to it, and the table.
     """
 
     repository: "LanceRepository"
@@ -62,7 +63,7 @@ class ChannelLook:
     tag_marks: Mapping[str, Marks]
     until: float
     moves: list[ChannelMove] = field(default_factory=list)
-    found: "list[tuple[ChannelMove, str, Version]]" = field(default_factory=list)
+    versions: "list[tuple[ChannelMove, str, Version]]" = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> bool:
@@ -95,13 +96,13 @@ class ChannelLook:
         return True
 
     def _look_at_absent(self) -> bool:
-        """Report what the channel named before it was deleted, and return whether it exists, or more is to be reported.
+        """Report the entries before the channel was deleted; return True where it exists or entries are left to report.
 
-        The log goes on after the deletion, so promotions between the last tick and the deletion are not lost.
+        The log stays after the deletion, so promotions between the previous tick and the deletion are not lost.
         """
         mark = self.cursor.channels.get(self.channel)
         if mark is None:
-            self.cursor.note_absent(self.channel, self._last_before())
+            self.cursor.note_absent(self.channel, self._newest_number())
             return False
         entries = self.repository.channels.entries_after(self.channel, mark.number)
         # Somebody may have created the channel again just now.
@@ -112,13 +113,13 @@ class ChannelLook:
             self.notes.append(f"channel {self.channel} was deleted, so the tags of that name are watched")
         return False
 
-    def _last_before(self) -> int:
-        """Return the number of the entry that deleted the channel: the log goes on when it is created again."""
+    def _newest_number(self) -> int:
+        """Return the number of the entry that deleted the channel: the log goes on if the channel is created again."""
         try:
             (newest,) = self.repository.channels.history(self.channel, limit=1)
         except RefNotFoundError:
             return 0
-        # Somebody may have created it again just now; that entry is reported at the next tick.
+        # Somebody may have created the channel again just now; the next tick reports the entry of its creation.
         return newest.number if newest.deleted else newest.number - 1
 
     @property
@@ -141,8 +142,8 @@ class ChannelLook:
     def _report(self, entry: "RefEntry", before: "RepositoryView | None") -> "RepositoryView | None":
         view = None if entry.deleted else self._view(entry.commit)
         if view is None:
-            # The entry deleted the channel, or its commit was collected. The next entry is compared with the last one
-            # that could be read.
+            # The entry deleted the channel, or its commit was collected. The next entry is compared with the last entry
+            # whose commit could be read.
             self.cursor.channels[self.channel] = _mark_of(entry)
             return None
         changed = view.commit.changed_from(None if before is None else before.commit)
@@ -152,7 +153,7 @@ class ChannelLook:
         watched = [name for name in tables if name in self.watched]
         published = tuple(name for name in watched if name in reported)
         move = ChannelMove(self.channel, entry.number, entry.commit, entry.action, who, why, tables, published)
-        found: list[tuple[ChannelMove, str, Version]] = []
+        versions: list[tuple[ChannelMove, str, Version]] = []
         for name in watched:
             if name in reported:
                 continue
@@ -166,10 +167,10 @@ class ChannelLook:
             # is removed, because only the log of the channel counts from here on.
             tag = self.tag_marks.get(name, {}).pop(self.channel, "")
             if not str(tag).startswith(f"{version} "):
-                found.append((move, name, version))
+                versions.append((move, name, version))
         # The mark moves last, with what is reported: where a table cannot be read, the next tick reads the entry again.
         self.moves.append(move)
-        self.found += found
+        self.versions += versions
         self.cursor.channels[self.channel] = _mark_of(entry)
         return view
 
@@ -187,7 +188,7 @@ def _mark_of(entry: "RefEntry") -> BranchMark:
 def _names_in(text: str) -> frozenset[str]:
     """Return the tables that a publisher reports itself; none when the text does not come from a publisher."""
     try:
-        found = parsed_json(text or "[]")
+        names = parsed_json(text or "[]")
     except ValueError:
         return frozenset()
-    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+    return frozenset(map(str, names)) if isinstance(names, list) else frozenset()

@@ -76,24 +76,26 @@ def build_discovery_sensor(
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def discovery_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         lance: LanceResource = getattr(context.resources, resource_key)
-        seen = _seen(context.cursor)
-        if context.cursor and seen is None:
-            context.log.warning("the cursor of this sensor is damaged, so the tables of now count as seen")
+        reported = _reported(context.cursor)
+        if context.cursor and reported is None:
+            context.log.warning("the cursor of this sensor is damaged, so the tables that exist now count as reported")
         from lance_dagster.store import open_store
 
         store = open_store(lance.tables_root(), lance.connection_options)
         paths = [path for path in _tables_below(store, folder) if path not in expected]
-        is_first = seen is None and not (from_start and not context.cursor)
-        new = [] if is_first else _opened(context, lance, [path for path in paths if path not in (seen or ())])
+        is_first = reported is None and not (from_start and not context.cursor)
+        new = [] if is_first else _opened(context, lance, [path for path in paths if path not in (reported or ())])
         requests = [_request(path, head, partitions_def) for path, head in new] if with_runs else []
-        found = [path for path, _ in new]
+        new_paths = [path for path, _ in new]
+        text = f"{len(new)} new: {md.listed(new_paths, _NAMED)}" if new else f"no new table among {len(paths)}"
+        added = partitions_def.build_add_request(new_paths) if partitions_def and new else None
         return dg.SensorResult(
             asset_events=[version_materialization(dg.AssetKey([MAIN, *path.split("/")]), head) for path, head in new],
-            dynamic_partitions_requests=[partitions_def.build_add_request(found)] if partitions_def and found else None,
+            dynamic_partitions_requests=[added] if added else None,
             run_requests=requests or None,
-            skip_reason=None if requests else _text(found, len(paths)),
-            # Only tables that exist: one that is dropped and created again is new.
-            cursor=json.dumps(sorted(paths if is_first else {*found, *(set(paths) & (seen or set()))})),
+            skip_reason=None if requests else text,
+            # Only tables that exist: a table that is dropped and created again is new.
+            cursor=json.dumps(sorted(paths if is_first else {*new_paths, *(set(paths) & (reported or set()))})),
         )
 
     return discovery_sensor
@@ -114,7 +116,7 @@ def _tables_below(store: "Store", folder: str) -> Iterator[str]:
 def _opened(
     context: dg.SensorEvaluationContext, lance: LanceResource, paths: Sequence[str]
 ) -> "list[tuple[str, Version]]":
-    """Return the heads of the tables that can be opened; the next tick tries the others again."""
+    """Return the heads of the tables that can be opened; the next tick tries the remaining tables again."""
     from lance_dagster.table import LanceTable
 
     heads = []
@@ -135,17 +137,10 @@ def _request(path: str, head: "Version", partitions_def: dg.DynamicPartitionsDef
     return dg.RunRequest(run_key=key, tags=tags, partition_key=path if partitions_def else None)
 
 
-def _seen(cursor: str | None) -> set[str] | None:
+def _reported(cursor: str | None) -> set[str] | None:
     """Return the tables in a cursor, or None when there is no cursor or it is damaged."""
     try:
-        found = parsed_json(cursor or "null")
+        paths = parsed_json(cursor or "null")
     except ValueError:
         return None
-    return set(found) if isinstance(found, list) and all(isinstance(path, str) for path in found) else None
-
-
-def _text(found: Sequence[str], tables: int) -> str:
-    if not found:
-        return f"no new table among {tables}"
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"{len(found)} new: {', '.join(found[:_NAMED])}{more}"
+    return set(paths) if isinstance(paths, list) and all(isinstance(path, str) for path in paths) else None

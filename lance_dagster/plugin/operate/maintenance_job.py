@@ -91,27 +91,26 @@ def build_maintenance_job(
         options: See `MaintenanceOptions`.
 
     Raises:
-        InvalidInputError: No table is given, one is given twice, the schedule is no cron expression, or an option has
-            the wrong type or is negative.
+        InvalidInputError: No table is given, a table is given twice, the schedule is not a cron expression, or an
+            option has the wrong type or is negative.
     """
     require_sequence("tables", tables, "shop/orders")
     check_options(build_maintenance_job, options, MaintenanceOptions)
     maintained = [WatchedTable.of(table) for table in tables]
-    if not maintained or len({one.key for one in maintained}) < len(maintained):
-        raise InvalidInputError(
-            f"build_maintenance_job needs at least one table, and each only once: {[one.name for one in maintained]}"
-        )
+    if not maintained or len({table.key for table in maintained}) < len(maintained):
+        names = [table.name for table in maintained]
+        raise InvalidInputError(f"build_maintenance_job needs at least one table, and each only once: {names}")
     _check_options(options)
     first = _repository_op(f"{name}__{_REPOSITORY}", resource_key, options)
     steps = zip(maintained, _identifiers(maintained), strict=True)
-    ops = [_op(one, f"{name}__{step}", resource_key, options) for one, step in steps]
+    ops = [_op(watched_table, f"{name}__{step}", resource_key, options) for watched_table, step in steps]
 
     # In one process: a process for each table would take longer to start than the work of most tables.
     @dg.job(name=name, executor_def=dg.in_process_executor, description=_about(maintained))
     def maintenance() -> None:
-        done = first()
+        collected = first()
         for op in ops:
-            op(done)
+            op(collected)
 
     return MaintenanceJob(maintenance, _planned(maintenance, schedule) if schedule else None)
 
@@ -123,8 +122,8 @@ def _planned(job: dg.JobDefinition, schedule: str) -> dg.ScheduleDefinition:
         return dg.ScheduleDefinition(job=job, cron_schedule=schedule, description=about)
     except dg.DagsterInvalidDefinitionError:
         raise InvalidInputError(
-            f"the schedule of {job.name} is {schedule!r}, which is no cron expression; give five fields such as "
-            "'0 3 * * 0'"
+            f"the schedule of {job.name} has to be a cron expression with five fields such as '0 3 * * 0', not "
+            f"{schedule!r}"
         ) from None
 
 
@@ -135,53 +134,55 @@ def _check_options(options: MaintenanceOptions) -> None:
         check_flag(part, options.get(part, True))
 
 
-def _op(one: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
+def _op(watched_table: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
     spark_key = options.get("spark_key")
 
     @dg.op(
         name=name,
         ins={"repository": dg.In(dg.Nothing)},
         required_resource_keys={resource_key, *([spark_key] if spark_key else [])},
-        description=f"Maintain the table of {one.name}.",
+        description=f"Maintain the table of {watched_table.name}.",
     )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         lance: LanceResource = getattr(context.resources, resource_key)
         spark: SparkResource | None = getattr(context.resources, spark_key) if spark_key else None
-        step = _Step(context, one.name, spark, dry_run=config.dry_run)
+        step = _Step(context, watched_table.name, spark, dry_run=config.dry_run)
         try:
-            table = _written_table(context, lance, one)
+            table = _written_table(context, lance, watched_table)
         except LanceDagsterError as error:
-            raise dg.Failure(description=f"{one.name}: {error}") from error
+            raise dg.Failure(description=f"{watched_table.name}: {error}") from error
         if table is None:
             return
         try:
             step.run(table, options)
         except LanceDagsterError as error:
-            raise dg.Failure(description=f"{one.name}: {error}", metadata=step.report) from error
+            raise dg.Failure(description=f"{watched_table.name}: {error}", metadata=step.report) from error
         finally:
-            # A step that fails is reported too, because its work before the failure stays done.
-            context.log_event(dg.AssetObservation(one.key, description="maintenance", metadata=step.report))
+            # A step that fails is reported too, because its work before the failure is committed.
+            context.log_event(dg.AssetObservation(watched_table.key, description="maintenance", metadata=step.report))
         if step.damage:
-            raise dg.Failure(description=f"{one.name} is damaged: {step.damage[0]}", metadata=step.report)
+            raise dg.Failure(description=f"{watched_table.name} is damaged: {step.damage[0]}", metadata=step.report)
 
     return maintain
 
 
-def _written_table(context: dg.OpExecutionContext, lance: LanceResource, one: WatchedTable) -> "LanceTable | None":
+def _written_table(
+    context: dg.OpExecutionContext, lance: LanceResource, watched_table: WatchedTable
+) -> "LanceTable | None":
     """Return the table of a candidate; None, with a warning, when no run has written it yet.
 
     Raises:
         TableNotFoundError: The repository has the table, and it is gone.
     """
     try:
-        return lance.table(one.key, one.metadata)
+        return lance.table(watched_table.key, watched_table.metadata)
     except TableNotFoundError as error:
-        repository, name = lance.open_repository(), str(lance.address_of(one.key, one.metadata))
+        repository, name = lance.open_repository(), str(lance.address_of(watched_table.key, watched_table.metadata))
         if repository is not None and name in repository.tables():
-            uri = lance.uri_of(one.key, one.metadata)
+            uri = lance.uri_of(watched_table.key, watched_table.metadata)
             raise TableNotFoundError(f"the table at {uri}, which the repository has, is gone") from error
         # A job is defined with all of its tables, and some may not have been written yet.
-        context.log.warning("%s: nothing to maintain: %s", one.name, error)
+        context.log.warning("%s: nothing to maintain: %s", watched_table.name, error)
         return None
 
 
@@ -201,21 +202,21 @@ def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) ->
             return
         from lance_dagster.repository.collect_commits import CommitRetention
 
-        found = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
+        collection = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
         context.add_output_metadata(
             {
-                f"lance/commits_{'would_remove' if found.dry_run else 'removed'}": len(found.commits),
-                "lance/branches_kept": len(found.kept),
+                f"lance/commits_{'would_remove' if collection.dry_run else 'removed'}": len(collection.commits),
+                "lance/branches_kept": len(collection.kept),
             }
         )
-        for reason in found.kept[:_SHOWN]:
+        for reason in collection.kept[:_SHOWN]:
             context.log.warning("kept: %s", reason)
 
     return collect
 
 
 class _Step:
-    """The maintenance of one table; `report` grows with each thing that is done."""
+    """The maintenance of one table; each part of the maintenance adds its entries to `report`."""
 
     def __init__(
         self, context: dg.OpExecutionContext, name: str, spark: SparkResource | None, *, dry_run: bool
@@ -224,7 +225,7 @@ class _Step:
         self._spark = spark
         self.damage: list[Problem] = []
         self._context, self._name, self._dry_run = context, name, dry_run
-        # The sensors take a version with a run id for one of Dagster's.
+        # The sensors take a version with a run id for a version of Dagster's.
         # Imported only in a run, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.run_branch import RunChain
 
@@ -246,10 +247,10 @@ class _Step:
             self._collect(table, age)
 
     def _verify(self, table: "LanceTable") -> None:
-        found = table.maintenance.verify()
-        self.damage = _damage(found.problems)
-        self._add_problems(found.problems)
-        self.report["lance/versions_verified"] = found.versions
+        verification = table.maintenance.verify()
+        self.damage = _damage(verification.problems)
+        self._add_problems(verification.problems)
+        self.report["lance/versions_verified"] = verification.versions
 
     def _compact(self, table: "LanceTable") -> None:
         before = _fragments(table)
@@ -271,11 +272,11 @@ class _Step:
         self.report["lance/indices_refreshed"] = len(missing)
 
     def _collect(self, table: "LanceTable", age: timedelta) -> None:
-        found = table.maintenance.collect_garbage(age, dry_run=self._dry_run)
-        self._add_problems(found.problems)
-        self.report |= _garbage(found)
-        if not self._dry_run and not found.ok:
-            self.damage = _damage(found.problems)
+        garbage = table.maintenance.collect_garbage(age, dry_run=self._dry_run)
+        self._add_problems(garbage.problems)
+        self.report |= _garbage(garbage)
+        if not self._dry_run and not garbage.ok:
+            self.damage = _damage(garbage.problems)
 
     def _add_problems(self, problems: "Sequence[Problem]") -> None:
         self.report["lance/problems"] = len(problems)
@@ -293,18 +294,18 @@ def _damage(problems: "Sequence[Problem]") -> "list[Problem]":
     return [problem for problem in problems if problem.severity == ERROR]
 
 
-def _garbage(found: "GarbageReport") -> Report:
-    if found.dry_run:
+def _garbage(report: "GarbageReport") -> Report:
+    if report.dry_run:
         # A dry run uses names of its own: a plot of removed files must not show files that were not removed.
-        removed, expired, done = found.garbage, found.expired, "would_remove"
+        removed, expired, verb = report.garbage, report.expired, "would_remove"
     else:
-        removed, expired = found.garbage if found.done else {}, found.expired if found.expiry_done else {}
-        done = "removed"
+        removed, expired = report.garbage if report.done else {}, report.expired if report.expiry_done else {}
+        verb = "removed"
     return {
-        f"lance/versions_{done}": sum(map(len, expired.values())),
-        f"lance/files_{done}": sum(count.files for count in removed.values()),
-        f"lance/bytes_{done}": sum(count.bytes for count in removed.values()),
-        "lance/files_waiting": sum(count.files for count in found.waiting.values()),
+        f"lance/versions_{verb}": sum(map(len, expired.values())),
+        f"lance/files_{verb}": sum(count.files for count in removed.values()),
+        f"lance/bytes_{verb}": sum(count.bytes for count in removed.values()),
+        "lance/files_waiting": sum(count.files for count in report.waiting.values()),
     }
 
 
@@ -313,13 +314,18 @@ def _fragments(table: "LanceTable") -> int:
 
 
 def _identifiers(tables: Sequence[WatchedTable]) -> list[str]:
-    """Return a name for the step of each table, no two of them alike and none that of the repository's step."""
-    plain = [_identifier(one.name) for one in tables]
+    """Return a name for the step of each table: no two names are equal, and no name is that of the repository's step.
+
+    Example: the tables `a/b` and `c` get `a__b` and `c`; `a/b` and `a__b` get `a__b_` with a digest of each key.
+    """
+    plain = [_identifier(watched_table.name) for watched_table in tables]
     times = Counter([*plain, _REPOSITORY])
-    # Only where names are alike, such as those of `a/b` and `a__b`: the others are easy to write in a configuration.
+    # The digest is added only where two names are equal, because people write the names into a run configuration.
     return [
-        name if times[name] == 1 else f"{name}_{hashlib.sha256(repr(one.key.path).encode()).hexdigest()[:_DIGITS]}"
-        for name, one in zip(plain, tables, strict=True)
+        name
+        if times[name] == 1
+        else f"{name}_{hashlib.sha256(repr(watched_table.key.path).encode()).hexdigest()[:_DIGITS]}"
+        for name, watched_table in zip(plain, tables, strict=True)
     ]
 
 
@@ -329,5 +335,5 @@ def _identifier(name: str) -> str:
 
 
 def _about(tables: Sequence[WatchedTable]) -> str:
-    names = ", ".join(one.name for one in tables[:_SHOWN])
+    names = ", ".join(table.name for table in tables[:_SHOWN])
     return f"Verify, compact and clean up {len(tables)} Lance tables: {names}."

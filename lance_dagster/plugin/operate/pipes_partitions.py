@@ -73,13 +73,13 @@ class PipesPartitions:
         return {"keys": list(self.keys), "partition_expr": self.partition_expr, "points": self.points.encoded()}
 
     @classmethod
-    def decoded(cls, asset: str, given: Mapping[str, Any]) -> "PipesPartitions":
+    def decoded(cls, asset: str, settings: Mapping[str, Any]) -> "PipesPartitions":
         """Return the partitions that `encoded` returned in the process of Dagster."""
         return cls(
             asset=asset,
-            keys=tuple(given["keys"]),
-            partition_expr=given["partition_expr"],
-            points=PartitionPoints.decoded(given["points"]),
+            keys=tuple(settings["keys"]),
+            partition_expr=settings["partition_expr"],
+            points=PartitionPoints.decoded(settings["points"]),
         )
 
     def filter(self, schema: pa.Schema) -> PartitionFilter:
@@ -91,10 +91,10 @@ class PipesPartitions:
         return self.points.filter(schema, self.partition_expr, self.asset)
 
     def held(self, rows: "Rows", schema: pa.Schema) -> "Rows":
-        """Return rows for a write that fails before its commit when one of them is outside of the partitions.
+        """Return rows for a write that fails before its commit when a row is outside of the partitions.
 
-        Rows in memory are counted at once, those of a stream while they are written. Staged files are returned as they
-        are: `verify` reads them.
+        Rows in memory are counted at once, the rows of a stream while they are written. Staged files are returned
+        unchanged: `verify` reads them.
 
         Raises:
             InvalidInputError: A row in memory is outside of the partitions.
@@ -155,34 +155,34 @@ def _written_ranges(branch: "RunBranch", version: "Version", since: int) -> "Ite
     """Yield the ranges of versions that the run wrote: the version before each range, and its last version."""
     table, chain = branch.table, branch.chain
     if version.branch != chain.branch_tag:
-        # On a branch of these runs only, everything counts that its publication would bring to main, also from a failed
-        # attempt.
+        # On a branch that only these runs write, all rows count that its publication would bring to main, also the rows
+        # of a failed attempt.
         yield table.branches.merge_base(MAIN, version), version
         return
     # Runs of other partitions share a branch that a tag names; their own sessions verify what they wrote.
     numbers = [number for number in table.branches.version_numbers(version.branch) if number <= version.number]
     versions = [table.at(f"branch:{version.branch}@{number}") for number in numbers]
-    runs = [one.properties.get(md.RUN_ID) for one in versions]
+    runs = [version.properties.get(md.RUN_ID) for version in versions]
     first = min((number for number, run in zip(numbers, runs, strict=True) if run in chain.run_ids), default=since + 1)
     start = min(first, since + 1)
 
-    def is_own(one: "Version") -> bool:
-        return one.number >= start and one.properties.get(md.RUN_ID) in (None, *chain.run_ids)
+    def is_own(version: "Version") -> bool:
+        return version.number >= start and version.properties.get(md.RUN_ID) in (None, *chain.run_ids)
 
-    for own, found in groupby(versions, is_own):
+    for own, group in groupby(versions, is_own):
         if own:
-            adjacent = list(found)
+            adjacent = list(group)
             yield f"branch:{adjacent[0].parents[0]}", adjacent[-1]
 
 
 def _count_written(table: "LanceTable", before: "Ref", after: "Ref", tally: RowTally) -> None:
-    """Count the rows that a version added or changed; those that a compaction moved are neither."""
+    """Count the rows that a range of versions added or changed; rows that a compaction moved are neither."""
     if tally.scope is None:
         return
     columns = tally.scope.within.columns
-    found = table.diff(before, after)
-    for batch in found.rows("added", columns):
+    diff = table.diff(before, after)
+    for batch in diff.rows("added", columns):
         tally.add(batch)
-    # Compared by all columns: a row of another partition that got other values was written too.
-    for batch in found.rows("changed"):
+    # Compared by all columns: a row of another partition whose values changed was written too.
+    for batch in diff.rows("changed"):
         tally.add(batch.filter(pc.field(_CHANGE) == "update_postimage"))

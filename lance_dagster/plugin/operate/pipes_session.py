@@ -152,10 +152,10 @@ class PipesTable(AbstractContextManager["PipesTable"]):
                 "this process was started without a Lance table; pass extras=pipes_extras(context, lance) to the "
                 "Pipes client"
             )
-        given = dict(settings["chain"])
+        chain = dict(settings["chain"])
         self._settings = settings
-        lists = {name: tuple(given[name]) for name in ("run_ids", "run_partition")}
-        self._chain = RunChain(**{**given, **lists})
+        lists = {name: tuple(chain[name]) for name in ("run_ids", "run_partition")}
+        self._chain = RunChain(**{**chain, **lists})
         self._checks: list[tuple[str, bool, dict[str, PipesMetadataRawValue]]] = []
         self.branch = self._chain.branch_names[0] if self._chain.branch_names else MAIN
         from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
@@ -191,10 +191,10 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         Args:
             rows: The rows.
             message: The commit message; None for the method and the asset.
-            properties: Stored with the transaction, beside those that name asset, run and step.
+            properties: Stored with the transaction, beside the properties that name asset, run and step.
 
         Raises:
-            InvalidInputError: A row is outside of the partitions of the run, or a run that this one continues appended
+            InvalidInputError: A row is outside of the partitions of the run, or a run that this run continues appended
                 to the table and was published; nothing was committed.
         """
         branch, info = self._ready(rows), self._commit("append", message, properties)
@@ -258,21 +258,24 @@ class PipesTable(AbstractContextManager["PipesTable"]):
 
         Raises:
             InvalidInputError: The process wrote nothing, or rows that are outside of the partitions of the run; or an
-                earlier attempt of the step overwrote the table or replaced rows, and this one did not.
+                earlier attempt of the step overwrote the table or replaced rows, and this attempt did not.
         """
         table = self.table
         branch = RunBranch(table=table, chain=self._chain)
         version = branch.written()
-        # An earlier attempt of the step, or a run that this one continues, may have written what is there.
+        # The version may be older: of an earlier attempt of the step, or of a run that this run continues.
         if version is None or version == self._before:
             raise InvalidInputError(f"the process ended without a write to {self.branch} of {table.uri}")
         version = self._take_back(branch, version)
         self._partitions.verify(branch, version, self._settings["branch_head"])
-        seen: dict[str, PipesMetadataRawValue] = {md.BRANCH: version.branch, md.VERSION: str(version.number)}
+        version_metadata: dict[str, PipesMetadataRawValue] = {
+            md.BRANCH: version.branch,
+            md.VERSION: str(version.number),
+        }
         asset = self._properties[md.ASSET_KEY]
         self._pipes.report_asset_materialization(
             {
-                **seen,
+                **version_metadata,
                 md.TRANSACTION: version.transaction,
                 md.BASE_VERSION: version.parents[0],
                 md.ROW_COUNT: version.rows,
@@ -284,7 +287,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         )
         # After the materialization: the publisher ignores evaluations of an earlier attempt.
         for name, passed, metadata in self._checks:
-            self._pipes.report_asset_check(name, passed, metadata={**metadata, **seen}, asset_key=asset)
+            self._pipes.report_asset_check(name, passed, metadata={**metadata, **version_metadata}, asset_key=asset)
 
     def __enter__(self) -> Self:
         """Return the table."""
@@ -315,15 +318,15 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         return {
             "branch": self.branch,
             "message": message or f"{mode} {self._properties[md.ASSET_KEY]}",
-            # The own properties win: a retry finds the versions of an earlier attempt by them. Without the number, the
-            # second append of a process would be taken for a retry of the first one.
+            # These properties win over the caller's: a retry finds the versions of an earlier attempt by them. Without
+            # the number, the second append of a process would be taken for a retry of the first append.
             "properties": {**(properties or {}), **self._properties, md.WRITE: f"{mode} {len(self._writes) + 1}"},
             "partitions": self.partition_keys,
         }
 
     def _replaced(self, predicate: str, rows: "Rows", message: str | None, properties: "Properties") -> "WriteResult":
         info = self._commit("replace", message, properties)
-        # Only a replacement of the same rows leaves nothing of that of an earlier attempt.
+        # Only a replacement of the same rows removes all rows that an earlier attempt wrote by a replacement.
         info["properties"][md.WRITE] += f" where {predicate}"
         info = self._recorded(RunBranch(table=self.table, chain=self._chain), info, "replace")
         return self._counted(info, self.table.replace_where(predicate, self._held(rows), **info))
@@ -346,46 +349,49 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         mark = recorder.put(branch, recorder.request(branch, properties, mode, attempts))
         return {**info, "properties": {**properties, **mark}}
 
-    def _counted(self, info: "_Commit", made: "WriteResult") -> "WriteResult":
+    def _counted(self, info: "_Commit", result: "WriteResult") -> "WriteResult":
         """Count a write that was committed, and return its result."""
         self._writes.append(info["properties"][md.WRITE])
-        return made
+        return result
 
     def _take_back(self, branch: RunBranch, version: "Version") -> "Version":
-        """Remove the rows that an earlier attempt of the step appended, and that this one did not replace.
+        """Remove the rows that an earlier attempt of the step appended and this attempt did not replace.
+
+        Example: the first attempt appended twice and failed, and the second attempt appended once. Its write `append 1`
+        replaced the first one of the earlier attempt; the rows of `append 2` are removed here.
 
         Returns:
             The head of the branch, which was `version`.
 
         Raises:
-            InvalidInputError: An earlier attempt overwrote the table or replaced rows, and this one did not.
+            InvalidInputError: An earlier attempt overwrote the table or replaced rows, and this attempt did not.
         """
         newest: dict[str, Version] = {}
-        for one in branch.attempts(self._properties):
-            write = one.properties.get(md.WRITE, "")
-            # Of several attempts, the newest one has replaced what the others wrote by a write of the same number.
+        for attempt in branch.attempts(self._properties):
+            write = attempt.properties.get(md.WRITE, "")
+            # Attempts come newest first: a newer attempt has replaced what an older attempt wrote in the same write.
             if write in newest:
                 continue
-            newest[write] = one
+            newest[write] = attempt
             if write.startswith("overwrite"):
-                # Nothing is left of what was written before this process overwrote the table.
+                # This process overwrote the table too, so no earlier rows remain.
                 if write in self._writes:
                     break
                 raise InvalidInputError(
-                    f"an earlier attempt of the step overwrote the table in {one}, and this one did not; start a new "
-                    "run, and not a retry of this one"
+                    f"an earlier attempt of the step overwrote the table in {attempt}, and this attempt did not; start "
+                    "a new run, and not a retry of this run"
                 )
             if write.startswith("replace") and write not in self._writes:
                 # The rows that it removed would be lost.
                 raise InvalidInputError(
-                    f"an earlier attempt of the step replaced rows in {one}, and this one did not repeat that write in "
-                    "its place and with its predicate; start a new run, and not a retry of this one"
+                    f"an earlier attempt of the step replaced rows in {attempt}, and this attempt did not repeat that "
+                    "write in its place and with its predicate; start a new run, and not a retry of this run"
                 )
-        for write, one in newest.items():
+        for write, attempt in newest.items():
             if write.startswith("append") and write not in self._writes:
                 info: _Commit = {**self._commit("append"), "properties": {**self._properties, md.WRITE: write}}
                 info = self._recorded(branch, info, "append")
-                version = branch.table.append(branch.table.schema(self.branch).empty_table(), replaces=one, **info)
+                version = branch.table.append(branch.table.schema(self.branch).empty_table(), replaces=attempt, **info)
         return version
 
     def _held(self, rows: "Rows") -> "Rows":

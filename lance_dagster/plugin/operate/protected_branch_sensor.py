@@ -42,9 +42,9 @@ def build_protected_branch_sensor(
 ) -> dg.SensorDefinition:
     """Build a sensor that reports versions of protected branches that neither a publication nor maintenance made.
 
-    Each of them becomes an observation of the external asset `<branch>/<candidate's key>` with the metadata
+    Each such version becomes an observation of the external asset `<branch>/<candidate's key>` with the metadata
     `lance/unpublished`, and an error in the log of the tick. With `job`, the sensor also requests a run for each table
-    that has any, for example to notify somebody. The first tick only records which versions exist.
+    with such versions, for example to notify somebody. The first tick only records which versions exist.
 
     The properties of its transaction decide whether a version counts as published, and any program with write access
     can imitate them: the sensor detects accidents, and policies of the storage keep attackers out.
@@ -77,15 +77,15 @@ def build_protected_branch_sensor(
         until = time.monotonic() + BUDGET_SECONDS
         tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=False), until=until)
         run_logged(tick, watched, context)
-        # A name in `branches` may be that of a tag or a channel, whose moves are not commits.
-        found = [one for one in tick.news if not one.is_tag and not is_published(one.version)]
-        for one in found:
-            context.log.error("%s was committed by %s and not by a publication", one, _committer(one))
-        requests = run_requests(found) if with_runs else None
+        # A name in `branches` may be the name of a tag or a channel, whose moves are not commits.
+        unpublished = [news for news in tick.news if not news.is_tag and not is_published(news.version)]
+        for news in unpublished:
+            context.log.error("%s was committed by %s and not by a publication", news, _committer(news))
+        requests = run_requests(unpublished) if with_runs else None
         return dg.SensorResult(
-            asset_events=[_observation(one) for one in found],
+            asset_events=[_observation(news) for news in unpublished],
             run_requests=requests,
-            skip_reason=None if requests else _text(found, len(tick.news)),
+            skip_reason=None if requests else _text(unpublished, len(tick.news)),
             cursor=tick.cursor.to_json(),
         )
 
@@ -99,25 +99,25 @@ def is_published(version: "Version") -> bool:
     return md.PUBLISHED_BY in version.properties or version.operation in MAINTENANCE_NAMES or is_new_and_empty
 
 
-def _committer(found: "News") -> str:
-    run_id = found.version.properties.get(md.RUN_ID)
-    return f"the run {run_id}" if run_id else found.version.committer or "an unknown program"
+def _committer(news: "News") -> str:
+    run_id = news.version.properties.get(md.RUN_ID)
+    return f"the run {run_id}" if run_id else news.version.committer or "an unknown program"
 
 
-def _text(found: "Sequence[News]", looked_at: int) -> str:
-    if not found:
-        return f"{looked_at} new versions, all of them published" if looked_at else "no new version"
-    return f"not published: {', '.join(map(str, found))}"
+def _text(unpublished: "Sequence[News]", new: int) -> str:
+    if not unpublished:
+        return f"{new} new versions, all of them published" if new else "no new version"
+    return f"not published: {', '.join(map(str, unpublished))}"
 
 
-def _observation(found: "News") -> dg.AssetObservation:
+def _observation(news: "News") -> dg.AssetObservation:
     return dg.AssetObservation(
-        dg.AssetKey([found.ref, *found.table.key.path]),
-        description=f"{found.version} was committed by {_committer(found)} and not by a publication",
+        dg.AssetKey([news.ref, *news.table.key.path]),
+        description=f"{news.version} was committed by {_committer(news)} and not by a publication",
         metadata={
-            **md.version_metadata(found.version),
-            md.ROW_COUNT: found.version.rows,
-            "lance/operation": found.version.operation,
+            **md.version_metadata(news.version),
+            md.ROW_COUNT: news.version.rows,
+            "lance/operation": news.version.operation,
             "lance/unpublished": True,
         },
     )

@@ -23,8 +23,8 @@ class BranchMark(NamedTuple):
     """The last version of a branch that was reported: its number, and the first part of its transaction's uuid.
 
     The number alone does not identify the version: a table that is dropped and created again reuses the numbers. For a
-    channel it is the last entry: its number, and the commit of the repository that it names, which is empty while the
-    channel does not exist.
+    channel the mark is the entry that was reported last: its number, and the commit of the repository that it names,
+    which is empty while the channel does not exist.
     """
 
     number: int
@@ -40,14 +40,14 @@ class RefCursor:
     """The state between two ticks.
 
     Attributes:
-        seen: The marks of each table by its name. A table without an entry was never visited; an entry without
+        tables: The marks of each table by its name. A table without an entry was never visited; an entry without
             marks is a table that did not exist.
         channels: The marks of the channels of a repository, by name.
         next: The index of the table that the next tick starts with.
         announce_all: Whether the versions that exist at the first visit of a table are reported.
     """
 
-    seen: dict[str, Marks] = field(default_factory=dict)
+    tables: dict[str, Marks] = field(default_factory=dict)
     channels: dict[str, BranchMark] = field(default_factory=dict)
     next: int = 0
     announce_all: bool = False
@@ -65,52 +65,54 @@ class RefCursor:
             return None
 
     @classmethod
-    def _parse(cls, found: object) -> "RefCursor":
-        if not isinstance(found, dict) or found.get("format") != _FORMAT or not isinstance(found.get("seen"), dict):
+    def _parse(cls, state: object) -> "RefCursor":
+        if not isinstance(state, dict) or state.get("format") != _FORMAT or not isinstance(state.get("seen"), dict):
             raise ValueError
-        seen = {str(name): _marks(marks) for name, marks in found["seen"].items()}
+        tables = {str(name): _marks(marks) for name, marks in state["seen"].items()}
         # Absent in the cursor of a sensor that watched tables only.
-        channels = {str(name): _branch_mark(mark) for name, mark in dict(found.get("channels") or {}).items()}
-        return cls(seen=seen, channels=channels, next=_number(found.get("next")), announce_all=found.get("all") is True)
+        channels = {str(name): _branch_mark(mark) for name, mark in dict(state.get("channels") or {}).items()}
+        return cls(
+            tables=tables, channels=channels, next=_number(state.get("next")), announce_all=state.get("all") is True
+        )
 
-    def note_absent(self, channel: str, last: int = 0) -> bool:
-        """Record that a watched ref is not a channel, and return whether it was one before.
+    def note_absent(self, channel: str, deleted_at: int = 0) -> None:
+        """Record that a watched ref is not a channel.
 
         Args:
             channel: The ref.
-            last: The number of the entry that deleted it; 0 where it never was a channel, since entries start with 1.
+            deleted_at: The number of the entry that deleted the channel; 0 for a ref that never was a channel, since
+                entries start with 1.
         """
-        before = self.channels.get(channel)
-        self.channels[channel] = BranchMark(last, "")
-        return before is not None and before.transaction != ""
+        self.channels[channel] = BranchMark(deleted_at, "")
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Drop the marks of tables that are no longer watched; without this the cursor would only grow."""
-        kept = set(names)
-        self.seen = {name: marks for name, marks in self.seen.items() if name in kept}
+        watched = set(names)
+        self.tables = {name: marks for name, marks in self.tables.items() if name in watched}
 
     def to_json(self) -> str:
         """Return the text that Dagster stores."""
-        state: dict[str, object] = {"format": _FORMAT, "next": self.next, "all": self.announce_all, "seen": self.seen}
+        state: dict[str, object] = {"format": _FORMAT, "next": self.next, "all": self.announce_all}
+        state["seen"] = self.tables
         if self.channels:
             state["channels"] = self.channels
         return json.dumps(state, separators=(",", ":"))
 
 
-def _marks(found: object) -> Marks:
-    if not isinstance(found, Mapping):
+def _marks(marks: object) -> Marks:
+    if not isinstance(marks, Mapping):
         raise TypeError
-    return {str(ref): mark if isinstance(mark, str) else _branch_mark(mark) for ref, mark in found.items()}
+    return {str(ref): mark if isinstance(mark, str) else _branch_mark(mark) for ref, mark in marks.items()}
 
 
-def _branch_mark(found: object) -> BranchMark:
-    if not isinstance(found, list) or len(found) != _MARK_FIELDS or not isinstance(found[1], str):
+def _branch_mark(fields: object) -> BranchMark:
+    if not isinstance(fields, list) or len(fields) != _MARK_FIELDS or not isinstance(fields[1], str):
         raise TypeError
-    return BranchMark(_number(found[0]), found[1])
+    return BranchMark(_number(fields[0]), fields[1])
 
 
-def _number(found: object) -> int:
+def _number(number: object) -> int:
     # `True` is an int for Python.
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < _MAX_NUMBER:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < _MAX_NUMBER:
         raise ValueError
-    return found
+    return number

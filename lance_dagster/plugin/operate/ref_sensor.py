@@ -102,7 +102,7 @@ def build_ref_sensor(
     Where the tables are in a repository and a ref is a channel of it, the log of the channel is read, once for all
     tables. Each table that an entry changed is reported with the entry, the commit, who moved the channel and why.
 
-    With `job`, the sensor also requests one run for each table that changed, or one for the newest entry of a channel,
+    With `job`, the sensor also requests a run for each table that changed, or a run for the newest entry of a channel,
     also where the publisher made the move. A publication changes `main` and the tag: a sensor of both requests runs
     for both, so give the refs that the job reads. The run key contains the version, and the time of a tag's move, so
     that a repeated report starts no second run, and a tag that comes back to a version starts one. Dagster's list of
@@ -151,7 +151,7 @@ def build_ref_sensor(
             # Dagster refuses a text beside run requests, so its list of ticks shows the runs instead.
             context.log.info(text)
         return dg.SensorResult(
-            asset_events=[_materialization(found) for found in tick.news],
+            asset_events=[_materialization(news) for news in tick.news],
             run_requests=requests,
             skip_reason=None if requests else text,
             cursor=tick.cursor.to_json(),
@@ -161,7 +161,7 @@ def build_ref_sensor(
 
 
 def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> "RefCursor":
-    """Return the cursor of a ref sensor; a damaged one is replaced, with a warning in the log of the tick."""
+    """Return the cursor of a ref sensor; a damaged cursor is replaced, with a warning in the log of the tick."""
     from lance_dagster.plugin.operate.ref_cursor import RefCursor
 
     cursor = RefCursor.of(context.cursor, from_start=from_start)
@@ -227,13 +227,13 @@ def run_requests(news: "Iterable[News]", moves: "Iterable[ChannelMove]" = ()) ->
 
     Args:
         news: What is reported, and moves of tags that the publisher reported itself.
-        moves: The moves of channels. One that changed no watched table requests no run.
+        moves: The moves of channels. A move that changed no watched table requests no run.
     """
     news = list(news)
-    reported = {found.move for found in news}
-    # Both are in the order of the versions, so the newest one of each key stays.
+    reported = {version.move for version in news}
+    # Both are in the order of the versions, so the newest move or version of each key stays.
     by_channel = {move.channel: move for move in moves if move.published or move in reported}
-    by_table = {found.table.name: found for found in news if found.move is None}
+    by_table = {version.table.name: version for version in news if version.move is None}
     return [*map(_request_of_move, by_channel.values()), *map(_request, by_table.values())]
 
 
@@ -242,35 +242,34 @@ def _request_of_move(move: "ChannelMove") -> dg.RunRequest:
     return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
 
 
-def _request(found: "News") -> dg.RunRequest:
-    name, version = found.table.name, found.version
+def _request(news: "News") -> dg.RunRequest:
+    name, version = news.table.name, news.version
     # The transaction, because a table that was created again has other versions under the same numbers.
-    key = f"lance:{name}@{found.ref}={version.number}:{version.transaction[:8]}"
+    key = f"lance:{name}@{news.ref}={version.number}:{version.transaction[:8]}"
     # A tag may come back to a version: Dagster would drop the run of a key that it knows.
-    key += f":{found.moved_at}" if found.moved_at else ""
+    key += f":{news.moved_at}" if news.moved_at else ""
     return dg.RunRequest(run_key=key, tags={md.CANDIDATE: name, md.REF: str(version)})
 
 
-def _materialization(found: "News") -> dg.AssetMaterialization:
+def _materialization(news: "News") -> dg.AssetMaterialization:
     extra: dict[str, str | bool | None] = {
-        "lance/tag": found.ref if found.is_tag else None,
-        "lance/recreated": found.is_recreated or None,
+        "lance/tag": news.ref if news.is_tag else None,
+        "lance/recreated": news.is_recreated or None,
     }
-    if found.move is not None:
-        extra |= _about(found.move)
-    return version_materialization(dg.AssetKey([found.ref, *found.table.key.path]), found.version, **extra)
+    if news.move is not None:
+        extra |= _about(news.move)
+    return version_materialization(dg.AssetKey([news.ref, *news.table.key.path]), news.version, **extra)
 
 
 def _about(move: "ChannelMove") -> dict[str, str | bool | None]:
     """Return the metadata about an entry of a channel, which is the same for all tables that it changed."""
-    named = ", ".join(move.tables[:_NAMED]) + (f" and {len(move.tables) - _NAMED} more" if move.tables[_NAMED:] else "")
     return {
         md.CHANNEL_ENTRY: move.ref,
         md.REPOSITORY_COMMIT: move.commit,
         "lance/action": move.action,
         md.WHO: move.who or None,
         md.REASON: move.why or None,
-        "lance/tables": named,
+        "lance/tables": md.listed(move.tables, _NAMED),
     }
 
 

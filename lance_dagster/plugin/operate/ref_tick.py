@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError
+from lance_dagster.errors import LanceDagsterError, RefNotFoundError, TableNotFoundError, VersionNotFoundError, counted
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.operate.channel_look import ChannelLook, ChannelMove
@@ -121,11 +121,11 @@ class _Look:
         if branch in self.begins:
             self.marks[branch] = _mark_of(head)
             return
-        known = mark if isinstance(mark, BranchMark) else None
-        recreated = known is not None and not _contains(table, head, known)
+        reported = mark if isinstance(mark, BranchMark) else None
+        recreated = reported is not None and not _contains(table, head, reported)
         if recreated:
             self.notes.append(_recreated_text(self.watched.name, branch))
-        after = 0 if known is None or recreated else known.number
+        after = 0 if reported is None or recreated else reported.number
         self._collect(table, branch, after=after, is_recreated=recreated)
 
     def _collect(self, table: "LanceTable", branch: str, *, after: int, is_recreated: bool) -> None:
@@ -154,8 +154,8 @@ class _Look:
         if name not in self.begins:
             # With `branch:`, because other programs allow a tag and a branch of the same name.
             version = table.at(f"branch:{tag.ref}")
-            found = self.published if by_publisher else self.news
-            found.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
+            moves = self.published if by_publisher else self.news
+            moves.append(News(self.watched, name, version, is_tag=True, moved_at=moved_at))
         self.marks[name] = moved
 
 
@@ -163,7 +163,7 @@ class _Look:
 class RefTick:
     """One tick: reads tables and collects their news, in the order of the tables.
 
-    `published` are moves of tags that the publisher reported itself; those of a channel are in `moves`.
+    `published` are moves of tags that the publisher reported itself; the moves of channels are in `moves`.
     """
 
     lance: LanceResource
@@ -190,7 +190,7 @@ class RefTick:
         # The modulo is needed because the definitions may have lost tables since the cursor was written.
         first = self.cursor.next % len(watched)
         order = [*watched[first:], *watched[:first]]
-        self.cursor.keep_only(one.name for one in watched)
+        self.cursor.keep_only(watched_table.name for watched_table in watched)
         with ThreadPoolExecutor(max_workers=min(_THREADS, len(order))) as threads:
             looks = threads.map(self._look, range(len(order)), order)
             for look in looks:
@@ -210,9 +210,13 @@ class RefTick:
             if repository is None:
                 self.cursor.note_absent(ref)
                 return False
-            tables = {str(self.lance.address_of(one.key, one.metadata)): one for one in watched}
-            known = [one.name for one in tables.values() if self.cursor.seen.get(one.name)]
-            marks = {name: self.cursor.seen[one.name] for name, one in tables.items() if one.name in self.cursor.seen}
+            tables = {
+                str(self.lance.address_of(watched_table.key, watched_table.metadata)): watched_table
+                for watched_table in watched
+            }
+            names = {place: table.name for place, table in tables.items() if table.name in self.cursor.tables}
+            marks = {place: self.cursor.tables[name] for place, name in names.items()}
+            with_marks = [name for place, name in names.items() if marks[place]]
             look = ChannelLook(
                 repository=repository,
                 channel=ref,
@@ -232,30 +236,29 @@ class RefTick:
             is_channel = True
         # Also after an error: the cursor has passed the entries that were read before it.
         self.moves += look.moves
-        # The look takes the marks of tags away. Without marks a table counts as one that did not exist, so its tags,
-        # which follow the channel, would be news once more when the channel is deleted.
-        for name in known:
-            if not self.cursor.seen[name]:
-                del self.cursor.seen[name]
+        # The look takes the marks of tags away. A table without marks counts as a table that did not exist, so its
+        # tags, which follow the channel, would be news once more when the channel is deleted.
+        for name in with_marks:
+            if not self.cursor.tables[name]:
+                del self.cursor.tables[name]
         self.notes += look.notes
-        found = [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.found]
-        self.news += found
+        self.news += [News(tables[name], ref, version, is_tag=True, move=move) for move, name, version in look.versions]
         return is_channel
 
-    def _look(self, place: int, one: WatchedTable) -> _Look | None:
+    def _look(self, place: int, watched_table: WatchedTable) -> _Look | None:
         # Each tick reads at least one table; otherwise a short budget would stop all progress.
         if place and time.monotonic() >= self.until:
             return None
-        known, announce_all = self.cursor.seen.get(one.name), self.cursor.announce_all
-        # A table without marks did not exist. Where others have marks, a ref without one was added to the sensor.
-        begins = [ref for ref in self.refs if known is None or (known and ref not in known)]
+        marks, announce_all = self.cursor.tables.get(watched_table.name), self.cursor.announce_all
+        # A table without marks did not exist. In a table with marks, a ref without a mark was added to the sensor.
+        begins = [ref for ref in self.refs if marks is None or (marks and ref not in marks)]
         look = _Look(
             lance=self.lance,
             refs=self.refs,
-            watched=one,
+            watched=watched_table,
             # The look gets a copy: when an earlier table had no time left, it is not gathered and must leave no marks.
-            marks=dict(known or {}),
-            is_first=known is None and not announce_all,
+            marks=dict(marks or {}),
+            is_first=marks is None and not announce_all,
             begins=() if announce_all else begins,
             until=self.until,
         )
@@ -266,7 +269,7 @@ class RefTick:
         self.visited += 1
         # A table that failed at the first look stays unknown, so that its history is not reported later.
         if look.problem is None or not look.is_first:
-            self.cursor.seen[look.watched.name] = look.marks
+            self.cursor.tables[look.watched.name] = look.marks
         self.news += look.news
         self.published += look.published
         self.notes += look.notes
@@ -283,27 +286,27 @@ class RefTick:
     def _published(self) -> list[str]:
         """The tables that the publisher reported, each once."""
         of_moves = [name for move in self.moves for name in move.published]
-        return list(dict.fromkeys([*of_moves, *(found.table.name for found in self.published)]))
+        return list(dict.fromkeys([*of_moves, *(news.table.name for news in self.published)]))
 
     def _sentences(self, tables: int) -> Iterator[str]:
         if self.news:
-            # By table, the newest version last; a dict keeps the last one of each table and ref.
-            newest = {(found.table.name, found.ref): str(found) for found in self.news}
-            changed = len({found.table.name for found in self.news})
-            yield f"{_counted(len(self.news), 'version')} of {_counted(changed, 'table')}: {_listed(newest.values())}"
+            # By table, the newest version last; a dict keeps the newest version of each table and ref.
+            newest = {(news.table.name, news.ref): str(news) for news in self.news}
+            changed = len({news.table.name for news in self.news})
+            yield f"{counted(len(self.news), 'version')} of {counted(changed, 'table')}: {_listed(newest.values())}"
         elif published := self._published:
             yield f"nothing to report: the publisher reported {_listed(published)} itself"
         else:
-            yield f"nothing new in {_counted(self.visited, 'table')}"
+            yield f"nothing new in {counted(self.visited, 'table')}"
         if self.moves:
             yield _listed(map(str, self.moves))
         yield from self.notes[:_NAMED]
         for ref, count in self.missing.items():
-            yield f"{_counted(count, 'table')} of {self.visited} have no branch or tag {ref!r}"
+            yield f"{counted(count, 'table')} of {self.visited} have no branch or tag {ref!r}"
         if self.problems:
-            yield f"{_counted(len(self.problems), 'table')} could not be read: {_listed(self.problems)}"
+            yield f"{counted(len(self.problems), 'table')} could not be read: {_listed(self.problems)}"
         if self.visited < tables:
-            yield f"{_counted(tables - self.visited, 'table')} left to the next tick"
+            yield f"{counted(tables - self.visited, 'table')} left to the next tick"
 
 
 def _mark_of(version: "Version") -> BranchMark:
@@ -311,7 +314,7 @@ def _mark_of(version: "Version") -> BranchMark:
 
 
 def _contains(table: "LanceTable", head: "Version", mark: BranchMark) -> bool:
-    """Return whether the branch is still the one that a mark was taken from."""
+    """Return whether the branch has the version of a mark: it was not reset or created again since then."""
     if head.number < mark.number:
         return False
     try:
@@ -327,11 +330,5 @@ def _recreated_text(name: str, branch: str) -> str:
     return f"branch {branch} of {name} was reset, or deleted and created again"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _listed(found: Iterable[str]) -> str:
-    texts = list(found)
-    more = len(texts) - _NAMED
-    return ", ".join(texts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _listed(texts: Iterable[str]) -> str:
+    return md.listed(list(texts), _NAMED)

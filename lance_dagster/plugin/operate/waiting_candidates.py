@@ -1,9 +1,16 @@
-"""Decide what to do with the branches of runs, where the rows of a run without success may wait to be published too.
+"""Decide what to do with the branch of a run by the events of its candidate and the record of the lake.
 
-These rows wait in two cases. A re-execution continued the run and succeeded: then both branches are parts of one
-candidate. Or every table of the run was written and passed its checks, and only a later step failed: the publisher,
-such as while the tag is held, or a step downstream. Rows that conflict with what is published do not wait, since they
-cannot be merged.
+`branch_decisions` decides by the status of the run alone. But the rows of a run that failed wait to be published too,
+in two cases:
+
+1. A re-execution continued the failed run and succeeded. The branches of both runs are parts of one candidate.
+2. Every table of the run was written and passed its checks, and a later step failed: the publisher, such as while the
+   tag is held, or a step downstream.
+
+Example: run `a` writes `orders` and `customers`, both pass their checks, and the publisher fails because `production`
+is held. The branch `run/a` waits in both tables. If the check of `customers` fails, `run/a` waits in neither table.
+
+Rows that conflict with `main` do not wait, since they cannot be merged.
 """
 
 from collections.abc import Sequence
@@ -45,12 +52,13 @@ _EVALUATED = dg.DagsterEventType.ASSET_CHECK_EVALUATION
 
 @dataclass(slots=True, kw_only=True)
 class WaitingCandidates:
-    """Look up the candidates of runs, each once.
+    """The candidates of runs, each looked up once.
 
     Attributes:
         lance: The resource.
         instance: The Dagster instance.
         watched: The tables that are published together.
+        log: The events of the runs.
     """
 
     lance: LanceResource
@@ -61,16 +69,17 @@ class WaitingCandidates:
     _passed: dict[tuple[str, tuple[str, ...]], bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Read no event before it is needed."""
+        """Prepare the log of events, which reads a run when it is first asked for that run."""
         repository = self.lance.open_repository()
         self.log = AuditLog(self.instance, None if repository is None else RecordView(repository=repository))
 
     def decide(
-        self, one: WatchedTable, table: "LanceTable", branch: "Branch", *, runs: RunsOfBranches, keep: KeepFor
+        self, watched_table: WatchedTable, table: "LanceTable", branch: "Branch", *, runs: RunsOfBranches, keep: KeepFor
     ) -> "tuple[Version, BranchDecision] | None":
-        """Decide what to do with a run branch, and return its head too.
+        """Decide what to do with the run branch of a table.
 
         Returns:
+            The head of the branch and the decision.
             None when a publisher deleted the branch since it was listed.
         """
         try:
@@ -80,47 +89,52 @@ class WaitingCandidates:
         except RefNotFoundError:
             return None
         run_id = run_of(branch.name) or ""
-        found = decide(
+        decision = decide(
             branch.name,
             runs,
             keep=keep,
             is_merged=is_merged,
             created_at=branch.created_at,
-            lookups=RunLookups(partial(self.ended_with, run_id, one), self.log.repeated_by),
+            lookups=RunLookups(partial(self.ended_with, run_id, watched_table), self.log.repeated_by),
         )
-        if found.action is Action.WAITING and self.log.is_output_skipped(one.key, self.runs_of(run_id)):
+        if decision.action is Action.WAITING and self.log.is_output_skipped(watched_table.key, self.runs_of(run_id)):
             reason = "the next attempt of its step succeeded without this output"
-            found = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
-        elif found.action is Action.DELETE and found.repeated_by and self._is_discarded(found.repeated_by, table):
-            # The branch has the only rows that are left of the two runs, and a person may publish it by `ref`.
-            found = BranchDecision(Action.KEEP, f"its full re-execution {short(found.repeated_by)} was discarded")
-        if found.action is Action.WAITING and self._is_dropped(table, head):
-            found = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
-        return head, found
+            decision = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
+        elif (
+            decision.action is Action.DELETE
+            and decision.repeated_by
+            and self._is_discarded(decision.repeated_by, table)
+        ):
+            # The rows of the re-execution are gone, so a person may publish the branch of the first run by `ref`.
+            decision = BranchDecision(Action.KEEP, f"its full re-execution {short(decision.repeated_by)} was discarded")
+        if decision.action is Action.WAITING and self._is_dropped(table, head):
+            decision = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
+        return head, decision
 
     def close_writes(self, table: "LanceTable") -> None:
-        """Close the recorded writes of a table that no publication will close, of runs that are over.
+        """Close recorded writes of finished runs to a table that no publication will close.
 
-        The process of a run died before it committed the rows, somebody deleted the branch, or a person merged it.
+        The rows of such a write are not on its branch, because the process died before its commit or somebody deleted
+        the branch; or they are on `main` already, because a person merged the branch.
         """
         record = self.log.record
         writes = [] if record is None else record.open_writes(table)
-        over = {run.run_id for run in self._runs_of(writes) if run.is_finished}
-        merged, gone = list[RecordedWrite](), list[RecordedWrite]()
-        for write in (write for write in writes if write.request.run_id in over):
+        if record is None or not writes:
+            return
+        run_ids = list(dict.fromkeys(write.request.run_id for write in writes))
+        # A run that this Dagster instance does not have may belong to another instance, and may not be over.
+        runs = self.instance.get_runs(dg.RunsFilter(run_ids=run_ids))
+        finished = {run.run_id for run in runs if run.is_finished}
+        merged, lost = list[RecordedWrite](), list[RecordedWrite]()
+        for write in (write for write in writes if write.request.run_id in finished):
             head = table.branches.newest(write.request.branch)
             if _is_merged(table, write.request.branch, head):
                 merged.append(write)
-            elif record is not None and (head is None or write not in record.on_branch(table, head)):
-                gone.append(write)
-        if record is not None and (merged or gone):
-            record.repository.drop_writes(gone, merged=merged, message="close the writes of runs that are over")
+            elif head is None or write not in record.on_branch(table, head):
+                lost.append(write)
+        if merged or lost:
+            record.repository.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
             record.refresh()
-
-    def _runs_of(self, writes: Sequence[RecordedWrite]) -> Sequence[dg.DagsterRun]:
-        """Return the runs of some writes that this Dagster instance knows: another one may run the others."""
-        run_ids = list(dict.fromkeys(write.request.run_id for write in writes))
-        return self.instance.get_runs(dg.RunsFilter(run_ids=run_ids)) if run_ids else []
 
     def _is_dropped(self, table: "LanceTable", head: "Version") -> bool:
         """Return whether the rows of a branch will never be published."""
@@ -129,7 +143,7 @@ class WaitingCandidates:
         return record is not None and write is not None and record.is_dropped(write)
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
-        """Return whether what a run wrote to a table was dropped, and none of it is published."""
+        """Return whether every write of a run and its re-executions to a table was dropped from publication."""
         candidate = RunChain.of(self.instance.get_run_by_id(run_id), self.instance).candidate_id
         record = self.log.record
         if record is None:
@@ -138,48 +152,53 @@ class WaitingCandidates:
         return bool(writes) and all(record.is_dropped(write) for write in writes)
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:
-        """Return a run and those that it continues or that continue it, oldest first."""
+        """Return a run, the runs that it continues and its re-executions, oldest first."""
         if run_id not in self._runs:
             self._runs[run_id] = Candidate.of(run_id, self.log, ()).run_ids
         return self._runs[run_id]
 
-    def ended_with(self, run_id: str, one: WatchedTable) -> dg.RunRecord | None:
-        """Return the run with which the candidate of a run was complete, or None when it may not be published.
+    def ended_with(self, run_id: str, watched_table: WatchedTable) -> dg.RunRecord | None:
+        """Return the run that completed the candidate of a run, or None when the candidate may not be published.
+
+        It is the newest run of the candidate that succeeded. Where no run succeeded, it is the newest run, provided
+        that all tables that the runs were to write were written and passed their checks.
 
         Args:
-            run_id: A run without success.
-            one: The table of its branch.
+            run_id: The id of a run without success.
+            watched_table: The table of its branch.
         """
         runs = self.runs_of(run_id)
-        found = self.instance.get_run_records(dg.RunsFilter(run_ids=list(runs)))
-        records = {record.dagster_run.run_id: record for record in found}
-        newest_first = [records[run] for run in reversed(runs) if run in records]
+        records = self.instance.get_run_records(dg.RunsFilter(run_ids=list(runs)))
+        by_id = {record.dagster_run.run_id: record for record in records}
+        newest_first = [by_id[run] for run in reversed(runs) if run in by_id]
         succeeded = next((record for record in newest_first if record.dagster_run.is_success), None)
         if succeeded is not None or not newest_first:
             return succeeded
-        # The table of the branch comes first: the other tables may not have been written by these runs.
-        written = self._has_passed(one, runs) and all(
-            self._has_passed(each, runs)
-            for each in self.watched
-            if any(self.log.plans([each.key], run) for run in runs)
+        # The table of the branch comes first: these runs may not have been meant to write the other tables.
+        is_complete = self._has_passed(watched_table, runs) and all(
+            self._has_passed(other_table, runs)
+            for other_table in self.watched
+            if any(self.log.plans([other_table.key], run) for run in runs)
         )
-        return newest_first[0] if written else None
+        return newest_first[0] if is_complete else None
 
-    def _has_passed(self, one: WatchedTable, runs: tuple[str, ...]) -> bool:
-        key = (one.name, runs)
+    def _has_passed(self, watched_table: WatchedTable, runs: tuple[str, ...]) -> bool:
+        key = (watched_table.name, runs)
         if key not in self._passed:
-            self._passed[key] = not self.log.unwritten([one.key], runs) and not self._reasons_against(one, runs)
+            self._passed[key] = not self.log.unwritten([watched_table.key], runs) and not self._reasons_against(
+                watched_table, runs
+            )
         return self._passed[key]
 
-    def _reasons_against(self, one: WatchedTable, runs: Sequence[str]) -> list[str]:
-        """Return the reasons against the newest branch of some runs in a table; none when it was published."""
+    def _reasons_against(self, watched_table: WatchedTable, runs: Sequence[str]) -> list[str]:
+        """Return the reasons against publishing the newest branch of some runs in a table; none without a branch."""
         with suppress(NotFoundError):
-            table = self.lance.table(one.key, one.metadata)
+            table = self.lance.table(watched_table.key, watched_table.metadata)
             head = RunBranch(table=table, chain=RunChain(run_ids=tuple(reversed(runs)))).written()
-            subject = None if head is None else Subject.of(one.key, head)
+            subject = None if head is None else Subject.of(watched_table.key, head)
             if head is not None and isinstance(subject, Subject):
-                # The sensor does not know which checks are blocking, but the runs planned them.
-                checks, record = self._checks(one.key, runs), self.log.record
+                # A sensor has no definitions of checks, so the checks that the runs planned stand for them.
+                checks, record = self._checks(watched_table.key, runs), self.log.record
                 verdicts = {} if record is None else record.verdicts(table, subject.commit_id)
                 against = reasons_against(
                     subject, checks, log=self.log, chain=RunChain(), verdicts=verdicts, unchecked=True
@@ -188,20 +207,22 @@ class WaitingCandidates:
         return []
 
     def _checks(self, asset: dg.AssetKey, runs: Sequence[str]) -> list[dg.AssetCheckKey]:
-        """Return the checks of an asset that some runs planned, without those whose evaluation was not blocking."""
-        planned, free = set[dg.AssetCheckKey](), set[dg.AssetCheckKey]()
+        """Return the checks of an asset that some runs planned, without checks that were evaluated as not blocking."""
+        planned, nonblocking = set[dg.AssetCheckKey](), set[dg.AssetCheckKey]()
         for run_id in runs:
             for record in self.instance.get_records_for_run(run_id, of_type={_PLANNED, _EVALUATED}).records:
                 event = record.event_log_entry.dagster_event
                 if event is not None and event.event_type == _PLANNED:
                     planned.add(event.asset_check_planned_data.asset_check_key)
                 elif event is not None and not event.asset_check_evaluation_data.blocking:
-                    free.add(event.asset_check_evaluation_data.asset_check_key)
-        return sorted((check for check in planned - free if check.asset_key == asset), key=lambda check: check.name)
+                    nonblocking.add(event.asset_check_evaluation_data.asset_check_key)
+        return sorted(
+            (check for check in planned - nonblocking if check.asset_key == asset), key=lambda check: check.name
+        )
 
 
 def _is_merged(table: "LanceTable", branch: str, head: "Version | None") -> bool:
-    """Return whether `main` has the rows of a branch, which may be deleted since."""
+    """Return whether `main` has the rows of a branch; without a head the branch was deleted, and `main` is searched."""
     if head is not None:
         return is_written(head) and table.branches.is_merged(head) is not None
     return has_source(table, branch)

@@ -54,7 +54,8 @@ def build_waiting_checks(
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: No table is given, `after` is not a duration of zero or more, or `publisher` is not one.
+        InvalidInputError: No table is given, `after` is not a duration of zero or more, or `publisher` is not the
+            definition of a publisher.
     """
     require_sequence("tables", tables, "shop/orders")
     if not tables:
@@ -64,11 +65,14 @@ def build_waiting_checks(
         check_class("publisher", publisher, dg.AssetsDefinition, "build_publisher([orders])")
     watched = [WatchedTable.of(table) for table in tables]
     together = with_published(watched, publisher)
-    return [_check(one, together, after, condition=automation_condition, resource_key=resource_key) for one in watched]
+    return [
+        _check(watched_table, together, after, condition=automation_condition, resource_key=resource_key)
+        for watched_table in watched
+    ]
 
 
 def _check(
-    one: WatchedTable,
+    watched_table: WatchedTable,
     together: Sequence[WatchedTable],
     after: timedelta,
     *,
@@ -76,7 +80,7 @@ def _check(
     resource_key: str,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(
-        asset=one.key,
+        asset=watched_table.key,
         name=NAME,
         description=f"What a run wrote is published within {after}.",
         required_resource_keys={resource_key},
@@ -87,7 +91,8 @@ def _check(
         from lance_dagster.plugin.operate.waiting_candidates import WaitingCandidates
 
         lance: LanceResource = getattr(context.resources, resource_key)
-        late = _waiting(one, WaitingCandidates(lance=lance, instance=context.instance, watched=together), after)
+        candidates = WaitingCandidates(lance=lance, instance=context.instance, watched=together)
+        late = _waiting(watched_table, candidates, after)
         shown = [*late[:_SHOWN], *([f"and {len(late) - _SHOWN} more"] if len(late) > _SHOWN else [])]
         return dg.AssetCheckResult(
             passed=not late,
@@ -99,12 +104,12 @@ def _check(
     return published_in_time
 
 
-def _waiting(one: WatchedTable, candidates: "WaitingCandidates", after: timedelta) -> list[str]:
+def _waiting(watched_table: WatchedTable, candidates: "WaitingCandidates", after: timedelta) -> list[str]:
     """Return the versions that wait longer than a time, oldest first, each with its age."""
     try:
-        table = candidates.lance.table(one.key, one.metadata)
+        table = candidates.lance.table(watched_table.key, watched_table.metadata)
     except TableNotFoundError:
-        # No run has written it yet.
+        # No run has written the table yet.
         return []
     branches = sorted(table.branches.list("run/*").values(), key=lambda branch: branch.created_at)
     runs = RunsOfBranches.of((run_of(branch.name) or "" for branch in branches), candidates.instance)
@@ -112,9 +117,9 @@ def _waiting(one: WatchedTable, candidates: "WaitingCandidates", after: timedelt
     keep = KeepFor(failed=timedelta(0), unknown=None)
     late = []
     for branch in branches:
-        if (found := candidates.decide(one, table, branch, runs=runs, keep=keep)) is None:
+        if (outcome := candidates.decide(watched_table, table, branch, runs=runs, keep=keep)) is None:
             continue
-        head, made = found
-        if made.ended is not None and made.waits_since(after):
-            late.append(f"{head}, whose run ended {age_text(made.ended)} ago")
+        head, decision = outcome
+        if decision.ended is not None and decision.waits_since(after):
+            late.append(f"{head}, whose run ended {age_text(decision.ended)} ago")
     return late
