@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOC := $(VENV)/protoc
+DOCS := $(VENV)/docs
 PROTO_OUT ?= lance_dagster/format/_proto
 # The first that is new enough; looked for only when .venv has to be made.
 PYTHON = $(shell for python in python3.11 python3; do \
@@ -26,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 # The marks of tests that have a target of their own.
 ELSEWHERE := (soak or cluster or ceph)
 
-.PHONY: help install demo ui test test-slow azurite test-azure test-ceph test-cluster soak supported lint proto bench lock clean
+.PHONY: help install demo ui test test-slow azurite test-azure test-ceph test-cluster soak supported lint proto docs bench lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 21
@@ -95,6 +96,16 @@ proto: install ## Write the protobuf classes again from protos/
 	@PYTHONPATH=$(PROTOC) $(BIN)/python -m grpc_tools.protoc -Iprotos \
 	  --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) protos/*.proto
 
+# Like the protobuf compiler, in a folder of its own: only this target needs these packages.
+$(DOCS)/.installed: pyproject.toml
+	@rm -rf $(DOCS)
+	$(PIP) install --quiet --constraint requirements.lock --target $(DOCS) --group docs
+	@touch $@
+
+docs: install $(DOCS)/.installed ## Build the site of the documentation into site/; fails on dead links
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) $(BIN)/python -m mkdocs build --quiet
+	@echo "Open site/index.html"
+
 bench: install ## Measure: print the figures of benchmarks/, or say that there are none
 	@if [ ! -d benchmarks ]; then \
 	  echo "make: this checkout has no benchmarks/ folder, so there is nothing to measure" >&2; exit 1; \
@@ -109,5 +120,5 @@ lock: install ## Choose the newest allowed release of every dependency and write
 	@mv $(VENV)/requirements.lock requirements.lock
 
 clean: ## Remove .venv, the demo's folder and every cache
-	@rm -rf $(VENV) .demo .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf $(VENV) .demo site .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

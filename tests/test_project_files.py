@@ -93,7 +93,7 @@ def test_every_dependency_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["install", "demo", "ui", "test", "soak", "supported", "lint", "proto", "bench", "lock", "clean"]
+    "target", ["install", "demo", "ui", "test", "soak", "supported", "lint", "proto", "docs", "bench", "lock", "clean"]
 )
 def test_make_lists_its_targets(target: str) -> None:
     """`make` without a target shows every target with what it does."""

@@ -59,13 +59,22 @@ def test_the_example_of_the_readme_publishes(tmp_path: Path, monkeypatch: pytest
     assert 3 == LanceTable.open("lake/shop/customers.lance").count_rows("production")
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, by GitHub's rule."""
+    outside = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+)$", outside, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    """Each link to a file of the project leads to an existing file."""
+    """Each link to a file of the project leads to an existing file, and to a heading of it where it names one."""
     broken = [
-        f"{page.relative_to(ROOT)}: {target}"
+        f"{page.relative_to(ROOT)}: {path}{anchor}"
         for page in PAGES
-        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
-        if "://" not in target and not (page.parent / target).exists()
+        for path, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]+)?\)", page.read_text())
+        if "://" not in path
+        and (target := page if not path else page.parent / path)
+        and not (target.exists() and (not anchor or anchor[1:] in anchors(target)))
     ]
     assert [] == broken
 

@@ -39,7 +39,7 @@ Statements = list[dict[str, Any]]
 
 def printed_policies() -> dict[str, Statements]:
     """Read the statements of each policy of the page."""
-    found = re.findall(r"```json (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.findall(r'```json title="(\w+)"\n(.*?)```', PAGE.read_text(), re.DOTALL)
     return {name: json.loads(text)["Statement"] for name, text in found}
 
 
