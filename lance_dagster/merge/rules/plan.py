@@ -413,14 +413,14 @@ class _Build:
         return frozenset().union(*(fragment.situation.source_columns for fragment in decided))
 
     def _rewritten(self) -> frozenset[int]:
-        """Return the fields of which rows that stay in fragments of the dest have values that were not there."""
+        """Return the fields that get new values in rows that stay in fragments of the dest."""
         edits = self.rows.builder.edits
         # A row that comes back is not in any index that was made while it was deleted.
         revived = [field.id for field in self.schema.fields if edits.revived]
         return frozenset(revived).union(*(columns for _, columns in edits.columns.values()))
 
     def _indexed(self, manifest: Manifest) -> Manifest:
-        """Keep the dest's indices as far as they stay valid. Those of the source refer to other fragment ids."""
+        """Keep the dest's indices as far as they stay valid. Indices of the source refer to other fragment ids."""
         edits = self.rows.builder.edits
         # An index that was made while a row was deleted does not have it, so fragments with revived rows are scanned.
         manifest = uncover_fragments(drop_indices_without_fields(manifest), edits.revived)
