@@ -1,8 +1,8 @@
 """Stream the rows that differ between two versions as Arrow record batches.
 
-A stream of rows of both versions needs one schema: the columns of the newer version, then those that only the older
-one has. A column that changed its type appears twice, under its name with the newer values and as `<name>_before` with
-the older ones. What a version does not have is null.
+A stream of rows of both versions needs one schema: the columns of the newer version, then the columns that only the
+older one has. A column that changed its type appears twice, under its name with the newer values and as `<name>_before`
+with the older values. A value that a version lacks is null.
 """
 
 from collections.abc import Iterator, Sequence

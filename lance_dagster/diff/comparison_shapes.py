@@ -45,12 +45,12 @@ class NotComparableError(Exception):
 def compared_columns(
     before: Fields, after: Fields, matched: Mapping[int, int]
 ) -> tuple[tuple[ComparedColumn, ...], tuple[str, ...]]:
-    """Return the columns of both versions that can be compared, and the names of those that cannot."""
+    """Return the columns of both versions that can be compared, and the names of columns that cannot be compared."""
     comparable: list[ComparedColumn] = []
     refused: list[str] = []
     origins = {new: old for old, new in matched.items()}
     inside: dict[int, list[int]] = {}
-    # Field ids inside a column count as its own: a file that rewrites one of them changes values of the column.
+    # Field ids inside a column count as its own: a file that rewrites an inner field changes values of the column.
     for number in matched:
         inside.setdefault(before.column(before.by_id[number]).id, []).append(number)
     for field in after.below(None):
@@ -78,7 +78,7 @@ def _shape(
             raise NotComparableError
         return None
     olds, news = before.below(old), after.below(new)
-    # A struct that became a list, or a leaf that got children, has no values in common with what it was.
+    # A struct that became a list, or a leaf that got children, has no values in common with the older field.
     if bool(olds) != bool(news) or (olds and _kind(old) != _kind(new)):
         raise NotComparableError
     if not olds:

@@ -127,9 +127,9 @@ class Diff:
         return self.rows("changed", columns)
 
     def rows(self, kind: ChangeKind | None = None, columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
-        """Read the rows that differ as a change feed: first the removed rows, then the changed, then the added ones.
+        """Read the rows that differ as a change feed: first removed rows, then changed rows, then added rows.
 
-        Two columns come before those of the table. `_change_type` is "insert", "delete", "update_preimage" or
+        Two columns precede the columns of the table. `_change_type` is "insert", "delete", "update_preimage" or
         "update_postimage". `_change_id` numbers the changes: the preimage of a changed row and its postimage, which
         follows it, have the same number. A column that a row's version does not have is null. A column that got
         another type appears twice, with the older values under `<name>_before`.
@@ -150,7 +150,7 @@ class Diff:
         return rows.streams(columns).feed(differences if kind is None else _only(differences, kind))
 
     def differing_rows(self, columns: Sequence[str] | None = None) -> RowDifferences:
-        """Return where the rows that differ lie, without reading more of them than it takes to know.
+        """Return where the rows that differ lie, and read as few rows as possible for it.
 
         This is for programs that read the rows themselves, on several machines.
 
@@ -310,7 +310,7 @@ def count_moved_rows(context: TableContext, before: State, after: State) -> RowC
 def _relation(context: TableContext, before: State, after: State) -> tuple[Manifest | None, ByIds | ByValues]:
     """Return the last common version, None where it was cleaned up, and how to recognise rows that moved."""
     stable = before.manifest.stable_row_ids and after.manifest.stable_row_ids
-    # On one branch the older version is the last common one, and row ids need no translation.
+    # On one branch the older version is the last common version, and row ids need no translation.
     if before.branch == after.branch:
         return min(before, after, key=lambda state: state.number).manifest, ByIds(None) if stable else ByValues()
     before_lineage, after_lineage = lineage_of(before, context.refs), lineage_of(after, context.refs)

@@ -45,7 +45,7 @@ class KeyChange:
     """The change of one key of a map.
 
     `map` is "config", "table_metadata", "schema_metadata", or "field_metadata" of the field with the dotted name
-    `field`. `before` is None for a new key, `after` for a removed one.
+    `field`. `before` is None for a new key, `after` for a removed key.
     """
 
     map: str
@@ -254,7 +254,7 @@ class FragmentPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentMatch:
-    """The matched fragments of two versions; `same` are those that both manifests store in the same bytes."""
+    """The matched fragments of two versions; `same` are fragments that both manifests store in the same bytes."""
 
     removed: tuple[Fragment, ...]
     added: tuple[Fragment, ...]
@@ -273,7 +273,7 @@ class FragmentMatch:
 def match_fragments(before: Manifest, after: Manifest) -> FragmentMatch:
     """Match the fragments of two versions by their data files."""
     olds, news = before.fragments, after.fragments
-    # Fragments are compared as they are stored: a million of them are compared without decoding most.
+    # Fragments are compared as they are stored: most of a million fragments need not be decoded.
     same = set(olds.items).intersection(news.items)
     old_fragments = [olds[place] for place, item in enumerate(olds.items) if item not in same]
     new_fragments = [news[place] for place, item in enumerate(news.items) if item not in same]
@@ -412,7 +412,7 @@ def _columns_of_fields(fragment: Fragment) -> dict[int, tuple[str, int]]:
 class Comparison:
     """The comparison of two manifests: the changes, and how fields, fragments and columns correspond.
 
-    `matched` is the newer id of each field by its older one. The values of the columns in `not_compared` cannot be
+    `matched` is the newer id of each field by its older id. The values of the columns in `not_compared` cannot be
     compared.
     """
 
@@ -433,7 +433,8 @@ class Comparison:
         Raises:
             InvalidInputError: Neither version has one of the columns.
         """
-        # Newer names come first: a name that both versions use for different columns means the newer one.
+        # Newer names come first: a name that both versions use for different columns means the column of the newer
+        # version.
         names = {field.name: field.name for field in self.after.below(None)}
         for field in self.before.below(None):
             became = self.matched.get(field.id)

@@ -89,7 +89,7 @@ class RowDifferences:
 
 @dataclass(slots=True)
 class _Candidates:
-    """Rows that only one version has, judged by fragments alone, and pairs of rows of which some columns may differ."""
+    """Rows that only one version has, judged by fragments alone, and pairs of rows with columns that may differ."""
 
     olds: list[tuple[int, BitMap]] = field(default_factory=list)
     news: list[tuple[int, BitMap]] = field(default_factory=list)

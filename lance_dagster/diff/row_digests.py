@@ -35,7 +35,7 @@ def digests(columns: Iterable[tuple["pa.Array[Any]", ComparisonShape | None]], *
 
     Args:
         columns: The values of each column and how to compare them; at least one.
-        after: Whether the values are those of the newer version.
+        after: Whether the values are from the newer version.
     """
     # Fixed widths make the cells of all columns one matrix, which is digested row by row.
     together = np.concatenate([_cells(values, shape, after) for values, shape in columns], axis=1)
@@ -96,7 +96,7 @@ def _list_cells(values: Any, shape: ComparisonShape | None, after: bool) -> Cell
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         items = values.values.slice(values.offset * size, rows * size)
     else:
-        # Only the entries of these rows are digested: the child array of a slice holds those of all rows.
+        # Only the entries of these rows are digested: the child array of a slice holds the entries of all rows.
         offsets = np.asarray(values.offsets.to_numpy(), np.int64) if rows else np.zeros(1, np.int64)
         items = _entries(values, int(offsets[0]), int(offsets[-1]))
         offsets = offsets - offsets[0]
@@ -183,7 +183,7 @@ def _parts(shape: ComparisonShape | None, count: int) -> Sequence[tuple[int, int
 
 
 def _cast(values: Any, arrow_type: pa.DataType) -> tuple[Any, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:  # noqa: ANN401
-    """Cast values; also return which of them cannot be cast without loss."""
+    """Cast values; also return which values cannot be cast without loss."""
     try:
         return cast_exactly(values, arrow_type), None
     except SchemaMismatchError:

@@ -16,7 +16,7 @@ RowPositions = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """Positions of the rows in both versions, pair by pair, and of the rows in only one of them."""
+    """Positions of the rows in both versions, pair by pair, and of the rows that only one version has."""
 
     before: RowPositions
     after: RowPositions

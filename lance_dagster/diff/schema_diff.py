@@ -33,7 +33,7 @@ class FieldChange:
     Attributes:
         kind: "added", "dropped", "renamed", "retyped", "nullability", or "moved" to another position among its
             siblings.
-        path: The dotted name of the field in the newer version, of a dropped field in the older one.
+        path: The dotted name of the field in the newer version, or of a dropped field in the older version.
         before: The old name, type, "null" or "not null", or position counted from 0, as the kind requires.
         after: The same in the newer version.
     """
@@ -108,11 +108,11 @@ def match_fields(before: Fields, after: Fields, proven: Mapping[int, int], share
     Args:
         before: The fields of the older version.
         after: The fields of the newer version.
-        proven: Matches that data files prove: the id in the newer version by the id in the older one.
+        proven: Matches that data files prove: the id in the newer version by the id in the older version.
         shared_below: Ids below this were handed out before the versions diverged, so an equal id suggests one field.
 
     Returns:
-        The id in the newer version by the id in the older one.
+        The id in the newer version by the id in the older version.
     """
     # A struct has no column of its own in newer files, so its match follows from the matches of its children.
     proven_ids = dict(proven)
@@ -152,7 +152,7 @@ def _match_level(old_parent: Field | None, new_parent: Field | None, evidence: _
     for old in list(olds.values()):
         pair(old, by_name.get(old.name))
     for old in list(olds.values()):
-        # An id of the common history and the same type: the field was renamed, and not replaced by another one.
+        # An id of the common history and the same type: the field was renamed, and not replaced by a new field.
         new = news.get(old.id) if old.id < evidence.shared_below else None
         pair(old, new if new is not None and new.logical_type == old.logical_type else None)
     for old, new in pairs:

@@ -50,7 +50,7 @@ NO_ADDRESSES: Addresses = np.empty(0, np.uint64)
 
 
 class VersionedRows:
-    """The rows of one of two compared versions; `after` is True for the newer one."""
+    """The rows of one of two compared versions; `after` is True for the newer version."""
 
     def __init__(self, parts: TableContext, state: State, *, after: bool) -> None:
         """Take the version; nothing is read yet."""

@@ -109,7 +109,7 @@ class _Filler:
         )
 
     def _with_file(self, head: State, fragment: Fragment, new_fields: Fields, file: StagedFile) -> Fragment:
-        # Field ids and base ids are those of this head, so the description is made for each attempt.
+        # Field ids and base ids belong to this head, so the description is made for each attempt.
         staged = StagedFiles(self.source.columns, (file,))
         (new,) = fragments_of(self.context, staged, new_fields, head)
         return replace(fragment, files=(*fragment.files, *new.files))

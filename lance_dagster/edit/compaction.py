@@ -117,7 +117,7 @@ def commit_plan(
     """Commit the files that were written for the groups of a plan, in their order.
 
     Raises:
-        InvalidInputError: A group has no files, or their number of rows is not that of the group.
+        InvalidInputError: A group has no files, or the files have not as many rows as the group.
         CommitConflictError: Another commit since the version changed one of the fragments.
     """
     if not plan.groups:

@@ -67,7 +67,7 @@ def create(
     Raises:
         AlreadyExistsError: There is a table already, and `exist_ok` is not set.
         InvalidInputError: The config is not made of strings, or has settings that this package cannot read; or the
-            place is a base path of another table, or in a folder of one.
+            place is a base path of another table, or in a folder of another table.
     """
     check_string_mapping("config", config or {})
     check_settings(config or {})

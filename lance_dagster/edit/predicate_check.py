@@ -27,7 +27,8 @@ from lance_dagster.history.versions import State
 # An evaluation costs about two milliseconds, however few rows there are, so the rows of small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
 _SHOWN = 3
-# Virtual columns of a scan. Their values in memory differ from those in the table, which rows get by the commit.
+# Virtual columns of a scan. Their values in memory differ from their values in the table, which the commit gives to the
+# rows.
 _VIRTUAL = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 _REMEDY = Remedy("leave these rows out, or give a predicate that is true for them too; append adds any rows")
 
@@ -87,7 +88,7 @@ class PredicateCheck:
         self._finish()
 
     def passed(self, batches: Iterable[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Check batches that are in memory, all of them at once, so that the error counts every row; return them.
+        """Check batches that are in memory, all batches at once, so that the error counts every row; return them.
 
         Raises:
             InvalidInputError: A row does not satisfy the predicate.

@@ -128,7 +128,7 @@ class _Changed:
     def _converted(self, values: "pa.Array[Any]", name: str) -> "pa.Array[Any]":
         column = self._schema.field(name)
         if values.type == column.type or name in self._blobs:
-            # Blobs are read as bytes, whose type may differ from that of the stored column.
+            # Blobs are read as bytes, whose type may differ from the type of the stored column.
             return values
         try:
             # Lance calculates in double precision, so the results for a column of single precision are rounded.

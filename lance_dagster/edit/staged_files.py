@@ -53,7 +53,7 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
     """Check that staged files exist at their place, with the size, rows and columns of their description.
 
     Raises:
-        InvalidInputError: A description cannot be that of a staged file, or the file has other rows or columns.
+        InvalidInputError: A description cannot describe a staged file, or the file has other rows or columns.
         CorruptFileError: A file is missing, has another size, or is not a data file.
         StoreError: The storage failed.
     """
@@ -103,7 +103,7 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
     Files that the version describes in the same way already are not read again.
 
     Raises:
-        InvalidInputError: A name cannot be that of a file, a file has other rows or columns, or the version has its
+        InvalidInputError: A name cannot be the name of a file, a file has other rows or columns, or the version has its
             rows already.
         CorruptFileError: A file is missing, has another size, or is damaged.
         BasePathRefusedError: A file lies outside of the table, where it is not allowed.
@@ -149,7 +149,7 @@ def check_transaction(context: TableContext, head: State, transaction: Transacti
 
 
 def refuse_repeated(head: State, added: Iterable[Fragment], replaced: Collection[int] = ()) -> None:
-    """Refuse new fragments with a data file whose rows a version has already, or that two of them name.
+    """Refuse new fragments with a data file whose rows a version has already, or that two of the fragments name.
 
     The rows would be in the table twice. A second commit of the same staged files is a retry of one that landed, so the
     error says that the rows are there.
@@ -216,7 +216,7 @@ def _added_files(
 
 
 def _description(file: DataFile, rows: int) -> Hashable:
-    """Return what a fragment records about a data file and the file can contradict; a file knows no field ids."""
+    """Return the facts about a data file that a fragment records and the file may contradict."""
     return file.path, file.base_id, file.size, file.version, max(file.column_indices, default=-1), rows
 
 
@@ -246,7 +246,7 @@ def _numbered_fragments(head: State, operation: Operation) -> Iterable[Fragment]
 
 
 def _added_fragments(operation: Operation) -> tuple[Sequence[Fragment], frozenset[int]]:
-    """Return the fragments that get new ids, and the ids of those that the same operation removes or replaces."""
+    """Return the fragments that get new ids, and the ids of fragments that the same operation removes or replaces."""
     match operation:
         case Append(fragments=new) | Overwrite(fragments=new):
             return new, frozenset()
@@ -300,7 +300,7 @@ def _check_index_files(
         size = sizes[below].get(name)
         if size is None:
             raise CorruptFileError(f"{store.uri}/{below}/{name}", "it is missing")
-        # A size of 0 means that the writer did not record one.
+        # A size of 0 means that the writer did not record the size.
         if file.size not in (0, size):
             raise CorruptFileError(
                 f"{store.uri}/{below}/{name}", f"it has {size} bytes, but the transaction records {file.size}"

@@ -19,7 +19,7 @@ from lance_dagster.history.context import TableContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedUpsert:
-    """Rows that were matched by key with those of one version, and written to files that no version names.
+    """Rows that were matched by key with the rows of one version, and written to files that no version names.
 
     Attributes:
         version: The version on its branch.
@@ -31,7 +31,7 @@ class StagedUpsert:
         missing: The addresses of the rows that are deleted.
         claimed: The keys of the inserted rows, or values of each key column that give the same claim; see
             `claimed_values`.
-        null_keys: The number of rows without a value in a key column, by column; each of them is inserted.
+        null_keys: The number of rows without a value in a key column, by column; each such row is inserted.
     """
 
     version: int

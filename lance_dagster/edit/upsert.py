@@ -4,7 +4,7 @@ A key is the value of one column or of several columns together. A key that cont
 SQL and in pylance. NaN equals NaN, whatever its sign and payload; 0.0 and -0.0 differ (values are compared bitwise).
 
 The source rows are held in memory. Of the table, the key columns are scanned, and other columns are read only for
-updated rows: those that the source lacks, and those that a condition compares. The upsert is one commit.
+updated rows: columns that the source lacks, and columns that a condition compares. The upsert is one commit.
 
 The commit claims the inserted keys. When two writers insert the same key concurrently, the second one conflicts, reads
 the new head and updates the row of the first. A merge of two branches that both inserted a key is a conflict.
@@ -278,7 +278,7 @@ def upsert_operation(
     removed: Addresses,
     columns: Sequence[str],
 ) -> Update:
-    """Return the operation that removes rows and adds files, whose leading rows are those of `addresses`."""
+    """Return the operation that removes rows and adds files, whose leading rows were at `addresses`."""
     out = taken_out(context, head, offsets_by_fragment(removed))
     return Update(
         removed_fragment_ids=out.removed,
@@ -397,7 +397,7 @@ class _UpsertAttempt:
         return matches.only(np.concatenate(flags))
 
     def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows to write: first the updated rows, then the inserted ones."""
+        """Yield the rows to write: first the updated rows, then the inserted rows."""
         for part in self._parts_of(len(changed.source_places)):
             pairs = changed.only(part)
             rows = take(self._rows, pairs.source_places)

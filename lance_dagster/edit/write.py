@@ -185,7 +185,8 @@ def _lineage(head: State, addresses: Addresses) -> tuple[Addresses, Addresses]:
     for number, places in group_by_fragment(addresses):
         fragment, where = _fragment_of(head, number), f"fragment {number} of {head}"
         offsets = row_offsets(addresses[places]).astype(np.uint64)
-        # Only the ids at these offsets are decoded: a fragment may have a hundred million rows, of which one changes.
+        # Only the ids at these offsets are decoded: a fragment may have a hundred million rows, and only one may
+        # change.
         ids[places] = decode_row_runs(fragment.row_ids, fragment.physical_rows, where).at_positions(offsets)
         created[places] = decode_version_runs(fragment.created_at, fragment.physical_rows, where).at_positions(offsets)
     return ids, created
@@ -277,7 +278,7 @@ class CommitInfo:
     def as_properties(
         self, mode: ClaimMode | None = None, predicate: str | None = None, *, on: Sequence[str] = ()
     ) -> dict[str, str]:
-        """Return the transaction properties: those of the caller, the message, and the claim if a mode is given.
+        """Return the transaction properties: the caller's properties, the message, and the claim if a mode is given.
 
         Args:
             mode: The kind of write that is claimed, such as `APPEND`; None for an edit that claims no rows.
@@ -423,7 +424,7 @@ def _start_of_append(context: TableContext, branch: str) -> _StartOfAppend | Non
         state = versions.listed()
         return None if state is None else _StartOfAppend(state, in_memory=False, may_be_older=True)
     # The file of the branch is read before the commit, when it decides; and the commit asks for the newest number, so
-    # that a version in memory is the head or an older one.
+    # that a version in memory is the head or an older version.
     tip = versions.tip(branch)
     if tip is not None:
         return _StartOfAppend(tip, in_memory=False, may_be_older=True)
@@ -461,7 +462,7 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _Star
 
 
 def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
-    """Replace all rows in one commit, and also the schema when the rows do not fit the present one."""
+    """Replace all rows in one commit, and also the schema when the rows do not fit the present schema."""
     check_rows(rows)
     tip = context.versions.tip(info.branch) if context.store.ordered_listing and isinstance(rows, StagedFiles) else None
     # The commit finds what landed after the version in memory, which saves object storage two requests.

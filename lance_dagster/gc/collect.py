@@ -83,7 +83,7 @@ class GarbageOptions:
     """The options of a collection.
 
     Attributes:
-        rules: Retention rules; a version expires only when all of them agree.
+        rules: Retention rules; a version expires only when all rules agree.
         grace: Files younger than this stay, whether a version names them or not.
         settling: For how long files of an expired version stay.
         dry_run: Whether to report only.
@@ -216,7 +216,7 @@ class _Collection:
         """Return the versions that expired earlier: the versions that stay expired, and the versions needed again."""
         waiting: list[StoredVersion] = []
         needed_again: dict[tuple[str, int], StoredVersion] = {}
-        # The oldest copy comes first, so that of two copies of one version the newer one is put back.
+        # The oldest copy comes first, so that of two copies of one version the newer copy is put back.
         copies = expired_copies(self._store.walk(EXPIRED), branch_ids(branches))
         for branch, number, entry, same in sorted(copies, key=lambda version: version[2].modified):
             place, version = (branch, number), StoredVersion(branch, number, entry)

@@ -1,4 +1,4 @@
-"""Mark phase of garbage collection: find the versions that stay, those that expire, and the files that each name.
+"""Mark phase of garbage collection: find which versions stay and which expire, and the files that each version names.
 
 Every manifest is read once. A version stays when a retention rule keeps it or when somebody requires it
 (`gc.reachability`); otherwise it expires. The files of both are collected apart, since files of expired versions stay
@@ -75,7 +75,7 @@ class Marks:
     Attributes:
         by_kept: The files that remaining versions name.
         by_expired: The files that expired versions name.
-        dead: Branches that nobody can reach and of which no version stays.
+        dead: Branches that nobody can reach and without a version that stays.
         reasons: By version, the reasons why it stays.
         held: By branch, how many versions stay for that branch alone.
         unmerged: The branches with versions that `main` does not contain.
@@ -133,7 +133,7 @@ class Marker:
             else:
                 self._decide_all(self._by_rules(inventory.branches[branch], own))
         branches_kept = {branch for branch, _ in self.marks.reasons}
-        # A branch is dead only if no version of it is required: a tag may still name one.
+        # A branch is dead only if no version of it is required: a tag may still name a version.
         dead = {branch for branch in inventory.branches if self._reason_for_branch(inventory, branch) is None}
         self.marks.dead = dead - branches_kept
         return self.marks

@@ -1,7 +1,7 @@
 """Find the versions that somebody requires, and the files that versions name.
 
 Versions are required by refs (tags, fork points) and by merges that may come: a merge of two branches reads their
-merge base and everything either side did since. Clean-up that removed one of those versions would turn a possible
+merge base and everything either side did since. Clean-up that removed such a version would turn a possible
 merge into a refusal. So the rules here follow what `history.lineage` reads, for every pair of branches, without
 looking at pairs one by one.
 """
@@ -169,7 +169,7 @@ def _add_unmerged(
 ) -> None:
     """Add the versions of a branch that another branch does not contain; `numbers` are its listed versions."""
     own, segment = of.state.branch, of.segments[0]
-    # Sorted by how far each branch contains this one, so that bisection counts those that lack a version.
+    # Sorted by how far each branch contains this one, so that bisection counts the branches that lack a version.
     by_containment = sorted((lineage.contained.get(of.id, -1), name) for name, lineage in others.items() if name != own)
     reasons: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:

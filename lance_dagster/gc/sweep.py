@@ -11,7 +11,7 @@ or whether it is garbage. `Sweeper` then acts, in this order:
 4. Delete the files. Nothing that is deleted here is named by a version that is reachable or settling.
 5. Delete branches that nobody can reach, when none of their files is named.
 
-Every step is idempotent, so a collection that crashed is finished by the next one.
+Every step is idempotent, so a collection that crashed is finished by the next collection.
 """
 
 import logging
@@ -41,7 +41,7 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import ObjectInfo, Store, put_once
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.DIGEST, Kind.INDEX})
-"""Kinds that consist of several files, which are as old as the youngest one: a writer may be adding to them."""
+"""Kinds that consist of several files, which are as old as their youngest file: a writer may be adding to them."""
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ class Sweeper:
         """Make versions unreachable: copy their manifests to `_expired/` and delete the originals.
 
         Returns:
-            The versions that expired, and those that were put back, since a ref named them meanwhile.
+            The versions that expired, and the versions that were put back, since a ref named them meanwhile.
         """
-        # A ref may have named one of them since the mark phase.
+        # A ref may have named a version since the mark phase.
         going, _ = self._recheck_refs(versions)
         with ThreadPoolExecutor(_WORKERS) as pool:
             copies = dict(zip(going, pool.map(self._copy, going), strict=True))
@@ -183,7 +183,7 @@ class Sweeper:
                 self._store.prune(folder)
 
     def free(self, names: Iterable[str], named_keys: Collection[str]) -> list[str]:
-        """Delete dead branches of which no file is named; return their names."""
+        """Delete dead branches without a file that a version names; return their names."""
         freed: list[str] = []
         for name in sorted(names):
             root = layout.branch_root(name)

@@ -36,7 +36,8 @@ def with_keys(
         uri: The table's URI.
     """
     key = _key(states[-1].manifest.fields, refusal)
-    # Conflicts are compared without their hint and keys, so those of the refusal are found.
+    # Conflicts are compared without their hint and keys, so a conflict with keys is found under the conflict of the
+    # refusal.
     columns = {
         conflict: refusal.on.get(conflict, key if conflict.kind in _KINDS_WITH_ROWS else ())
         for conflict in refusal.conflicts

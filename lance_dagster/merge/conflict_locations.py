@@ -26,7 +26,7 @@ ABSENT = -1
 """Stands in `RowLocations.addresses` for a row that a version does not have."""
 NEVER, UNCHANGED, ADDED, CHANGED, REMOVED, REWRITTEN = range(6)
 """What a side did to a row. `NEVER`: neither the side nor the merge base has the row. `REWRITTEN`: the side removed the
-row or gave it new values; it is unknown which of the rows that it inserted, if any, is this one."""
+row or gave it new values; it is unknown whether one of the rows that it inserted is this row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RowLocations:
 
 @dataclass(slots=True, kw_only=True)
 class ConflictLocations:
-    """The rows of conflicts as the rules noted them, and what it takes to find them.
+    """The rows of conflicts as the rules noted them, and the functions and sides by which they are found.
 
     `sides` are the source and the dest.
     """
@@ -75,7 +75,7 @@ class ConflictLocations:
             return _put_in(_joined([]), SOURCE)
 
     def put_in(self, side: int) -> Addresses:
-        """Return the addresses of all rows that a side inserted, as far as its history tells them from moved ones."""
+        """Return the addresses of all rows that a side inserted, where its history tells inserted from moved rows."""
         rows = self.sides[side - SOURCE].rows.relocated
         return _joined([_addresses(number, here.inserted) for number, here in sorted(rows.items())])
 
@@ -147,7 +147,7 @@ class _SideLocations:
         Args:
             key: The fragment, or the key of rows that the merge base does not have.
             offsets: The rows, ascending.
-            alive: Which of them the merge base has.
+            alive: Which of the rows the merge base has.
         """
         row_changes = self._row_changes.of(key)
         places, did = np.full(len(offsets), ABSENT, np.int64), np.full(len(offsets), NEVER, np.uint8)

@@ -1,13 +1,13 @@
 """Read the rows that the conflicts of a merge are about, as a stream of Arrow record batches.
 
 Each line of the stream shows one row three times: as the merge base, the source and the dest have it. Each image is a
-struct with the columns of its version. A column has one name in all three: the name that the dest has for it, else that
-of the merge base, else that of the source (`ConflictColumns`). Values are read when a batch is asked for, and no more
-of them than the batch shows.
+struct with the columns of its version. A column has one name in all three images: the name on the dest, else the name
+in the merge base, else the name on the source (`ConflictColumns`). Values are read when a batch is asked for, and only
+the values that the batch shows.
 
 With key columns, a row that a side removed and a row that it inserted with the same key count as one changed row
 (`RowKeys`). A side that replaced rows, and an update on a table without stable row ids, remove rows and insert others;
-only a key tells which inserted row corresponds to which removed one.
+only a key tells which inserted row corresponds to which removed row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ class ConflictColumns:
         return tuple(column for column in self.all if column.dest_id in columns)
 
     def compared(self, columns: Sequence[SharedColumn], side: int) -> tuple[ComparedColumn, ...]:
-        """Return how to compare the columns that the merge base and a side have, without those that cannot be."""
+        """Return how to compare the columns that merge base and side have; incomparable columns are left out."""
         comparable, _ = compared_columns(self._fields[BASE], self._fields[side], self._matched[side - SOURCE])
         by_name = {(column.before, column.after): column for column in comparable}
         pairs = [(column.names[BASE], column.names[side]) for column in columns]
@@ -111,7 +111,8 @@ class ConflictColumns:
         to_source, to_dest = self._matched
         from_dest = {own: number for number, own in to_dest.items()}
         base_fields, source_fields = {field.id: field for field in base}, {field.id: field for field in source}
-        # Columns that the merge base lacks have no id in common, so those of source and dest are matched by name.
+        # Columns that the merge base lacks have no id in common, so such columns of source and dest are matched by
+        # name.
         new = {field.name: field for field in source if field.id not in set(to_source.values())}
         names_taken: set[str] = set()
         columns: list[SharedColumn] = []
@@ -152,7 +153,7 @@ def _matched(base: Fields, side: Fields, ids: Mapping[int, int]) -> dict[int, in
 
 def _free(name: str, names_taken: set[str]) -> str:
     """Return a name that is not taken."""
-    # Two versions may use one name for different columns, but a request by name must mean one of them.
+    # Two versions may use one name for different columns, but a request by name must mean a single column.
     free = next(candidate for suffix in count() if (candidate := name + "_" * suffix) not in names_taken)
     names_taken.add(free)
     return free
@@ -160,7 +161,7 @@ def _free(name: str, names_taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """The identification of rows: the key columns of merge base and source, and those of merge base and dest.
+    """The identification of rows: the key columns of merge base and source, and the key columns of merge base and dest.
 
     `put_in` returns the addresses of all rows that a side inserted.
     """
@@ -218,7 +219,7 @@ class RowKeys:
     def _paired(
         self, first: tuple[int, Positions], second: tuple[int, Positions], side: int
     ) -> tuple[RowPositions, RowPositions, RowPositions]:
-        """Return the places of rows of two versions that have the same key, and those of the first without a key."""
+        """Return the places of rows of two versions with the same key, and of rows of the first without a key."""
         nothing: RowPositions = np.empty(0, np.int64)
         # Without rows of one version there are no pairs, and the keys of the other version need not be read.
         if not len(first[1]) or not len(second[1]):
@@ -283,7 +284,7 @@ class ConflictRows:
             None if refusal.sides is None else ConflictLocations(lookups=refusal.rows, sides=refusal.sides)
         )
         if refusal.sides is not None:
-            # Of several merge bases, the refusal may be from another one.
+            # Of several merge bases, the refusal may be from a different merge base.
             states = (state_of(refusal.sides[0].base), *states[1:])
         self._versions = [VersionedRows(context, state, after=place != BASE) for place, state in enumerate(states)]
         # A refusal without sides was made before anything was compared; columns are then matched by name alone.
@@ -331,7 +332,7 @@ class ConflictRows:
             *(pa.field(name, pa.string()) for name in DID),
         ]
         if request.keys is not None:
-            # One column identifies the rows of all three versions, so it has one type: that of the dest.
+            # One column identifies the rows of all three versions, so it has one type: the type on the dest.
             marks.append(pa.field(KEY, pa.struct(self._fields(request.keys, DEST)), nullable=False))
         locations = [
             pa.field(name, pa.struct(self._fields(request.columns, place))) for place, name in enumerate(VERSION_FIELDS)
@@ -436,7 +437,7 @@ class ConflictRows:
     def _row_ids(self, locations: RowLocations) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         """Return the stable id of each row in the first version that has the row, or its address without stable ids."""
         there = locations.addresses != ABSENT
-        # Every line has its row in at least one version, so `argmax` finds the first of them.
+        # Every line has its row in at least one version, so `argmax` finds the first version with the row.
         first = there.argmax(axis=1)
         ids = _unsigned(np.take_along_axis(locations.addresses, first[:, None], axis=1)[:, 0])
         for place, version in enumerate(self._versions):

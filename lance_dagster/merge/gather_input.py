@@ -142,7 +142,7 @@ def _comparing_cells(context: TableContext) -> CompareCells:
     compared: dict[tuple[bytes, ...], ComparedCells | None] = {}
 
     def compare(*versions: AddressedRows) -> ComparedCells | None:
-        # The lookups are those of one base, source and dest: the addresses alone tell what was asked.
+        # One `Lookups` serves one base, source and dest, so the addresses alone identify a request.
         request = tuple(addresses.tobytes() for _, addresses in versions)
         if request not in compared:
             sides = [

@@ -50,7 +50,7 @@ def materialize(
 
     Args:
         context: The table.
-        plan: What is to be done.
+        plan: The plan of the merge.
         source: The version that is merged.
         head: The version it is merged into.
         changes: What the source did since the merge base.
@@ -95,7 +95,7 @@ def _open_to_file_versions(manifest: Manifest, merged_fragments: Iterable[Fragme
 def _recorded(
     plan: MergePlan, manifest: Manifest, changed: Fragments, added: Fragments, *, overwrites: bool
 ) -> ops.Operation:
-    """Choose the operation to record: the one that lets most commits that are in flight be rebased onto the merge."""
+    """Choose the operation to record, so that most commits in flight can be rebased onto the merge."""
     fields, metadata, keeps_nulls = manifest.fields, manifest.schema_metadata, plan.tally.keeps_nulls
     if overwrites:
         return ops.Overwrite(fragments=added, fields=fields, schema_metadata=metadata)

@@ -207,7 +207,7 @@ def _squashed(lineage: Lineage) -> dict[str, str]:
 
 
 def _beyond(squashed: Mapping[str, str], lineage: Lineage, into: Lineage) -> str | None:
-    """Return a squashed version of a branch of which the other side contains versions that `into` does not contain."""
+    """Return a squashed version of a branch if the other side contains versions of the branch that `into` lacks."""
     for branch_id, version in sorted(squashed.items()):
         if lineage.contained.get(branch_id, -1) > into.contained.get(branch_id, -1):
             return version

@@ -40,7 +40,7 @@ def identity(of: State) -> str:
 
 
 def origins(of: Lineage, parent: Lineage) -> str:
-    """Return as text the versions that a version contains beyond its parent, and those it was picked from."""
+    """Return as text the versions that a version contains beyond its parent, and the versions it was picked from."""
     before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
     # A pick of a pick keeps the earlier origins, so that the change is recognised by the branch it was first made on.
     new = (f"{own}@{number}" for own, number in of.contained.items() if number > parent.contained.get(own, -1))
@@ -64,7 +64,7 @@ def brings_copies(change: Change) -> bool:
 
 
 def picks_among(changes: Iterable[Change]) -> str:
-    """Return as text the versions that the picks among some changes are from, and those that merges brought."""
+    """Return as text the versions that picks among the changes come from, and versions of picks that merges brought."""
     copying = [change for change in changes if not change.adds_no_copy]
     origins_by_change = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
     return " ".join(dict.fromkeys(f"{own}@{number}" for named in origins_by_change for own, number in named))
@@ -78,7 +78,7 @@ def claiming(
     *,
     inserted_anew: Callable[[Change], bool],
 ) -> list[Change]:
-    """Return the changes of a side; those that the other side also has are marked to claim nothing against it.
+    """Return the changes of a side; changes that the other side has too are marked to claim nothing against it.
 
     Args:
         changes: What the side did since the merge base.
@@ -174,7 +174,7 @@ def _told_apart(deleted: set[str], dest: Lineage, branch: str, of: tuple[Refs, V
         base = merge_base(branch_lineage, dest, refs, versions)
     except (NotFoundError, InvalidInputError):
         # The branch was deleted meanwhile, or the merge base was cleaned up. All records are kept: a merge must not
-        # fail because old records cannot be distinguished from needed ones.
+        # fail because old records cannot be distinguished from records that are needed.
         return deleted
     return {branch_id for branch_id in deleted if _brings(branch_id, branch_lineage, base)}
 

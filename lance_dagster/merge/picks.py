@@ -135,7 +135,7 @@ class ChangeRange:
         return f"the state before {self.of}" if self.kind == REVERTED else str(self.of)
 
     def verb(self, head: State) -> str:
-        """Say what is done to a branch."""
+        """Return the operation on a branch in words."""
         if self.picks is not None:
             return self.picks.verb(head)
         return {
@@ -161,7 +161,7 @@ class ChangeRange:
             return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
-            # The committer of a pick is the author of the change, so the one who picked it is recorded separately.
+            # The committer of a pick is the author of the change, so the person who picked it is recorded separately.
             marks[PICKED_BY] = committer() or writer_name(WRITER)
             marks[PICKED_FROM] = origins(lineage_of(self.of, context.refs), lineage_of(self.base, context.refs))
             # Without its claims, a picked replacement of a partition would not conflict with rows added there since.
@@ -266,7 +266,7 @@ def _gather_merge_input(
         strategy=options.strategy,
         incompatible=incompatible,
         returning=change_range.returning,
-        # The dest may have had the picked rows before, by a merge or another pick: those that it deleted since must
+        # The dest may have had the picked rows before, by a merge or another pick: rows that it deleted since must
         # not come back.
         crosswise=change_range.puts_in
         and (
@@ -290,7 +290,7 @@ def _on_one_line(newer: Lineage, older: Lineage) -> bool:
 
 
 def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
-    """Return the ids of the inserted rows alone: a later merge of the branch has to insert the others."""
+    """Return the ids of the inserted rows alone: a later merge of the branch has to insert the other rows."""
     inserted: list[RowRuns] = []
     for merged_fragment in plan.added if plan.aliases else ():
         rows = merged_fragment.fragment.physical_rows
@@ -352,7 +352,7 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
     head = context.head(branch)
     to = parent if len(context.versions.describe(commit_).parents) > 1 else None
     # The caller names the original version. Where its revert was reverted, the change is there through that later
-    # version, which is the one to take back.
+    # version, which is therefore taken back.
     reinstated = _latest_reinstated(context, commit_, head, to)
     if reinstated is not commit_:
         commit_, parent, to = reinstated, _parent(context, reinstated, None), None

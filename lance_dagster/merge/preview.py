@@ -157,7 +157,7 @@ class MergePreview:
 
 @dataclass(frozen=True, slots=True)
 class _RowsOnDemand:
-    """Finds the rows of conflicts; `request` is what a process with only a pickled preview needs to plan again."""
+    """Finds the rows of conflicts; `request` lets a process that has only a pickled preview plan the merge again."""
 
     request: tuple[str, Strategy, _Three]
     find: Callable[[], ConflictRows]
@@ -170,7 +170,8 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         AlreadyExistsError: A tag or another branch has the name.
         MergeConflictError: The error names every conflict.
     """
-    # After a crash, this metadata lets the next call recognise and finish its own branch, and refuse any other one.
+    # After a crash, this metadata lets the next call recognise and finish its own branch, and refuse any other branch
+    # of the name.
     begun = {PREVIEWING: source.id}
     try:
         branch = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
@@ -240,7 +241,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
         states = base.state, source, head
         return _RowsOnDemand(request, lambda: ConflictRows(context, states, merge_refusal))
 
-    outcome = MergePreview(
+    merge_preview = MergePreview(
         source=str(source),
         dest=str(head),
         base=str(base.state),
@@ -250,7 +251,7 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     merged = version_that_merged(source_lineage, dest_lineage, context.versions)
     if merged is not None:
         check_unused_strategy(options.strategy, merged, source, head)
-        return replace(outcome, already_merged=True)
+        return replace(merge_preview, already_merged=True)
     # A preview that is refused before it is planned checks its strategy here, as a merge does.
     parsed_strategy(options.strategy, base.state.manifest, source.manifest, head.manifest)
     refused = immediate_conflicts(options, source_lineage, dest_lineage, base)
@@ -264,10 +265,10 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     if isinstance(plan, MergeRefusal):
         refusal = with_keys(context, (base.state, source, head), plan, context.uri)
         remedy = remedy_for(refusal, options.call(source, head.branch))
-        return replace(outcome, conflicts=refusal.conflicts, remedy=remedy, _rows=rows(refusal))
+        return replace(merge_preview, conflicts=refusal.conflicts, remedy=remedy, _rows=rows(refusal))
     tally: Tally = plan.tally
     return replace(
-        outcome,
+        merge_preview,
         rows_added=tally.rows_added,
         rows_updated=tally.rows_updated,
         rows_deleted=tally.rows_removed,

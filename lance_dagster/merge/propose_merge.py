@@ -97,10 +97,10 @@ def commit_merge(
         return proposed if isinstance(proposed, State) else (proposed, plan_proposed(context, proposed, head))
 
     def propose(head: State) -> Proposal | State:
-        plan_or_version = read_anew(partial(planned, head))
-        if isinstance(plan_or_version, State):
-            return plan_or_version
-        proposed, plan = plan_or_version
+        planned_merge = read_anew(partial(planned, head))
+        if isinstance(planned_merge, State):
+            return planned_merge
+        proposed, plan = planned_merge
         operation, result = materialize(
             context, plan, proposed.source, head, changes=proposed.merge_input.source.changes
         )
@@ -135,7 +135,7 @@ def commit_merge(
 
 
 def _columns_changed(before: Sequence[Field], after: Sequence[Field]) -> tuple[str, ...]:
-    """Return the columns that are new, renamed or of another type, and those that are gone, nested ones by name."""
+    """Return the columns that are new, renamed, retyped or gone; a nested column by its own name."""
     old, new = ({field.id: (field.name, field.logical_type) for field in fields} for fields in (before, after))
     changed = [field.name for field in after if old.get(field.id) != new[field.id]]
     return (*changed, *(field.name for field in before if field.id not in new and field.name not in changed))
@@ -158,7 +158,8 @@ def plan_proposed(context: TableContext, proposed: ProposedMerge, head: State) -
     Raises:
         MergeConflictError: The error names every conflict.
     """
-    # Conflicts that do not depend on what the sides did spare the plan, which may read deletion files and rows.
+    # Conflicts that do not depend on the changes of the sides make the plan unnecessary, which may read deletion files
+    # and rows.
     with naming_damaged_manifests(context, proposed.source, head):
         plan = MergeRefusal(conflicts=proposed.refused) if proposed.refused else plan_merge(proposed.merge_input)
     if isinstance(plan, MergePlan):
@@ -171,7 +172,7 @@ def plan_proposed(context: TableContext, proposed: ProposedMerge, head: State) -
 
 
 def call_with(method: str, arguments: tuple[object, ...], options: Mapping[str, object]) -> Call:
-    """Return the call of a method with those of its options that were given."""
+    """Return the call of a method with the options that were given."""
     return Call(method, arguments, {name: value for name, value in options.items() if value})
 
 
@@ -257,7 +258,7 @@ def _noted(plan: MergePlan) -> dict[str, str]:
     if plan.updated_in_place is not None:
         noted[UPDATED_IN_PLACE] = ",".join(map(str, sorted(plan.updated_in_place)))
     for key, casts in ((CASTS, plan.casts), (CASTS_OF_SOURCE, plan.casts_of_source)):
-        # An empty record is written too: it distinguishes a cast from a column dropped beside a new one.
+        # An empty record is written too: it distinguishes a cast from a column dropped beside a new column.
         if plan.tally.schema_changed or casts:
             noted[key] = ",".join(f"{old}:{new}" for old, new in sorted(casts.items()))
     lacking = plan.tally.needs_backfill

@@ -36,7 +36,7 @@ _TELLS = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 class LastRevert:
     """The last version that took a change back, and the version before it, which had the change.
 
-    `exclusive` says that it took back this change and nothing else, so that undoing it restores only this change.
+    `exclusive` says that it took back this change alone, so that undoing it restores only this change.
     """
 
     by: State

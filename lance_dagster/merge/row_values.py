@@ -4,7 +4,7 @@ Two upserts that both put in new rows contradict each other exactly where both p
 these are is not recorded, since there may be millions; so the key columns of the rows that both sides wrote are read.
 
 Two updates of a row contradict each other only where they gave a cell different values. So the rows that both sides
-updated are read from both, up to `MOST_ROWS_COMPARED` of the rules; those that differ are read from the merge base too,
+updated are read from both, up to `MOST_ROWS_COMPARED` of the rules; rows that differ are read from the merge base too,
 and compared cell by cell.
 """
 
@@ -43,7 +43,8 @@ def shared_keys(
     Args:
         source: A version, and rows of it by fragment.
         dest: The other version, and rows of it by fragment.
-        names: The columns of the key: the name of each in the condition, in the first version and in the other one.
+        names: The columns of the key: for each its name in the condition, in the first version and in the second
+            version.
 
     Raises:
         InvalidInputError: One version does not have a column of the key, or its values cannot be compared.

@@ -75,7 +75,7 @@ def add_base(context: TableContext, branch: str, new_base: NewBase) -> BasePath:
     number = _free_id(context, branch, base)
     # The allowance is written before the commit, so that no reader finds a base path that is not allowed.
     allow(context, base.path, number)
-    # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
+    # All proposals share one uuid, so a commit whose response was lost is recognised as this commit.
     transaction_id = str(uuid.uuid4())
     properties = dict(new_base.properties) | ({} if new_base.message is None else {COMMIT_MESSAGE: new_base.message})
 
@@ -219,7 +219,7 @@ def placed(context: TableContext, fragments: tuple[Fragment, ...], head: State, 
     base = next((base for base in head.manifest.base_paths if spelled(base.path) == path), None)
     if base is None:
         raise InvalidInputError(f"{head} has no base path at {path}, where files were staged; add_base adds it")
-    # A commit syncs the data folder of the table to disk, but not those of base paths. Without this call a power
+    # A commit syncs the data folder of the table to disk, but not the folders of base paths. Without this call a power
     # failure could lose directory entries of files that the new version names.
     base_store(context, base).sync_folder(layout.DATA if base.is_dataset_root else "")
     return with_base(fragments, base)

@@ -116,7 +116,7 @@ def _refuse_nested(source: str, target: str) -> None:
     """Refuse a clone in a folder of its source, or around it: garbage collection of one deletes files of the other.
 
     Raises:
-        InvalidInputError: One of them is inside the other.
+        InvalidInputError: The clone is inside the source, or the source inside the clone.
     """
     # A link on local disk may lead into the other table.
     places = [uri if "://" in uri else os.path.realpath(uri) for uri in (source, target)]
@@ -244,7 +244,7 @@ def _pin_recorded_origin(context: TableContext, source: State, uri: str) -> None
 
 def _add_pin(tag: Tag, digested: str, refs: Refs) -> Tag | None:
     """Add a tag that keeps a version for a clone; return None where it exists, or cannot be written."""
-    # The name depends on source and target alone, so a repeated call finds the tag of the first one.
+    # The name depends on source and target alone, so a repeated call finds the tag of the first call.
     tag = replace(tag, name=f"clone-{hashlib.sha256(digested.encode()).hexdigest()[:16]}")
     problem: AlreadyExistsError | StoreError | None = None
     for _ in range(_PINS):

@@ -13,7 +13,7 @@ so an interrupted call is repeated. The former place of the table is read from i
 root, and from the Clone operation in the first version of each branch.
 
 `migrate_manifest_names` renames manifests from the first naming scheme (V1) to the present one (V2). It writes all new
-names of a branch before it deletes an old one, so every version can be found after a crash. `main` is migrated last,
+names of a branch before it deletes an old name, so every version can be found after a crash. `main` is migrated last,
 because its names show whether the whole migration is complete.
 """
 
@@ -216,7 +216,7 @@ def _changed(state: State, moves: Moves) -> tuple[BasePath, ...]:
 
 def _repoint(context: TableContext, branch: str, moves: Moves, how: How) -> Repointed | None:
     """Commit corrected base paths to a branch; return None where all base paths are correct."""
-    # All proposals share one uuid, so a commit whose response was lost is recognised as this one.
+    # All proposals share one uuid, so a commit whose response was lost is recognised as this commit.
     transaction_id = str(uuid.uuid4())
     repointed: Repointed | None = None
 
@@ -265,7 +265,7 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
     if how.dry_run:
         return planned
     present = _repeated(context, state, moves) or _forked(context, tag.name, state, moves, how=how)
-    # The history of the tag goes on with the new version: a rollback returns to the tag's version before the move.
+    # In the history of the tag, the new version takes the place of the tagged version, whose paths lead nowhere.
     branch = context.refs.branch(present.branch)
     branch_id = MAIN if present.branch == MAIN else "" if branch is None else branch.id
     carried_tag = carried(tag, present, branch_id, context.versions)
@@ -408,7 +408,7 @@ def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str])
         path = spelled(base.path)
         # The longest match wins: branch names may contain "/", so one branch folder may be a suffix of another.
         below = max((below for below in branches if path.endswith(below)), key=len, default="")
-        # A base path that a user added has a name; pylance names only those of parent branches.
+        # A base path that a user added has a name; pylance names only base paths of parent branches.
         if base.is_dataset_root and path not in foreign and (base.name is None or below):
             suffixes[base.id] = below
     roots = {
@@ -434,7 +434,7 @@ def migrate_manifest_names(versions: Versions, branches: Iterable[str]) -> int:
 def _migrate(versions: Versions, branch: str) -> int:
     store, folder = versions.store, join(branch_root(branch), VERSIONS)
     renamed = 0
-    # The loop repeats until no old name is left, because a writer that was not stopped may have added one.
+    # The loop repeats until no old name is left, because a writer that was not stopped may have added an old name.
     while True:
         _, old = parse_manifest_names(store.list(folder))
         if not old:

@@ -89,7 +89,7 @@ class DigestCheck:
 
 
 class FileChecks:
-    """Checks the files of one table, its base paths included, and counts the distinct ones."""
+    """Checks the files of one table, its base paths included, and counts the distinct files."""
 
     def __init__(self, context: TableContext) -> None:
         """Take the table; nothing is listed yet."""
@@ -103,7 +103,7 @@ class FileChecks:
         self.base_paths: set[str] = set()
 
     def check_bases(self, state: State) -> Iterator[Problem]:
-        """Record the base paths outside of the table, and report those that are not allowed."""
+        """Record the base paths outside of the table, and report base paths that are not allowed."""
         for named in state.manifest.base_paths:
             base = self._present(state.branch, named)
             try:
@@ -367,7 +367,7 @@ class FileChecks:
         path = self._display_path(listing, name)
         if name not in listing.sizes:
             yield Problem(what="the file is missing", right=_NEEDED, path=path, fragment=fragment)
-        # A size of 0 means that the writer did not record one.
+        # A size of 0 means that the writer did not record the size.
         elif size not in (0, listing.sizes[name]):
             yield Problem(
                 what=f"the file has {listing.sizes[name]} bytes",

@@ -95,7 +95,7 @@ def _check_file(file: DataFile, fragment: int, context: FragmentContext) -> Iter
     # Negative columns mark fields without values of their own, such as structs.
     columns = Counter(column for column in file.column_indices if column >= 0)
     for column in sorted(column for column, count in columns.items() if count > 1):
-        # A reader would decode the values of one field as those of the other.
+        # A reader would decode the values of one field as the values of the other field.
         yield Problem(
             what=f"two fields are said to be in column {column} of the file",
             right="each field has a column of its own",

@@ -29,7 +29,7 @@ WARNING: Literal["warning"] = "warning"
 class Problem:
     """One problem of a table: where it is, what is wrong, and what would be right.
 
-    An error makes rows wrong, missing or unreadable, in this program or another one, or lets a later clean-up or
+    An error makes rows wrong, missing or unreadable, in this or another program, or lets a later clean-up or
     commit do so. A warning does not, in the present state of the table.
 
     Attributes:
@@ -143,7 +143,7 @@ def check_transaction(transaction: Transaction | None, manifest: Manifest, path:
 def _check_fragment_ids(manifest: Manifest, path: str) -> Iterator[Problem]:
     ids = _ids(manifest.fragments)
     if ids is None:
-        # The checks of the single fragments report which of them is damaged.
+        # The checks of the single fragments report which fragment is damaged.
         return
     # Ids are counted only when there are duplicates: a table may have very many fragments.
     doubled = sorted({number for number in ids if ids.count(number) > 1}) if len(set(ids)) < len(ids) else []

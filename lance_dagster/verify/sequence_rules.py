@@ -26,7 +26,7 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
     """Check the sequences of row ids and row versions; return the span of the ids, None where there are none."""
     problems: list[Problem] = []
     stable = bool(context.flags & Flag.STABLE_ROW_IDS)
-    # The flag and the sequences have to agree, since programs go by either of them.
+    # The flag and the sequences have to agree, since some programs read the flag and others the sequences.
     if stable != (fragment.row_ids is not None) and fragment.physical_rows:
         problems.append(
             Problem(
@@ -36,7 +36,8 @@ def check_rows(fragment: Fragment, context: FragmentContext) -> tuple[RowSpan | 
             )
         )
     newest = 0
-    # Each sequence is checked separately, so that one damaged sequence does not hide the problems of the others.
+    # Each sequence is checked separately, so that one damaged sequence does not hide the problems of the other
+    # sequences.
     for name, sequence in (("created", fragment.created_at), ("last updated", fragment.updated_at)):
         try:
             versions = decode_version_runs(sequence, fragment.physical_rows, name)

@@ -2,7 +2,7 @@
 
 The table is checked as it lies in the store, without trusting any cache. Whatever can be read is decoded, and each
 statement of a manifest is compared with the files and with the other statements. Nothing is written, and the first
-problem does not end the check: what is damaged is described, and everything else is still checked.
+problem does not end the check: the damage is described, and the check goes on with the rest of the table.
 
 Verification runs beside writers, so the order matters. The versions are listed first and the folders they name files
 in afterwards; a commit in between adds files and takes none away. A clean-up in between does take files away, so every
@@ -45,7 +45,7 @@ class VerifyReport:
         data_files: The number of distinct data files.
         deletion_files: The number of distinct deletion files.
         index_files: The number of distinct index files.
-        files_read: The number of data files that were opened; those with blob columns are not decoded.
+        files_read: The number of data files that were opened; files with blob columns are not decoded.
         digests_compared: The number of data and blob files whose bytes were compared with a recorded digest.
         without_digest: The number of data and blob files that were read and have no recorded digest.
         base_paths: The URIs of the places outside of the table that its versions name.
@@ -116,7 +116,7 @@ def _linked(key: str) -> Problem:
 
 
 def _verified(context: TableContext, ref: str | None, *, deep: bool, progress: Progress | None) -> VerifyReport:
-    # The cache is not used: the stored bytes may differ from those that this process read before.
+    # The cache is not used: the stored bytes may differ from the bytes that this process read before.
     context = replace(context, versions=Versions(context.store, context.storage_options))
     check = Verification(context, deep, progress)
     # With one version, refs and hints are not checked, and gaps in the numbers cannot be found.

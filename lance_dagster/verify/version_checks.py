@@ -90,7 +90,7 @@ class Verification:
             state = self._version(branch, number)
             if state is not None and before is not None:
                 self.problems(_check_step(before, state), f"{branch}@{number}")
-            # After an unreadable version the comparison goes on with the last readable one.
+            # After an unreadable version the comparison goes on with the last readable version.
             before = state or before
             self._step()
 
@@ -192,7 +192,7 @@ class Verification:
                 self.problems(self._overlaps[group], name)
 
     def _context(self, manifest: Manifest) -> int:
-        # The search goes backwards: the context of the version before is the most likely one.
+        # The search goes backwards: the context of the version before is the most likely match.
         for place in range(len(self._contexts) - 1, -1, -1):
             if self._contexts[place].fits(manifest):
                 return place
@@ -233,7 +233,7 @@ class Verification:
                 return
             # Another check reports deleted offsets beyond the fragment.
             ids.append(ids_of_fragment.restricted(ids_of_fragment.positions - offsets) if offsets else ids_of_fragment)
-        # An updated row is in two fragments under one id, deleted in the older one: so only live ids are compared.
+        # An updated row is in two fragments under one id, deleted in the older fragment: so only live ids are compared.
         twice = RowRuns.concatenated(ids).repeated()
         if len(twice):
             numbers = sorted(fragment.id for key in group if (fragment := self._checked[key].fragment) is not None)
@@ -282,7 +282,7 @@ class Verification:
 
 
 def _extend(runs: list[range], position: int) -> None:
-    """Add the position of a version to runs of consecutive ones; positions come in order."""
+    """Add the position of a version to runs of consecutive positions; positions come in order."""
     if runs and runs[-1].stop == position:
         runs[-1] = range(runs[-1].start, position + 1)
     else:

@@ -1,6 +1,6 @@
 """Name who made a change: the versions of a side that made it, with their committers and runs.
 
-Only versions that did what a conflict tells of are named: a version is compared with the one before it. Where versions
+Only versions that did what a conflict tells of are named: a version is compared with its predecessor. Where versions
 were cleaned up and no other one shows the change, all versions are named whose operation may have made it.
 """
 
@@ -19,7 +19,7 @@ from lance_dagster.merge.rules.strategy import Rows
 from lance_dagster.transactions.claims import Change, SideHistory
 
 FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "clustering_key")
-"""What is known of a field beside its id, its parent and its metadata."""
+"""The properties of a field beside its id, its parent and its metadata."""
 
 
 def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
@@ -35,7 +35,7 @@ def makers_of(
     Args:
         side: The side.
         state: Returns the thing as a version has it.
-        fallback: Selects the changes that are named where no version shows the change; by default those that are not
+        fallback: Selects the changes that are named where no version shows the change; by default changes that are not
             known any more.
     """
 
@@ -47,7 +47,7 @@ def makers_of(
 
 
 def selected(side: SideHistory, select: Callable[[Change], bool], fallback: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side, or those of a wider selection where the first one is empty."""
+    """Name who made the selected changes of a side, or the changes that `fallback` selects where there are none."""
     chosen = [change for change in side.changes if select(change)]
     return _named(side, chosen) if chosen else makers(side, fallback)
 
@@ -88,7 +88,8 @@ def drop_makers(side: MergeSide, base_id: int) -> str:
 
 def cast_makers(side: MergeSide, base_id: int) -> str:
     """Name who gave a column of the merge base another type."""
-    # A column that was cast twice has had three ids, of which the one in between is neither here nor in the merge base.
+    # A column that was cast twice has had three ids, and the id in between is neither on the side nor in the merge
+    # base.
     ids = {side.columns.anchored.get(base_id, base_id), side.cast_fields.get(base_id, base_id)}
     return makers_of(side.history, lambda manifest: {field.id for field in manifest.fields} & ids, _of_columns)
 
@@ -160,8 +161,8 @@ def row_makers(side: MergeSide, put_in: Rows, removed: BaseRows, fallback: Calla
     ids_of_changes = {id(side.added_by.get(number)) for number in put_in} | {
         id(change) for change in _changed_rows(side, removed)
     }
-    # A compaction, or a version of another branch, hides who wrote some of the rows, so the others must not be named
-    # as if they had written all of them.
+    # A compaction, or a version of another branch, hides who wrote some of the rows, so the other versions must not be
+    # named as if they had written all rows.
     if id(None) in ids_of_changes:
         return makers(side.history, fallback)
     changes = {id(change): change for change in side.history.since}
@@ -193,7 +194,7 @@ def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
 
 
 def _changes(side: MergeSide, change: Change, number: int, offsets: BitMap | None) -> bool:
-    """Tell whether a version moved, changed or deleted some rows of a fragment; any of them where none are given."""
+    """Tell whether a version moved, changed or deleted some rows of a fragment; any row where `offsets` is None."""
     before, after = change.before, change.after
     if before is None or after is None or (old := before.fragments.find(number)) is None:
         return False

@@ -3,7 +3,7 @@
 Rows alone do not show that two runs which both replace tuesday for the first time contradict each other: both remove no
 row and add all of their rows, so the result would have tuesday twice. So commits record what they claim. Claims are
 compared by name where both sides name partitions, and by looking at rows otherwise; the keys of an upsert are compared
-with those of the rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
+with the keys of rows that the other side wrote, so that only keys which both wrote are in conflict. Where a strategy
 settles a scope, the rows that the loser wrote there are dropped, and the rows that it removed there are brought back.
 
 A claim names columns as they were called when it was made. The other side, or the same one later, may have renamed
@@ -138,7 +138,7 @@ class ClaimScope:
         return ClaimScope((*self.conditions, *scope.conditions))
 
     def rows(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
-        """Return those of some rows that are in the scope.
+        """Return the rows that are in the scope.
 
         Args:
             side: The side.
@@ -162,7 +162,7 @@ class ClaimScope:
         return rows
 
     def rows_if_known(self, side: MergeSide, rows: Rows, *, of_base: bool = False) -> Rows:
-        """Return those of some rows that may be in the scope: all where a condition cannot be evaluated."""
+        """Return the rows that may be in the scope: all rows where a condition cannot be evaluated."""
         try:
             return self.rows(side, rows, of_base=of_base)
         except InvalidInputError:
@@ -173,7 +173,7 @@ def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSid
     """Return the names of the key columns of an upsert on a side, in their order.
 
     Raises:
-        InvalidInputError: The side does not have one of them.
+        InvalidInputError: The side lacks a key column.
     """
     names, ids = NamedColumns.of_side(side).names, ClaimedColumns.of(claimer, change).ids
     # A column that the merge base lacks can only be found by its name.
@@ -192,7 +192,7 @@ def claimed_columns(*sides: MergeSide) -> frozenset[str] | None:
             if claim.mode == APPEND:
                 continue
             columns = ClaimedColumns.of(side, change)
-            # The predicate of an upsert is about its keys alone, and there may be too many of them for one.
+            # The predicate of an upsert is about its keys alone, and there may be more keys than a predicate can list.
             by_keys = claim.mode == UPSERT and bool(claim.on)
             if (claim.predicate is None and not by_keys) or not columns.ids.keys() >= set(claim.on):
                 return None
@@ -293,8 +293,8 @@ def _settle(
     try:
         _lose(loser, loss, claim_conflict, claimed=claim_conflict.by_source == loser.is_source)
     except InvalidInputError:
-        # The predicate is about columns or fields that the loser's rows do not have by these names, so which of them
-        # match is unknown.
+        # The predicate is about columns or fields that the loser's rows do not have by these names, so it is unknown
+        # which rows match is unknown.
         change = "a column of the condition was dropped, or a field inside of one renamed"
         return replace(finding, options=(), advice=made_after_reset(change, loser.branch))
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())
@@ -312,7 +312,7 @@ def _lose(side: MergeSide, loss: ClaimLoss, claim_conflict: ClaimConflict, *, cl
 
     Args:
         side: The side that loses.
-        loss: Collects what it loses.
+        loss: Collects the rows that the side loses.
         claim_conflict: The conflict, which has the scope.
         claimed: Whether this side claimed the scope, and so took rows out of it.
     """

@@ -74,7 +74,7 @@ class MergeSide:
             base: The merge base.
             lookups: The functions that read what manifests do not hold.
             identities: Returns what the side's row ids mean, which is computed from both sides.
-            settled_apart: Whether both sides merged the other one by a strategy.
+            settled_apart: Whether both sides merged the other side by a strategy.
         """
         self.history, self.is_source, self.base, self.lookups = history, is_source, base, lookups
         self.name, self.manifest = history.name, history.manifest
@@ -181,7 +181,7 @@ class MergeSide:
         return tuple((change, claim) for change in self.history.changes for claim in change.claims)
 
     def has_nothing_of(self, change: Change) -> bool:
-        """Tell whether the rows that a version of the side put in are gone, and those that it took out are back.
+        """Tell whether the rows that a version of the side put in are gone, and the rows that it took out are back.
 
         A version that put in and took out none is not meant: it may say that there are no rows.
         """
@@ -203,7 +203,7 @@ class MergeSide:
 
     @cached_property
     def added_by(self) -> Mapping[int, Change]:
-        """The version of its own line that added each of its fragments, without those that only moved rows there."""
+        """The version of its own line that added each of its fragments, without versions that only moved rows there."""
         adders: dict[int, Change] = {}
         for change in self.history.since:
             if change.before is not None and change.after is not None and not isinstance(change.operation, Rewrite):
@@ -306,10 +306,10 @@ class MergeSide:
         return self.manifest.stable_row_ids and seemingly
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
-        """Return those of some updated rows of the merge base whose values are the same as in the merge base.
+        """Return the updated rows whose values are the same as in the merge base.
 
         Rows are read only where a row that counts as updated may only have been moved, and only if there are at most
-        `MOST_ROWS_COMPARED` of them. Rows that cannot be compared are not returned.
+        `MOST_ROWS_COMPARED` rows. Rows that cannot be compared are not returned.
         """
         equal = self.lookups.equal_rows
         # A cast gives a column another id, so that its values would not be compared.
@@ -336,7 +336,7 @@ class MergeSide:
         return picked_rows(candidates, flags)
 
     def without_only_moved(self, rows: Rows) -> Rows:
-        """Return rows of the side without those that count as updated and have the values of the merge base."""
+        """Return rows of the side without updated rows that have the values of the merge base."""
         if not rows or not self.may_only_have_moved:
             return rows
         updated: dict[BaseKey, BitMap] = {}

@@ -453,7 +453,7 @@ class _Build:
         return frozenset().union(*(fragment.situation.source_columns for fragment in decided))
 
     def _rewritten(self) -> frozenset[int]:
-        """Return the fields of which rows that stay in fragments of the dest have values that were not there."""
+        """Return the fields that get new values in rows that stay in fragments of the dest."""
         edits = self.rows.builder.edits
         # A row that comes back is not in any index that was made while it was deleted.
         revived = [field.id for field in self.schema.fields if edits.revived]

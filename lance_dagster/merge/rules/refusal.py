@@ -81,7 +81,7 @@ def refuse(findings: Sequence[Finding]) -> MergeRefusal:
 def refuse_with_consequences(
     attempt: Attempt, strategy: ParsedStrategy, findings: Sequence[Finding], sides: Sides
 ) -> MergeRefusal:
-    """Refuse a merge with its conflicts, and with those that arise under the strategies that could settle it.
+    """Refuse a merge with its conflicts, and with the conflicts that arise under the strategies that could settle it.
 
     Args:
         attempt: Plans the merge under another strategy.
@@ -94,12 +94,13 @@ def refuse_with_consequences(
         strategy.winner(finding.conflict.kind, finding.conflict.unit) is not None for finding in tried.findings
     )
     if has_winner and not tried.settling:
-        # What was given for a conflict does not settle it. Only the other winner may, so the hint has to say that.
+        # The winner that was given does not settle the conflict. Only the other winner may, so the hint has to say
+        # that.
         again = _Trials.of(attempt, strategy, tried.findings, overrule=True)
         # Conflicts that arise only under the overruled strategy are not conflicts of the merge that was asked for.
         tried = replace(again, findings=tried.findings) if again.trials else tried
     if strategy.winners and not tried.settling:
-        # What was given may have settled one conflict in the way that led to another, which no strategy settles.
+        # The strategy may have settled a conflict in a way that leads to a second conflict, which no strategy settles.
         again = _Trials.of(attempt, ParsedStrategy.NONE, attempt(ParsedStrategy.NONE) or (), overrule=False)
         tried = replace(again, findings=tried.findings) if again.settling else tried
     return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
@@ -127,7 +128,7 @@ class _Trials:
             attempt: Plans the merge.
             strategy: The strategy that was given.
             findings: The conflicts that it leaves open.
-            overrule: Whether a winner that was given may be replaced by the other one.
+            overrule: Whether a winner that was given may be replaced by the other winner.
         """
         findings_so_far, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
         given_winners: Mapping[str, Winner] = {}
@@ -158,7 +159,7 @@ class _Trials:
 
     @property
     def settling(self) -> list[_Trial]:
-        """The trials that succeeded. The first is what a hint offers; one that loses nothing goes before all others."""
+        """The trials that succeeded. A hint offers the first; a trial that loses nothing comes before all others."""
         lossless = {
             finding.conflict.kind: finding.lossless for finding in self.findings if finding.lossless is not None
         }
@@ -254,7 +255,7 @@ def _refusal(tried: _Trials) -> MergeRefusal:
 def _advice(tried: _Trials) -> str:
     """Say what to do where no strategies settle all conflicts."""
     by_advice: dict[str, list[str]] = {}
-    # Several rules may report one column. The first one tells of the cause, and the others of what it leads to.
+    # Several rules may report one column. The first finding names the cause, the others name its effects.
     by_unit: dict[str, str] = {}
     for finding in tried.stuck():
         if finding.advice:

@@ -80,7 +80,7 @@ class Identities:
         """Return the meaning of the ids of source and dest.
 
         The merge base lacks rows of branches that were merged into both, crosswise or from a third one that is gone.
-        `inserted` are rows of either side, with their ids on the other one, that do not count as shared.
+        `inserted` are rows of either side, with their ids on the other side, that do not count as shared.
         """
         # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
         # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
@@ -112,7 +112,7 @@ def located_by_ids(
         side: The side.
         matched: Its fragments, matched with those of the merge base.
         deleted: Reads deletion vectors.
-        settled_apart: Whether both sides merged the other one by a strategy. Rows that the merge base lacks count as
+        settled_apart: Whether both sides merged the other side by a strategy. Rows that the merge base lacks count as
             updated then: where each side kept a copy of its own, none may be deleted for the other's sake.
     """
     base_rows = _BaseRows(matched.base, matched.changed, deleted)
@@ -152,7 +152,7 @@ class _Locator:
 
     @cached_property
     def written(self) -> "_WrittenIds":
-        """The ids of rows that the versions of the side gave new values, and of those that came or came back."""
+        """The ids of rows that the versions of the side gave new values, and of rows that came or came back."""
         return _written_ids(self.side, self.deleted)
 
     @cached_property
@@ -164,7 +164,7 @@ class _Locator:
         ids = _ids(fragment, self.side.name)
         addresses = ids.through(self.identities.base.runs)
         # After an update, the merge base has one row id in two fragments: deleted in the old one and alive in
-        # the new one. The live place is the one that counts.
+        # the new one. The live place counts.
         alive = addresses.through(self.base_rows.alive) if len(addresses) else NOWHERE
         dead = addresses.through(self.base_rows.dead) if len(addresses) else NOWHERE
         shared, maybe_deleted = (
@@ -176,8 +176,9 @@ class _Locator:
         origins = Origins(base=base, deleted=maybe_deleted.restricted(back), shared=shared)
         updated = ids.where_in(self.written.updated).positions
         updated |= ids.where_in(self.written.came).positions & alive.positions
-        # Where a version is gone, a stamp that differs from the one in the merge base is the only trace of an update.
-        # What a merge settled by a strategy may differ from the version that it merged, which the merge base contains.
+        # Where a version is gone, a stamp that differs from the stamp in the merge base is the only trace of an update.
+        # Rows that a merge settled by a strategy may differ from the version that was merged, which the merge base
+        # contains.
         if self.by_stamps or self.side.settled:
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
@@ -261,7 +262,7 @@ class _BaseRows:
         return unmoved
 
     def stamped_otherwise(self, origins: Origins, stamps: VersionRuns, common: int) -> BitMap:
-        """Return the rows the merge base says were last updated by another version, or after the last common one.
+        """Return the rows the merge base says were last updated by another version, or after the last common version.
 
         Args:
             origins: Where rows come from.
@@ -323,7 +324,7 @@ def updates_show_in_stamps_only(side: SideHistory) -> bool:
         # Going back, the older values lie in fragments that the later version may not have any more.
         if change.undone:
             return True
-        # The rows updated up to the restored version are known only if that version is one of those looked at.
+        # The rows updated up to the restored version are known only if that version is among the versions looked at.
         if isinstance(change.operation, Restore) and change.operation.version not in versions:
             return True
         versions.add(change.after.version)
@@ -417,14 +418,14 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
         fresh = stamps.where(stamps.version == np.uint64(after.version))
         fresh &= ids.where_in(RowRuns.of([(0, before.next_row_id, 0)])).positions
         if fragment.deletion is not None and fresh:
-            # A merge adds a fragment for some of its rows only. The others are deleted in it, and alive unchanged in
-            # the fragment they were in before.
+            # A merge adds a fragment for some of its rows only. The other rows are deleted in it, and alive unchanged
+            # in the fragment they were in before.
             fresh -= deleted(after, fragment)
         yield ids.restricted(fresh)
 
 
 def _values_in(fragment: Fragment) -> _Values:
-    """Return which columns of which files have the values of which fields; a branch may know a file by another base."""
+    """Return the files of a fragment with their fields and columns; a branch may know a file by another base."""
     return tuple((file.path, file.fields, file.column_indices) for file in fragment.files)
 
 
@@ -451,7 +452,7 @@ class _Rows:
 def located_by_replay(
     side: SideHistory, matched: MatchedFragments, deleted: Deleted
 ) -> tuple[dict[int, RelocatedRows], dict[int, BitMap]]:
-    """Return the rows that are not where the merge base has them, and by fragment those that updates wrote anew.
+    """Return the rows that are not where the merge base has them, and by fragment the rows that updates wrote anew.
 
     Raises:
         UntraceableError: A version that moved rows is gone.
@@ -475,7 +476,7 @@ def located_by_replay(
         back, origins = BitMap() if own is None else live, Origins(base=addresses)
         relocated[number] = RelocatedRows(fragment=fragment, origins=origins, updated=BitMap(), back=back, live=live)
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
-    # When an update is taken back, nothing tells which of the rows that return are older states of which rows. So every
+    # When an update is taken back, it is unknown which returning row is an older state of which row. So every
     # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
     taken_back = any(change.undone and _puts_in(change) for change in side.changes)
     return relocated, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
@@ -599,7 +600,8 @@ class _Replay:
             if fragment is None:
                 raise UntraceableError(f"a compaction names a fragment {old.id} that is not there")
             live = live_rows(before, fragment, self.deleted)
-            # Live rows are written in order: the first of them is the first row written, whatever is deleted before it.
+            # Live rows are written in order: the first live row is the first row written, whatever is deleted before
+            # it.
             live_positions = RowRuns.itself(live).packed_positions()
             parts.append(live_positions.through(self._addresses(rows, fragment)).moved(at=rows_written))
             rows_written += len(live)

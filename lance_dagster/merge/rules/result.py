@@ -104,7 +104,7 @@ class FragmentEdits:
         add_rows(self.taken_rows, number, offsets)
 
     def deleted(self, number: int, before: BitMap) -> BitMap:
-        """Return which rows of a fragment of the dest are deleted in the result, given those that are on the dest."""
+        """Return which rows of a fragment of the dest are deleted in the result; `before` are deleted on the dest."""
         return (before - self.revived.get(number, BitMap())) | self.masked.get(number, BitMap())
 
 
@@ -112,8 +112,8 @@ class FragmentEdits:
 class FragmentBuilder:
     """Makes the fragments of the result out of the collected edits.
 
-    `from_source` maps field ids of the source to those of the result, and `row_ids` does the same for row ids. Versions
-    up to `common` have the same numbers on both sides.
+    `from_source` maps field ids of the source to field ids of the result, and `row_ids` does the same for row ids.
+    Versions up to `common` have the same numbers on both sides.
     """
 
     edits: FragmentEdits
@@ -134,7 +134,7 @@ class FragmentBuilder:
         return self.dest.side.version + 1
 
     def changed(self) -> tuple[dict[int, MergedFragment], tuple[int, ...]]:
-        """Return the dest's fragments that change, by id, and the ids of those of which no row is left."""
+        """Return the dest's fragments that change, by id, and the ids of fragments without a remaining row."""
         changed: dict[int, MergedFragment] = {}
         removed: list[int] = []
         for number in sorted({*self.edits.masked, *self.edits.revived, *self.edits.columns}):
@@ -181,7 +181,7 @@ class FragmentBuilder:
         same = self._in_same_files(added)
         if same or not self.dest.side.stable_row_ids or not added:
             return same
-        # Ranges are put together as one map: a merge of a thousand fragments would make a thousand small ones.
+        # Ranges are put together as one map: a merge of a thousand fragments would make a thousand small maps.
         ranges = [None if merged.deleted else single_range(merged.fragment.row_ids or b"") for merged in added]
         in_ranges = RowRuns.of([(0, id_range[1], id_range[0]) for id_range in ranges if id_range is not None])
         parts = [
@@ -196,9 +196,9 @@ class FragmentBuilder:
         if not len(old_ids):
             return twice
         places = [place.id for number in self.source.changed if (place := self.dest.place(number)) is not None]
-        # A row that the source moved is alive in one fragment of the source, and out of the one it was in.
-        # Only these fragments of the dest can have a row of an added fragment: those not in the merge base, those in
-        # the place of base fragments that the source changed, and those with revived rows.
+        # A row that the source moved is alive in one fragment of the source, and not in the fragment where it was
+        # before. Only these fragments of the dest can have a row of an added fragment: fragments not in the merge base,
+        # fragments in the place of base fragments that the source changed, and fragments with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
         ids = [_ids(self.dest.side.fragment(number), "the dest") for number in there]
         # Only rows with these ids are checked for being alive, in the few fragments that have them.
@@ -313,8 +313,8 @@ class FragmentBuilder:
             if rows is None:
                 raise LookupError(f"fragment {fragment.id} of the source was not looked at")
             return rows.origins, rows.updated
-        # The fragment is still in the place of one of the merge base, and is taken because of the columns the source
-        # wrote. Files that the merge base does not have show that the rows got new values.
+        # The fragment is still in the place of a fragment of the merge base, and is taken because of the columns the
+        # source wrote. Files that the merge base does not have show that the rows got new values.
         every = BitMap(range(fragment.physical_rows))
         base_files = set(backing(self.source.base.fragment(own)).values())
         updated = every if set(backing(fragment).values()) - base_files else BitMap()
@@ -351,7 +351,8 @@ class FragmentBuilder:
         missing = replace(origins, base=origins.base.without(there))
         for rows in self.dest_rows().relocated.values() if len(missing) else ():
             places_on_dest = missing.found_in(rows.origins)
-            # A row that was moved more than once is deleted in all fragments but one; the first that has it counts.
+            # A row that was moved more than once is deleted in all of its fragments but one, so the first fragment that
+            # has it counts.
             missing = missing.without(rows.origins)
             here = places_on_dest.moved(first=rows.fragment.id << OFFSET_BITS)
             yield from self._versions_at(here, [rows.fragment])

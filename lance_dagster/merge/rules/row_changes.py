@@ -9,7 +9,7 @@ Fragments that were not touched since the merge base are found by comparing thei
 A row of the merge base is known by its address there: the fragment and the offset in it. On a side it stays where it
 is, was moved to another fragment with its values (a compaction), was given new values and moved (an update), or is
 gone. With stable row ids the ids of the rows in other fragments say which they are. Without, the transactions of the
-side are replayed: a compaction keeps the order of its rows, an update does not tell which new row was which old one.
+side are replayed: a compaction keeps the order of its rows, an update does not tell which new row was which old row.
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class MatchedFragments:
 
 
 def match_fragments(base: Manifest, side: SideHistory) -> MatchedFragments:
-    """Find the fragments of a side that are in the place of those of the merge base."""
+    """Find the fragments of a side that are in the place of fragments of the merge base."""
     manifest = side.manifest
     if side.anchor is not None and side.same_ids:
         anchored = dict(zip(side.anchor.fragments.ids, side.anchor.fragments.ids, strict=True))
@@ -102,7 +102,8 @@ def differing_fragments(earlier: Manifest, later_version: Manifest) -> set[int]:
         earlier.fragments.ids,
         later_version.fragments.ids,
     )
-    # Bytes that are equal in the same place are the same fragment; only the others have to be found by their ids.
+    # Bytes that are equal in the same place are the same fragment; only fragments with other bytes have to be found by
+    # their ids.
     unequal = list(compress(count(), map(ne, old, new)))
     shared = min(len(old), len(new))
     later = {new_ids[place]: new[place] for place in (*unequal, *range(shared, len(new)))}
@@ -172,7 +173,7 @@ class RelocatedRows:
         return self._by_key.keys()
 
     def from_base(self, base_ids: Container[int]) -> dict[BaseKey, tuple[BitMap, BitMap]]:
-        """Return, by fragment of the merge base, the offsets there of the live rows moved and of those updated.
+        """Return by base fragment the offsets there of live rows that were moved, and of live rows that were updated.
 
         Args:
             base_ids: The fragments of the merge base that are asked for; rows it does not have are always returned.

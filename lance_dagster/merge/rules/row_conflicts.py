@@ -79,7 +79,7 @@ def settle_deleted_picks(
     """Return the rows of the source, by its fragments, that do not come, and the conflict about those deleted.
 
     In git, rows that the source picked would come back. Here they are in conflict with a deletion of exactly these
-    rows, of which nothing tells whether the pick was made in spite of it.
+    rows, and it is unknown whether the pick was made in spite of the deletion.
 
     Args:
         picks: The rows.
@@ -108,7 +108,7 @@ def settle_deleted_picks(
 
 
 def _by_fragment(picks: DeletedPicks, source: MergeSide, dropped: Rows) -> dict[int, BitMap]:
-    """Return the offsets of the rows by fragment of the source, without those that it lost already."""
+    """Return the offsets of the rows by fragment of the source, without rows that it lost already."""
     ids = RowRuns(picks.rows.at, picks.rows.count, picks.rows.at)
     offsets_by_fragment: dict[int, BitMap] = {}
     for number, rows in source.rows.relocated.items():
@@ -160,7 +160,7 @@ class _Report:
     def lacking_columns(self, decided: Sequence[DecidedFragment], *, of_source: bool) -> Iterator[Finding]:
         """Report rows that one side updated or moved away from columns that the other side wrote."""
         rows_by_columns: dict[Fields, _OffsetsByKey] = {}
-        # Grouped by columns: fragments may lack different ones, and a strategy may be given for each column.
+        # Grouped by columns: fragments may lack different columns, and a strategy may be given for each column.
         for fragment in decided:
             situation, decision = fragment.situation, fragment.decision
             columns = situation.source_columns if of_source else situation.dest_columns

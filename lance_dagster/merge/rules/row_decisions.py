@@ -137,7 +137,7 @@ class RowRules:
     `source_undone` and `dest_undone` are rows of the merge base, by its fragments, for which the change of a side does
     not count, since it lost the claim to them. `equal_updates` are rows that both sides updated to the same values, as
     `equally_updated_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
-    updated, as `only_moved_rows` finds them. `combined` are the rows of which `combine_updates` tells what becomes of
+    updated, as `only_moved_rows` finds them. `combined` has the rows for which `combine_updates` combines
     the updates of both sides. `returning` says that rows which the dest took back come again.
     """
 
@@ -164,7 +164,7 @@ class RowRules:
         changes = source, dest = self._compared(number)
         # Rows that reached both sides through other branches count as live in the merge base, as they would be in a
         # merge base that contains these branches. Rows that the merge base has deleted do not. Where the dest took back
-        # the version with these rows (`returning`), only those that it still has count: the others come again as new
+        # the version with these rows (`returning`), only rows that it still has count: the other rows come again as new
         # rows of the source.
         unknown = dest.alive if self.returning else source.alive | dest.alive
         unknown = unknown if absence is Absence.SHARED else BitMap()
@@ -210,7 +210,7 @@ class RowRules:
         )
 
     def _in_result(self, side: MergeSide, fields: set[int]) -> set[int]:
-        """Return the ids that fields of a side have in the result, for those that the result has."""
+        """Return the ids that fields of a side have in the result, for fields that the result has."""
         if not side.is_source:
             # A row that was written before its column was dropped still has values of it.
             return fields & self.schema.paths.keys()
@@ -262,7 +262,7 @@ class RowRules:
     def _differing_fields(
         self, number: BaseKey, fragment: Fragment | None, changes_by_side: tuple[FragmentRowChanges, FragmentRowChanges]
     ) -> tuple[Fields, Fields]:
-        """Return the fields of which each side has other values than the merge base for a fragment's rows.
+        """Return the fields in which each side differs from the merge base for a fragment's rows.
 
         Args:
             number: The key of the fragment.
@@ -433,7 +433,7 @@ def only_moved_rows(side: MergeSide, other_side: MergeSide, keys: Iterable[BaseK
     """Return the rows that the other side changed and that a side seems to have updated, but only moved.
 
     Args:
-        side: The side whose values are compared with those of the merge base.
+        side: The side whose values are compared with the merge base.
         other_side: The other side.
         keys: The fragments of the merge base that are looked at.
     """
@@ -538,7 +538,7 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
 
 
 class _RowOrigins:
-    """Chooses the rows that are taken from the source, of those that live on."""
+    """Chooses the rows that are taken from the source, of the rows that live on."""
 
     def __init__(self, facts: Situation, alive: BitMap, from_source: BitMap) -> None:
         self._facts, self._alive = facts, alive

@@ -20,8 +20,8 @@ from lance_dagster.merge.rules.merge_side import MergeSide
 class SeparateChanges:
     """The changes of the source to fragments in which the dest changed other rows, if any.
 
-    `masked` are the rows it took out, by fragment of the dest, and `taken_rows` those it moved or updated, by fragment
-    of the source. `base_ids` are the fragments of the merge base that this is about.
+    `masked` are the rows that the source took out, by fragment of the dest, and `taken_rows` the rows that it moved or
+    updated, by fragment of the source. `base_ids` are the fragments of the merge base that this is about.
     """
 
     base_ids: frozenset[int]

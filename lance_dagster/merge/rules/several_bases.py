@@ -38,7 +38,7 @@ from lance_dagster.merge.rules.strategy import (
 
 _GONE = None
 _Values = Mapping[int, str | None]
-"""By row id, the side whose values a row has in a result, or `_GONE`. Equal values count as those of the dest."""
+"""By row id, the side whose values a row has in a result, or `_GONE`. Equal values count as values of the dest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class _DifferingRows:
         if self.count > MOST_ROWS_COMPARED:
             return
         ids = {*self._addresses(dest, differing_dest), *self._addresses(source, differing_source)}
-        # The other copies of these rows, of which some result may have one too.
+        # The other copies of these rows, which some result may have in place of these copies.
         self._in_dest, self._in_source = (self._live_copies(side, ids) for side in (dest, source))
         self._ids = ids & (self._in_dest.keys() | self._in_source.keys())
         self._equal = self._equal_copies()

@@ -148,7 +148,7 @@ def on_side(rows: Rows, *, source: bool) -> RowsLookup:
 
 
 def add_rows(rows: dict[_Key, BitMap], key: _Key, offsets: BitMap) -> None:
-    """Add rows of a fragment to those that are collected."""
+    """Add rows of a fragment to collected rows."""
     if offsets:
         # A union with an empty set takes many times as long as a copy where a fragment has millions of rows.
         rows[key] = rows[key] | offsets if key in rows else offsets.copy()
@@ -193,7 +193,7 @@ class ParsedStrategy:
         return winner if winner in finding.options else None
 
     def winner_for_columns(self, paths: Iterable[str]) -> Winner | None:
-        """Return the one strategy that holds for all of several columns; None when they differ or have none."""
+        """Return the strategy that all columns have in common; None when they differ or have none."""
         paths = sorted(paths)
         # A conflict about several columns names them in one unit, which a strategy may be given for as well.
         together = self.winners.get(column_unit(paths))

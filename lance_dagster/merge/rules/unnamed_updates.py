@@ -25,7 +25,8 @@ _MERGED = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 def updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
     """Return the rows of a fragment of the merge base that a side may have given new values where they are.
 
-    Where a compaction removed an updated fragment, every row that the side moved out of the base fragment may be one.
+    Where a compaction removed an updated fragment, every row that the side moved out of the base fragment may have been
+    updated.
     """
     updated = BitMap()
     if not isinstance(number, int):
@@ -46,7 +47,7 @@ def updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
 def passed_on_in_place(
     source: MergeSide, column_sources: Mapping[int, Fragment], added: Mapping[int, int]
 ) -> frozenset[int] | None:
-    """Return the fragments of a result of which rows may have values that the source wrote in place.
+    """Return the fragments of a result with rows that may have values written in place by the source.
 
     Args:
         source: The side whose values they are.

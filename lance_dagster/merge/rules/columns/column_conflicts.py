@@ -21,7 +21,7 @@ from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ColumnChange:
-    """What a side did to a column so that rows of the other side may not fit it, and what helps then."""
+    """A change of a column that rows of the other side may not fit, and the advice to settle it."""
 
     path: str
     did: str
@@ -75,7 +75,7 @@ def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None =
 
 
 def _renamed_there(side: MergeSide, number: int) -> str:
-    """Return the advice to tell a new column from the one whose name it has: the old one then counts as dropped."""
+    """Return the advice to rename a new column that took the name of an old one; the old one then counts as dropped."""
     new = paths_of(side.manifest.fields)[side.cast_fields[number]]
     return (
         f"rename the new column {new} on {side.branch} (`columns.rename`), and try again; the values of the old one in "
@@ -113,7 +113,7 @@ def _new_required(side: MergeSide, fields: Collection[Field], schema: MergedSche
 
 
 def _added_required(side: MergeSide, number: int, field: Field) -> _ColumnChange:
-    # What is nullable is a struct in data files that hold no null one.
+    # A nullable column is a struct here, in data files of a version that holds no null structs.
     did = f"{added_makers(side, number)} added it as {'a struct' if field.nullable else 'not null'}"
     advice = (
         f"allow nulls in column {field.name} on {side.branch}, and try again; rows of the other side are null there"

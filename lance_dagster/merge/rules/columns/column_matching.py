@@ -40,9 +40,9 @@ class SideColumns:
     `anchored` maps the id of a field of the merge base to its id in the side's anchor, and `ids` to its id on the side,
     where it was not dropped. `filled_by_fragment` are the ids, as the side has them, of fields that got values beside
     their rows since (added columns with values, and columns written anew in place), by the fragment of the merge base
-    whose rows these were; under None are those for rows that may be from any fragment. `nulls` are fields that the side
-    added and never filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the merge base,
-    fields that updates wrote into a new file to change single rows, which the updates name: these rows count as
+    whose rows these were; under None are fields for rows that may be from any fragment. `nulls` are fields that the
+    side added and never filled: at most, a compaction wrote their nulls. `in_place` are, by the fragment of the merge
+    base, fields that updates wrote into a new file to change single rows, which the updates name: these rows count as
     updated, and the field does not count as written.
     """
 
@@ -53,7 +53,7 @@ class SideColumns:
     nulls: frozenset[int] = frozenset()
 
     def of_single_rows(self, base_id: int) -> frozenset[int]:
-        """Return the fields of which only single rows of a fragment of the merge base got other values in place."""
+        """Return the fields that updates changed in place, in single rows of a fragment of the merge base only."""
         return self.in_place.get(base_id, frozenset()) - self.written_beside(base_id)
 
     def written_beside(self, base_id: int | None) -> frozenset[int]:
@@ -125,7 +125,7 @@ def units_of(fields: tuple[Field, ...], added: Collection[int]) -> dict[int, str
 
     Args:
         fields: The fields of a version.
-        added: The ids of those among them that are new.
+        added: The ids of the fields that are new.
     """
     paths, undivided = paths_of(fields), set[int]()
     for field in fields:
@@ -150,9 +150,9 @@ def named_fields(manifest: Manifest) -> dict[int, tuple[str, str]]:
 def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
     """Return each column whose type a side changed, by its id in the merge base, with the id of its new field.
 
-    A column that was dropped counts as cast if another one has its path: versions in between may be gone, and a program
-    may cast a column by adding another one and giving that its name. The other side's rows are refused then, which is
-    safe even if the two columns have nothing in common.
+    A column that was dropped counts as cast if a new column has its path: versions in between may be gone, and a
+    program may cast a column by adding a new column and giving it the old name. The other side's rows are refused then,
+    which is safe even if the two columns have nothing in common.
     """
     cast, known_ids = cast_in_one_version(columns, base, side), set(columns.ids.values())
     added = {path: number for number, path in paths_of(side.manifest.fields).items() if number not in known_ids}
@@ -163,15 +163,15 @@ def cast_fields(columns: SideColumns, base: Manifest, side: SideHistory) -> dict
 
 
 def cast_in_one_version(columns: SideColumns, base: Manifest, side: SideHistory) -> dict[int, int]:
-    """Return those of the cast columns of which a version of the side shows the cast."""
+    """Return the cast columns whose cast a single version of the side shows."""
     known_ids, paths = set(columns.ids.values()), paths_of(base.fields)
     origin = {field.id: field.id for field in base.fields if field.id not in columns.anchored}
     origin |= {own: number for number, own in columns.anchored.items()}
     cast: dict[int, int] = {}
     for change in (*side.changes, *side.since):
         steps = _cast_by(change)
-        # All are looked up before any is noted: a version may cast one column and give its name to another one. A
-        # column that is cast again is still the same column.
+        # All casts are looked up before any is recorded: a version may cast a column and give its name to another
+        # column. A column that is cast again is still the same column.
         cast |= {new: was for old, new in steps.items() if (was := cast.get(old, origin.get(old))) is not None}
     live = {field.id for field in side.manifest.fields} - known_ids
     return {number: own for own, number in cast.items() if own in live and number in paths}
@@ -203,7 +203,7 @@ def fields_across(shared: Manifest, first: SideHistory, second: SideHistory) -> 
     Args:
         shared: The version from which both descend.
         first: What the first version did since.
-        second: What the second one did.
+        second: What the second version did since.
     """
     one_columns, other_columns = (columns_of(shared, side, match_fragments(shared, side)) for side in (first, second))
     matched = {own: other_columns.ids.get(number, NO_FIELD) for number, own in one_columns.ids.items()}
@@ -216,7 +216,7 @@ def fields_across(shared: Manifest, first: SideHistory, second: SideHistory) -> 
         for number, path in paths_of(shared.fields).items()
         if (path in cast[0] and number in other_columns.ids) or (path in cast[1] and number in one_columns.ids)
     ]
-    # A match by the shared version wins over a match by name: a column that was renamed is still the same one.
+    # A match by the shared version wins over a match by name: a renamed column is still the same column.
     return FieldsAcross(by_name | matched, tuple(incompatible))
 
 
@@ -289,7 +289,7 @@ def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set
         if isinstance(change.operation, Restore) and change.operation.version in states:
             kept_ids = set(states[change.operation.version])
         elif isinstance(change.operation, Overwrite | Restore):
-            # Its schema is a new one, in which a column of the same id, name and type is taken to be the same.
+            # Its schema is new, and a column of the same id, name and type is taken to be the same.
             kept_ids = {
                 number
                 for number, named in named_fields(after).items()
@@ -372,12 +372,12 @@ def _cast_by(change: Change) -> dict[int, int]:
     new_ids = _recorded_casts(change)
     before, after, operation = change.before, change.after, change.operation
     if before is not None and after is not None and isinstance(operation, Merge | Overwrite):
-        # A merge may drop one column and bring another one to its place, so it records what it cast.
+        # A merge may drop one column and bring another column to its place, so it records its casts.
         recorded = change.transaction is not None and CASTS in change.transaction.properties
         same_place = {} if recorded or isinstance(operation, Overwrite) else _in_same_place(before, after)
         # Recorded casts and positions take precedence over paths: the name may be another column's by now.
         new_ids = _of_same_path(before, after) | same_place | new_ids
-    # A change that is taken back goes from the new field to the old one.
+    # A change that is taken back goes from the new field to the old field.
     return {new: old for old, new in new_ids.items()} if change.undone else new_ids
 
 

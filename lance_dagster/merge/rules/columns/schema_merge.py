@@ -48,7 +48,7 @@ class MergedSchema:
     """The fields of the result, and the ids in the result of the fields of the source, by their ids on the source.
 
     `added_by_source` and `added_by_dest` are the ids in the result of fields that only one side added;
-    `kept_by_strategy` are those of the merge base that the source dropped and the strategy kept; `equal` are fields
+    `kept_by_strategy` are fields of the merge base that the source dropped and the strategy kept; `equal` are fields
     that both sides added with the same values. `findings` are the columns that both sides changed. `file_version` is
     that of the data files.
     """
@@ -157,7 +157,7 @@ class _SchemaMerge:
                 self._keep_or_change(field, source_id, dest_id)
             elif source_id is not None:
                 self._dropped_by_dest(field)
-            # A column that both sides dropped is not a conflict, unless one of them dropped it to cast it.
+            # A column that both sides dropped is not a conflict, unless one side dropped it to cast it.
             elif self._paths[field.id] in self._cast_apart:
                 self._dropped_and_cast(field)
         # The dest's new fields come before the source's: `_bring` looks among them for the same column.
@@ -327,7 +327,7 @@ class _SchemaMerge:
     def _is_back(self, field: Field) -> bool:
         """Tell whether a revert brings back a column whose id the dest still has for it, or for none.
 
-        Under another id the column would be another one, and branches that still have it could not be merged.
+        Under another id it would be a new column, and branches that still have it could not be merged.
         """
         source, dest = self._source_side, self._dest_side
         one_line = source.history.same_ids and dest.history.same_ids
@@ -338,7 +338,7 @@ class _SchemaMerge:
         return _places_of(dest.manifest, field.id) <= _places_of(source.manifest, field.id)
 
     def _put_together(self, field: Field, same_named: Field) -> None:
-        """Take two new columns for one, with the metadata of both."""
+        """Treat two new columns as one column, with the metadata of both."""
         self._from_source[field.id] = same_named.id
         if field.metadata == same_named.metadata:
             return
@@ -355,7 +355,7 @@ class _SchemaMerge:
         self._fields[same_named.id] = with_metadata(same_named, merged.values)
 
     def _is_same(self, field: Field, same_named: Field) -> bool:
-        """Tell whether two new columns are one: of one name and type, with the same values for rows of the merge base.
+        """Tell whether two new columns are the same: one name, one type, and equal values for rows of the merge base.
 
         Rows that were inserted since bring their own values.
         """
@@ -365,7 +365,7 @@ class _SchemaMerge:
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
         # The result would have the fields of both inside, and a list with two items cannot be read. Where both sides
-        # took in the same versions, one of them may have added a field to a struct since.
+        # took in the same versions, one side may have added a field to a struct since.
         pairs, apart = self._inside_both(field, same_named)
         if apart and not (self._crosswise and field.logical_type == "struct"):
             return False
@@ -467,8 +467,8 @@ class _SchemaMerge:
         # added column on the other. So names are checked on the merged schema.
         fields_by_name: dict[tuple[int, str], Field] = {}
         paths = paths_of(fields)
-        # A column that a strategy kept may stand beside the one that replaced it. That is the same conflict about this
-        # column, which the strategy does not settle, and not a further one.
+        # A column that a strategy kept may stand beside the column that replaced it. That is the same conflict about
+        # this column, which the strategy does not settle, and not a second conflict.
         decided = {finding.conflict.unit for finding in self._findings if finding.conflict.kind == "column"}
         for field in fields:
             namesake = fields_by_name.setdefault((field.parent_id, field.name), field)
@@ -518,8 +518,8 @@ class _SchemaMerge:
     def _order(self) -> list[int]:
         """Return the ids of the result's fields in the order of one side: of the source where only it changed that.
 
-        A field that the source brings stands before the one that follows it there; so a column that was cast, or comes
-        back, has its place again.
+        A field that the source brings stands before the field that follows it on the source; so a column that was cast,
+        or comes back, has its place again.
         """
         source_ids, dest_ids = self._source_side.columns.ids, self._dest_side.columns.ids
         shared = [field.id for field in self._base.fields if field.id in source_ids and field.id in dest_ids]
@@ -598,7 +598,7 @@ def _files_of(manifest: Manifest, number: int) -> dict[str, int]:
 
 
 def _ordered(fields: Mapping[int, Field], order: Iterable[int]) -> tuple[Field, ...]:
-    """Return fields depth first, those of the same parent in the order given."""
+    """Return fields depth first, fields of the same parent in the order given."""
     children: dict[int, list[Field]] = {}
     for number in dict.fromkeys(order):
         if number in fields:

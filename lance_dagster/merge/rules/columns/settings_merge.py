@@ -1,7 +1,7 @@
 """Merge the settings of both sides, key by key: table metadata, configuration and schema metadata; column metadata too.
 
-A key that is absent has a value too: one side removing what the other changed is a conflict. Records of merges in the
-table metadata belong to the dest alone: they tell which row ids and fields of which branch it has.
+A key that is absent has a value too: it is a conflict if one side removes a key that the other side changed. Records of
+merges in the table metadata belong to the dest alone: they tell which row ids and fields of which branch it has.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class MergedMap(Generic[V]):
 def merge_settings(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSettings:
     """Merge the table metadata, the configuration and the schema metadata of two sides."""
     base, source_manifest, dest_manifest = source.base, source.manifest, dest.manifest
-    # Only the dest's records of merges stay. Those of the source give row ids and fields that its line has, and would
+    # Only the dest's records of merges stay. Records of the source give row ids and fields that its line has, and would
     # be wrong for the dest.
     own = without_merge_records(base.table_metadata), without_merge_records(source_manifest.table_metadata)
     metadata = merge_map(

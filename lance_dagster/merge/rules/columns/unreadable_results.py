@@ -54,7 +54,7 @@ def fragments_without_values(
         schema: The fields of the result.
         changed: The fragments of the dest that the merge changes.
         added: The fragments of the source that it adds.
-        removed: The fragments of the dest of which no row is left.
+        removed: The fragments of the dest without a remaining row.
     """
     live = {field.id for field in schema.fields}
     of_dest = 0
@@ -96,9 +96,9 @@ def _advice(source: MergeSide, dest: MergeSide, schema: MergedSchema, holders: I
 
 
 def _columns_with_values(side: MergeSide, numbers: set[int]) -> list[str]:
-    """Return the names of the columns of a side of which some fields are in the result, and hold values."""
+    """Return the names of a side's columns with fields that are in the result and hold values."""
     fields = side.manifest.fields
-    # A struct or list has no values but those of the fields inside of it.
+    # A struct or list has no values of its own: its fields have them.
     holding = numbers - {field.parent_id for field in fields}
     return [
         field.name
@@ -203,7 +203,8 @@ def _unstorable(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Ite
 def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
     """Find columns that are to be stored in another way than a side stored its values.
 
-    Only other programs change that of a column that has values. Two new columns of one name may differ in it, too.
+    Only other programs change the storage of a column that has values. Two new columns of one name may differ in it,
+    too.
     """
     by_id = {field.id: field for field in schema.fields}
     same = {field.id: field.id for field in dest.manifest.fields}
