@@ -1,8 +1,8 @@
 """Copy values that lie in memory where pylance cannot read them.
 
-Rust reads a number only from an address that is a multiple of its size: 16 bytes for decimals, 8 at most for others.
-Arrow allows any address, and the rows of Spark, of memory-mapped files and of IPC streams lie at multiples of 8. Where
-pylance gets rows as a stream, it panics on the others.
+Rust reads a number only from an address that is a multiple of its size: 16 bytes for decimals, 8 bytes at most for
+other numbers. Arrow allows any address, and the rows of Spark, of memory-mapped files and of IPC streams lie at
+multiples of 8. If pylance gets rows as a stream, it panics on numbers at other addresses.
 """
 
 from collections.abc import Iterator

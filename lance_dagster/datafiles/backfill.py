@@ -39,8 +39,8 @@ def read_sample(dataset: "lance.LanceDataset", reads: Reads) -> pa.RecordBatch:
     with reading_errors("read the columns a function needs", dataset.uri):
         # With row addresses, because a function may read no column, and pylance refuses a scan without columns.
         table = dataset.scanner(columns=_columns(reads), limit=1, with_row_address=True).to_table()
-    found = table.drop_columns([ROW_ADDRESS]).combine_chunks().to_batches()
-    return found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema.remove(len(table.schema) - 1))
+    batches = table.drop_columns([ROW_ADDRESS]).combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema.remove(len(table.schema) - 1))
 
 
 def backfill(
@@ -92,17 +92,17 @@ def _filled(
 ) -> Iterator[pa.RecordBatch]:
     """Extend the values of live rows to all physical rows of a fragment."""
     expected = 0
-    last: pa.RecordBatch | None = None
+    previous: pa.RecordBatch | None = None
     for offsets, batch in parts:
         end = int(offsets[-1]) + 1
-        # For each physical row up to the last one of this batch: the value of the first live row at or after it.
+        # For each physical row up to the last live row of this batch: the value of the first live row at or after it.
         yield (
             batch if end - expected == len(offsets) else batch.take(np.searchsorted(offsets, np.arange(expected, end)))
         )
-        expected, last = end, batch
-    # Rows deleted at the end of the fragment have no live row after them, so they repeat the last one.
-    if last is not None and expected < rows:
-        yield last.take(np.full(rows - expected, last.num_rows - 1))
+        expected, previous = end, batch
+    # Rows deleted at the end of the fragment have no live row after them, so they repeat the last live row.
+    if previous is not None and expected < rows:
+        yield previous.take(np.full(rows - expected, previous.num_rows - 1))
 
 
 def _columns(reads: Reads) -> list[str] | dict[str, str]:

@@ -41,82 +41,84 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_schema(found: pa.Schema, wanted: pa.Schema) -> None:
-    """Refuse rows of schema `found` for a table of schema `wanted`, before any row is read.
+def check_schema(actual: pa.Schema, expected: pa.Schema) -> None:
+    """Refuse rows of schema `actual` for a table of schema `expected`, before any row is read.
 
     Raises:
         SchemaMismatchError: Some columns do not fit; the message names each, with both types.
     """
     # Every access to `names` makes a list, which for each of many columns would take longer than to write the rows.
-    names, times = wanted.names, Counter(found.names)
-    known = frozenset(names)
+    names, times = expected.names, Counter(actual.names)
+    expected_names = frozenset(names)
     problems = [f"column {name!r} is missing" for name in names if name not in times]
-    problems += [f"column {name!r} is not in the table" for name in found.names if name not in known]
+    problems += [f"column {name!r} is not in the table" for name in actual.names if name not in expected_names]
     problems += [f"column {name!r} is given twice" for name in names if times[name] > 1]
     # All problems are collected, so that a caller fixes them in one go.
-    for column in wanted:
+    for column in expected:
         if times[column.name] != 1:
             continue
-        given = found.field(column.name).type
-        if not fits_type(given, column.type):
-            problems.append(f"column {column.name!r} is {given}, the table holds {column.type}")
+        source = actual.field(column.name).type
+        if not fits_type(source, column.type):
+            problems.append(f"column {column.name!r} is {source}, the table holds {column.type}")
     if problems:
         raise SchemaMismatchError("; ".join(problems))
 
 
-def fits_type(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
+def fits_type(source: Any, target: Any) -> bool:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
     """Return whether `conform` takes values of a type for a column of another type."""
     # Equal types are the usual case, and need no look at their structure.
-    if given == wanted:
+    if source == target:
         return True
     # A table stores the storage type of an extension type; the metadata of the column names the extension.
-    blobs = _is_blob(wanted) and (_is_blob(given) or given in _BINARIES)
-    given, wanted = storage_type(given), storage_type(wanted)
+    blobs = _is_blob(target) and (_is_blob(source) or source in _BINARIES)
+    source, target = storage_type(source), storage_type(target)
     if (
         blobs
-        or given == wanted
-        or pa.types.is_null(given)
-        or _is_family(given, wanted)
-        or _fits_dictionary(given, wanted)
+        or source == target
+        or pa.types.is_null(source)
+        or _is_family(source, target)
+        or _fits_dictionary(source, target)
     ):
         return True
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
-        # A coarser unit converts without loss; a finer one would be rounded.
+    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
+        # Values of a coarser unit convert without loss; values of a finer unit would be rounded.
         finer = ["s", "ms", "us", "ns"]
-        return (given.tz is None) == (wanted.tz is None) and finer.index(given.unit) <= finer.index(wanted.unit)
-    if _is_list(given) and _is_list(wanted):
-        # Vectors of different lengths cannot be cast; a list without a fixed length may have the right one.
+        return (source.tz is None) == (target.tz is None) and finer.index(source.unit) <= finer.index(target.unit)
+    if _is_list(source) and _is_list(target):
+        # Vectors of different lengths cannot be cast; a list without a fixed length may have the right length.
         fixed = pa.types.is_fixed_size_list
-        if fixed(given) and fixed(wanted) and given.list_size != wanted.list_size:
+        if fixed(source) and fixed(target) and source.list_size != target.list_size:
             return False
-        return fits_type(given.value_type, wanted.value_type)
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        return _same_struct(given, wanted)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return fits_type(given.key_type, wanted.key_type) and fits_type(given.item_type, wanted.item_type)
+        return fits_type(source.value_type, target.value_type)
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        return _same_struct(source, target)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return fits_type(source.key_type, target.key_type) and fits_type(source.item_type, target.item_type)
     return False
 
 
-def _is_family(given: pa.DataType, wanted: pa.DataType) -> bool:
-    return any(given in family and wanted in family for family in (_STRINGS, _BINARIES))
+def _is_family(source: pa.DataType, target: pa.DataType) -> bool:
+    return any(source in family and target in family for family in (_STRINGS, _BINARIES))
 
 
-def _fits_dictionary(given: Any, wanted: Any) -> bool:  # noqa: ANN401  # any Arrow type
-    """Return whether both are dictionaries of the same values; the format does not store that one is ordered."""
-    if not (pa.types.is_dictionary(given) and pa.types.is_dictionary(wanted) and given.index_type == wanted.index_type):
+def _fits_dictionary(source: Any, target: Any) -> bool:  # noqa: ANN401  # any Arrow type
+    """Return whether both are dictionaries of the same values; the format does not store whether they are ordered."""
+    if not (
+        pa.types.is_dictionary(source) and pa.types.is_dictionary(target) and source.index_type == target.index_type
+    ):
         return False
-    return given.value_type == wanted.value_type or _is_family(given.value_type, wanted.value_type)
+    return source.value_type == target.value_type or _is_family(source.value_type, target.value_type)
 
 
 def _is_blob(arrow: Any) -> bool:  # noqa: ANN401  # only extension types have the name
     return getattr(arrow, "extension_name", None) == BLOB
 
 
-def _same_struct(given: pa.StructType, wanted: pa.StructType) -> bool:
-    names = [wanted.field(index).name for index in range(wanted.num_fields)]
-    if names != [given.field(index).name for index in range(given.num_fields)]:
+def _same_struct(source: pa.StructType, target: pa.StructType) -> bool:
+    names = [target.field(index).name for index in range(target.num_fields)]
+    if names != [source.field(index).name for index in range(source.num_fields)]:
         return False
-    return all(fits_type(given.field(index).type, wanted.field(index).type) for index in range(wanted.num_fields))
+    return all(fits_type(source.field(index).type, target.field(index).type) for index in range(target.num_fields))
 
 
 def _is_list(arrow: pa.DataType) -> bool:
@@ -142,8 +144,8 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
     try:
         if _is_blob(column.type):
             return _as_blobs(values, column.type)
-        plain, wanted = stored(values), stored_type(column.type)
-        cast: pa.Array[Any] = extended(plain if plain.type == wanted else plain.cast(wanted), column.type)
+        plain, target = stored(values), stored_type(column.type)
+        cast: pa.Array[Any] = extended(plain if plain.type == target else plain.cast(target), column.type)
         return cast
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatchError(
@@ -152,7 +154,7 @@ def _conform_column(values: "pa.Array[Any]", column: "pa.Field[Any]") -> "pa.Arr
 
 
 def refuse_null_parts(values: "pa.Array[Any]", column: "pa.Field[Any]") -> None:
-    """Refuse nulls in parts of values that take none; pylance refuses some of them, and stores others.
+    """Refuse nulls in parts of values that take no nulls; pylance refuses some of these nulls, and stores others.
 
     Raises:
         SchemaMismatchError: The message names the column and the part.
@@ -173,25 +175,27 @@ def _has_required_part(arrow: pa.DataType) -> bool:
 
 
 def _null_part(values: Any, path: str) -> str | None:  # noqa: ANN401  # any Arrow array
-    """Return the path of the first part that takes no nulls and has one; what is below a null does not count."""
+    """Return the path of the first part that takes no nulls and has a null; what is below a null does not count."""
     arrow = values.type
     if isinstance(arrow, pa.BaseExtensionType):
         return _null_part(values.storage, path)
     parts: list[tuple[pa.Field[Any], Any, str]] = []
     if pa.types.is_struct(arrow):
-        kept = values.filter(values.is_valid()) if values.null_count else values
-        parts = [(arrow.field(index), kept.field(index), arrow.field(index).name) for index in range(arrow.num_fields)]
+        present = values.filter(values.is_valid()) if values.null_count else values
+        parts = [
+            (arrow.field(index), present.field(index), arrow.field(index).name) for index in range(arrow.num_fields)
+        ]
     elif isinstance(arrow, pa.MapType):
-        # The items of a slice are those of the whole array; the filter makes an array of its own.
+        # The items of a slice are the items of the whole array; the filter copies the slice.
         parts = [(arrow.item_field, values.filter(values.is_valid()).items, "value")]
     elif pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
         parts = [(arrow.field(0), values.flatten(), arrow.field(0).name)]
     for field, part, name in parts:
         if not field.nullable and part.null_count:
             return f"{path}.{name}"
-        found = _null_part(part, f"{path}.{name}") if _has_required_part(field.type) else None
-        if found is not None:
-            return found
+        null_path = _null_part(part, f"{path}.{name}") if _has_required_part(field.type) else None
+        if null_path is not None:
+            return null_path
     return None
 
 
@@ -199,30 +203,30 @@ def _check_text(values: "pa.Array[Any]", name: str) -> None:
     """Refuse a column with a string that is not UTF-8.
 
     Raises:
-        SchemaMismatchError: The message names the first row that has one, counted in its batch.
+        SchemaMismatchError: The message names the first row that has such a string, counted in its batch.
     """
     if all(map(_is_utf8, _texts(values))):
         return
-    first, last = 0, len(values)
-    # The rows from `first` up to `last` have such a string, and no row before `first` does.
-    while last - first > 1:
-        middle = (first + last) // 2
+    first, end = 0, len(values)
+    # The rows from `first` up to `end` have such a string, and no row before `first` does.
+    while end - first > 1:
+        middle = (first + end) // 2
         if all(map(_is_utf8, _texts(values.slice(first, middle - first)))):
             first = middle
         else:
-            last = middle
+            end = middle
     wrong = next(text for text in _texts(values.slice(first, 1)) if not _is_utf8(text))
-    found = reprlib.repr(_as_binary(wrong)[0].as_py() if len(wrong) == 1 else _as_binary(wrong).to_pylist())
+    shown = reprlib.repr(_as_binary(wrong)[0].as_py() if len(wrong) == 1 else _as_binary(wrong).to_pylist())
     # All rows share one dictionary, so the error names no single row.
     where = "its dictionary" if pa.types.is_dictionary(values.type) else f"row {first} of a batch"
     raise SchemaMismatchError(
-        f"column {name!r} has a string that is not UTF-8, in {where}: {found}; decode it with the "
+        f"column {name!r} has a string that is not UTF-8, in {where}: {shown}; decode it with the "
         "encoding that it has, or write it to a column of type binary"
     )
 
 
 def _texts(values: "pa.Array[Any]") -> "Iterator[pa.Array[Any]]":
-    """Yield the arrays of strings in an array: itself, or those nested in it."""
+    """Yield the arrays of strings in an array: the array itself, or the arrays nested in it."""
     # An extension type need not be hashable, as pylance's type of blobs is not.
     if not isinstance(values, pa.ExtensionArray) and values.type in _STRINGS:
         yield values
@@ -241,9 +245,9 @@ def _parts(values: Any) -> "Sequence[pa.Array[Any]]":  # noqa: ANN401  # no stub
     if pa.types.is_struct(arrow):
         return list(values.flatten())
     if pa.types.is_map(arrow):
-        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-        return [part.slice(first, last - first) for part in (values.keys, values.items)]
-    # Lists of numbers are skipped: vectors are the usual lists, and flattening one may copy it.
+        first, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return [part.slice(first, end - first) for part in (values.keys, values.items)]
+    # Lists of numbers are skipped: vectors are the usual lists, and flattening a vector may copy it.
     return [values.flatten()] if _is_list(arrow) and not pa.types.is_primitive(arrow.value_type) else []
 
 
@@ -252,7 +256,7 @@ def _is_utf8(texts: Any) -> bool:  # noqa: ANN401  # an array of strings
     offset_type = {pa.string(): np.int32, pa.large_string(): np.int64}.get(texts.type)
     _, places, data = texts.buffers()[:3] if offset_type else (None, None, None)
     if offset_type and places and data:
-        # ASCII is UTF-8, and this test of all the bytes takes a fifth of the time of the other one.
+        # ASCII is UTF-8, and this test of all the bytes takes a fifth of the time of the conversion below.
         ends = np.frombuffer(places, offset_type)[[texts.offset, texts.offset + len(texts)]]
         if np.frombuffer(data, np.int8)[ends[0] : ends[1]].min(initial=0) >= 0:
             return True
@@ -270,13 +274,13 @@ def _as_binary(texts: Any) -> Any:  # noqa: ANN401  # an array of strings, and o
     )
 
 
-def _as_blobs(values: Any, wanted: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage
+def _as_blobs(values: Any, target: Any) -> "pa.Array[Any]":  # noqa: ANN401  # no stub has an extension's storage
     """Convert binary values, or blobs in another struct layout, to the blob type of a column."""
-    given = values.storage if _is_blob(values.type) else pa.StructArray.from_arrays([values], ["data"])
+    source = values.storage if _is_blob(values.type) else pa.StructArray.from_arrays([values], ["data"])
     nulls = values.is_null()
-    fields: list[Any] = list(wanted.storage_type)
-    names = {given.type.field(index).name for index in range(given.type.num_fields)}
-    parts = [given.field(own.name) if own.name in names else pa.nulls(len(values), own.type) for own in fields]
+    fields: list[Any] = list(target.storage_type)
+    names = {source.type.field(index).name for index in range(source.type.num_fields)}
+    parts = [source.field(own.name) if own.name in names else pa.nulls(len(values), own.type) for own in fields]
     cast = [part.cast(own.type) for part, own in zip(parts, fields, strict=True)]
     storage = pa.StructArray.from_arrays(cast, fields=fields, mask=nulls)
-    return pa.ExtensionArray.from_storage(wanted, storage)
+    return pa.ExtensionArray.from_storage(target, storage)

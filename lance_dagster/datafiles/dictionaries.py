@@ -1,10 +1,11 @@
 """Keep dictionaries within their index type: when rows are put together, and in data files.
 
 A dictionary with indices of 8 bits numbers 128 values, as in categories of pandas. Rows that come together may have
-more, and neither Arrow nor pylance divides them. pylance 14 puts the dictionaries of all batches of a file after one
-another, equal ones too. Once they are together longer than the index type allows, it writes a file that nobody can
-read; in files of version 2.0, where a null takes a place as well, it refuses to write. So a file gets few batches, each
-with one dictionary that has every value once, and is closed before the next one would be too much.
+more values, and neither Arrow nor pylance divides them. pylance 14 concatenates the dictionaries of all batches of a
+file, even if they are equal: two batches with the same 70 values make 140. Once the concatenation is longer than the
+index type allows, pylance writes a file that nobody can read; in files of version 2.0, where a null takes a place as
+well, it refuses to write. So a file gets few batches, each with one dictionary that has every value once, and is closed
+before the dictionary of the next batch would be too much.
 
 Dictionaries that pylance reads from files of version 2.0 may have a null among their values, which Arrow cannot unify.
 """
@@ -27,7 +28,7 @@ _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 def dictionaries_in(arrow: Any) -> Iterator[Any]:  # noqa: ANN401  # any Arrow type; the stubs have no union of them
-    """Yield the dictionary types in a type: itself, or those nested in it."""
+    """Yield the dictionary types in a type: the type itself, or the types nested in it."""
     if pa.types.is_dictionary(arrow):
         yield arrow
     elif pa.types.is_nested(arrow):
@@ -72,7 +73,7 @@ def plain_type(arrow: Any) -> Any:  # noqa: ANN401  # any Arrow type
 
 
 def decoded(values: Any) -> Any:  # noqa: ANN401  # an array, or one of several chunks
-    """Return an array with the values themselves in place of dictionaries; one of several chunks chunk by chunk."""
+    """Return an array with the values themselves in place of dictionaries; an array of chunks chunk by chunk."""
     if not any(dictionaries_in(values.type)):
         return values
     plain = plain_type(values.type)
@@ -105,40 +106,40 @@ def take_column(column: Any, places: Any) -> Any:  # noqa: ANN401  # as `take`
     return pa.chunked_array(chunks, column.type)
 
 
-def encoded(values: Any, wanted: Any) -> Any:  # noqa: ANN401  # an array, a type
+def encoded(values: Any, target: Any) -> Any:  # noqa: ANN401  # an array, a type
     """Return an array of plain values in a type with dictionaries; the reverse of `decoded`.
 
     Raises:
-        SchemaMismatchError: They are more different values than a dictionary of the type can number.
+        SchemaMismatchError: There are more different values than a dictionary of the type can number.
     """
-    if values.type == wanted:
+    if values.type == target:
         return values
     try:
-        return _encoded(values, wanted)
+        return _encoded(values, target)
     except pa.ArrowInvalid as error:
-        raise _too_many(wanted) from error
+        raise _too_many(target) from error
 
 
-def _encoded_parts(values: Any, wanted: Any) -> Iterator[Any]:  # noqa: ANN401  # an array, a type
+def _encoded_parts(values: Any, target: Any) -> Iterator[Any]:  # noqa: ANN401  # an array, a type
     """Encode plain values again, in as many arrays as their dictionaries need."""
     try:
-        yield _encoded(values, wanted)
+        yield _encoded(values, target)
     except pa.ArrowInvalid as error:
         if len(values) <= 1:
-            raise _too_many(wanted) from error
+            raise _too_many(target) from error
         middle = len(values) // 2
-        yield from _encoded_parts(values.slice(0, middle), wanted)
-        yield from _encoded_parts(values.slice(middle), wanted)
+        yield from _encoded_parts(values.slice(0, middle), target)
+        yield from _encoded_parts(values.slice(middle), target)
 
 
-def _encoded(values: Any, wanted: Any) -> Any:  # noqa: ANN401  # an array, a type
-    if pa.types.is_dictionary(wanted):
-        return values.dictionary_encode().cast(wanted)
+def _encoded(values: Any, target: Any) -> Any:  # noqa: ANN401  # an array, a type
+    if pa.types.is_dictionary(target):
+        return values.dictionary_encode().cast(target)
     try:
-        return values.cast(wanted)
+        return values.cast(target)
     except pa.ArrowNotImplementedError:
         # Arrow casts nested strings to dictionaries, but no nested numbers.
-        return pa.array(values.to_pylist(), wanted)
+        return pa.array(values.to_pylist(), target)
 
 
 def _too_many(what: object) -> SchemaMismatchError:
@@ -157,9 +158,9 @@ class DictionaryRoom:
         self._used: list[int] = []
 
     def take(self, batch: pa.RecordBatch) -> bool:
-        """Count the dictionaries of a batch if they fit beside those of the file, and tell whether they do."""
-        there = [len(one.dictionary) for one in _dictionaries(batch)]
-        total = [one + other for one, other in zip(self._used or [0] * len(there), there, strict=True)]
+        """Count the dictionaries of a batch if they fit beside the dictionaries of the file; tell whether they do."""
+        there = [len(array.dictionary) for array in _dictionaries(batch)]
+        total = [used + length for used, length in zip(self._used or [0] * len(there), there, strict=True)]
         if self._used and not within_limits(total, self._schema, self._version):
             return False
         self._used = total
@@ -181,7 +182,7 @@ def _most_values(kind: Any) -> int:  # noqa: ANN401  # a dictionary type
 
 def _dictionaries(batch: pa.RecordBatch) -> list[Any]:
     """Return the arrays in a batch that have a dictionary, in the order of `dictionaries_in`."""
-    return [one for column in batch.columns for one in _encoded_arrays(column)]
+    return [array for column in batch.columns for array in _encoded_arrays(column)]
 
 
 def _encoded_arrays(values: Any) -> Iterator[Any]:  # noqa: ANN401  # an array of any type
@@ -200,7 +201,7 @@ def _encoded_arrays(values: Any) -> Iterator[Any]:  # noqa: ANN401  # an array o
 def joined(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, file_version: str, *, most_bytes: int | None = _JOINED_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Put batches together that have room in one dictionary for each column; divide those that have not.
+    """Put batches together whose values fit into one dictionary for each column; divide batches that do not fit.
 
     Args:
         batches: Batches of the schema.
@@ -213,17 +214,17 @@ def joined(
     """
 
     def fits(batch: pa.RecordBatch) -> bool:
-        return within_limits((len(one.dictionary) for one in _dictionaries(batch)), schema, file_version)
+        return within_limits((len(array.dictionary) for array in _dictionaries(batch)), schema, file_version)
 
     pending: list[pa.RecordBatch] = []
-    known: pa.RecordBatch | None = None
+    dictionaries: pa.RecordBatch | None = None
     size = 0
-    for batch in (part for whole in batches for part in _clean(whole, fits)):
-        both = None if known is None else _dictionaries_of(known, batch)
-        if pending and (both is None or not fits(both) or (most_bytes is not None and size >= most_bytes)):
+    for batch in (part for source in batches for part in _clean(source, fits)):
+        united = None if dictionaries is None else _dictionaries_of(dictionaries, batch)
+        if pending and (united is None or not fits(united) or (most_bytes is not None and size >= most_bytes)):
             yield _together(pending)
-            pending, both, size = [], None, 0
-        known = batch.slice(0, 0) if both is None else both
+            pending, united, size = [], None, 0
+        dictionaries = batch.slice(0, 0) if united is None else united
         pending.append(batch)
         size += batch.nbytes
     if pending:
@@ -234,7 +235,7 @@ def _clean(batch: pa.RecordBatch, fits: Callable[[pa.RecordBatch], bool]) -> Ite
     """Yield the rows of a batch with dictionaries that fit into a file and have no null among their values."""
     if not batch.num_rows:
         return
-    if fits(batch) and not any(one.dictionary.null_count for one in _dictionaries(batch)):
+    if fits(batch) and not any(array.dictionary.null_count for array in _dictionaries(batch)):
         yield batch
         return
     try:
@@ -257,26 +258,26 @@ def _clean(batch: pa.RecordBatch, fits: Callable[[pa.RecordBatch], bool]) -> Ite
         yield from _clean(batch.take(part), fits)
 
 
-def _dictionaries_of(known: pa.RecordBatch, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """Return no row, with the dictionaries of both batches; None where these have too many values for one."""
-    pairs = zip(_dictionaries(known), _dictionaries(batch), strict=True)
-    if all(one.dictionary.equals(other.dictionary) for one, other in pairs):
-        return known
+def _dictionaries_of(dictionaries: pa.RecordBatch, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Return an empty batch with the united dictionaries of both batches; None if they have too many values."""
+    pairs = zip(_dictionaries(dictionaries), _dictionaries(batch), strict=True)
+    if all(first.dictionary.equals(second.dictionary) for first, second in pairs):
+        return dictionaries
     try:
-        # Arrow unifies up to one value less than there are indices.
-        both = pa.Table.from_batches([known, batch.slice(0, 0)]).unify_dictionaries()
+        # Arrow unifies at most as many values as there are indices, less one.
+        united = pa.Table.from_batches([dictionaries, batch.slice(0, 0)]).unify_dictionaries()
     except _UNFIT:
         return None
-    columns: list[Any] = [column.chunk(0) for column in both.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=known.schema)
+    columns: list[Any] = [column.chunk(0) for column in united.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=dictionaries.schema)
 
 
 def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    whole = pa.Table.from_batches(batches)
+    table = pa.Table.from_batches(batches)
     # Where every index is taken, the dictionaries are equal, which needs no unification.
     with suppress(*_UNFIT):
-        whole = whole.unify_dictionaries()
-    columns: list[Any] = [pa.concat_arrays(column.chunks) for column in whole.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=whole.schema)
+        table = table.unify_dictionaries()
+    columns: list[Any] = [pa.concat_arrays(column.chunks) for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)

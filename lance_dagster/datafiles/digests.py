@@ -3,8 +3,8 @@
 Lance data files hold no checksums, so a flipped bit in a page may read as another value. A digest is the SHA-256 of a
 whole data file, in the name of an empty object beside it: `data/<name>.lance.<digest>.sha256`. A name is there or not,
 so a crash leaves no torn digest; the listing of the folder, which a verification takes anyway, has all of them; two
-processes that record the same file write the same name. A digest is never replaced by another one: of a file whose
-bytes changed, the first digest stays and keeps contradicting it.
+processes that record the same file write the same name. A digest is never replaced: if the bytes of a file change, its
+first digest stays and contradicts them.
 
 pylance neither reads nor deletes these objects. Garbage collection deletes them with their data file.
 """
@@ -17,7 +17,7 @@ from lance_dagster.errors import CorruptFileError
 from lance_dagster.format import layout
 from lance_dagster.store import Store, open_store
 
-# The size of one request on object storage, and the memory that one file takes.
+# The size of a request on object storage, and the memory that a file takes.
 _PORTION = 16 << 20
 # Names of files have at most 255 bytes on most disks, and a digest takes 72 of them.
 _LONGEST_NAME = 255 - 72
@@ -28,25 +28,25 @@ def digest_of(store: Store, key: str) -> tuple[str, int] | None:
 
     The object is read in portions of 16 MiB.
     """
-    found, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
     while True:
         portion = store.get_range(key, size, size + _PORTION)
         if portion is None:
             return None
-        found.update(portion)
+        digest.update(portion)
         size += len(portion)
         if len(portion) < _PORTION:
-            return found.hexdigest(), size
+            return digest.hexdigest(), size
 
 
 def recorded_digests(names: Iterable[str]) -> dict[str, frozenset[str]]:
     """Return the digests of each file, from the names in its folder; files without a digest are left out."""
-    found: dict[str, frozenset[str]] = {}
+    digests: dict[str, frozenset[str]] = {}
     for name in names:
         parsed = layout.parse_digest_file(name)
         if parsed is not None:
-            found[parsed[0]] = found.get(parsed[0], frozenset()) | {parsed[1]}
-    return found
+            digests[parsed[0]] = digests.get(parsed[0], frozenset()) | {parsed[1]}
+    return digests
 
 
 def record_digest(store: Store, key: str, size: int = 0) -> bool:
@@ -63,13 +63,13 @@ def record_digest(store: Store, key: str, size: int = 0) -> bool:
         CorruptFileError: The object has another size.
         StoreError: The storage failed.
     """
-    found = digest_of(store, key) if len(posixpath.basename(key).encode()) <= _LONGEST_NAME else None
-    if found is None:
+    digest = digest_of(store, key) if len(posixpath.basename(key).encode()) <= _LONGEST_NAME else None
+    if digest is None:
         return False
-    if size not in (0, found[1]):
+    if size not in (0, digest[1]):
         raise CorruptFileError(f"{store.uri}/{key}", f"its size is not {size} bytes, as its writer said")
-    # The digest is not synced: a power cut that takes it leaves a file without one, as if it had not been recorded.
-    store.put(layout.digest_file(key, found[0]), b"", durable=False)
+    # The digest is not synced: a power cut that takes it leaves a file without a digest, as if it was not recorded.
+    store.put(layout.digest_file(key, digest[0]), b"", durable=False)
     return True
 
 
@@ -80,8 +80,8 @@ def digested_files(store: Store, key: str, *, blobs: bool) -> tuple[str, ...]:
     """
     folder = key.removesuffix(".lance")
     names = store.list(folder) if blobs else []
-    beside = recorded_digests(names).keys() | {name for name in names if layout.parse_digest_file(name) is None}
-    return (key, *(f"{folder}/{name}" for name in sorted(beside)))
+    blob_files = recorded_digests(names).keys() | {name for name in names if layout.parse_digest_file(name) is None}
+    return (key, *(f"{folder}/{name}" for name in sorted(blob_files)))
 
 
 def record_written(data_uri: str, name: str, storage_options: Mapping[str, str], *, blobs: bool = False) -> None:

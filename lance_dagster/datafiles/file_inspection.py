@@ -3,8 +3,8 @@
 A damaged file can make pylance raise, panic, or allocate more memory than there is, which ends the process. So files
 are opened in a subprocess, and its death is a result like any other.
 
-Starting one takes longer than most inspections, so a subprocess that met no damage waits for the next inspection of its
-process, and ends by itself when none comes.
+To start a subprocess takes longer than most inspections, so a subprocess that met no damage waits for the next
+inspection of its process, and ends by itself when no inspection comes.
 """
 
 import atexit
@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 class DataFileInspector(AbstractContextManager["DataFileInspector"]):
-    """Opens data files, one after the other, in a subprocess that is taken or started with the first file."""
+    """Opens data files one by one, in a subprocess that is taken or started with the first file."""
 
     def __init__(self) -> None:
         """Make an inspector; the subprocess is started with the first file."""
@@ -61,46 +61,46 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         else:
             process.end()
 
-    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, read: bool) -> DataFileShape:
-        """Open a data file; with `read`, decode every value in it.
+    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, decode: bool) -> DataFileShape:
+        """Open a data file; with `decode`, decode every value in it.
 
         Args:
             uri: The file.
             storage_options: Storage options under pylance's names.
             size: The size of the file in bytes, from which the time limit is derived.
-            read: Whether to decode its values.
+            decode: Whether to decode its values.
 
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
         """
         # It is sent over standard input: other users can see the arguments of a process, and options contain secrets.
-        request = {"uri": uri, "storage_options": dict(storage_options), "read": read, "size": size}
+        request = {"uri": uri, "storage_options": dict(storage_options), "decode": decode, "size": size}
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             process, self._process = self._process, None
             how = "did not start" if process is None else process.end()
             raise CorruptFileError(uri, f"the process that reads it {how}")
-        found = json.loads(answer)
-        if "damage" in found:
+        shape = json.loads(answer)
+        if "damage" in shape:
             self._met_damage = True
-            raise CorruptFileError(uri, str(found["damage"]))
-        return DataFileShape(**found)
+            raise CorruptFileError(uri, str(shape["damage"]))
+        return DataFileShape(**shape)
 
     def _send(self, request: str, seconds: int) -> bytes:
         if self._process is not None:
             answer = self._process.ask(request, seconds)
-            # One that ended by itself, as after a pause of this process, says nothing about the file.
+            # A subprocess that ended by itself, as after a pause of this process, says nothing about the file.
             if answer or self._process.process.poll() != 0:
                 return answer
             self._process.end()
-        # The subprocess is started again after a crash: one damaged file must not end the inspection of the others.
-        # pylance takes credentials from the environment, so a process with an older one is not used again.
+        # The subprocess is started again after a crash: a damaged file must not end the inspection of other files.
+        # pylance takes credentials from the environment, so a process with an older environment is not used again.
         environment = program_environment()
         while _idle:
             self._process = _idle.pop()
             fits = self._process.environment == environment
             answer = self._process.ask(request, seconds) if fits else b""
-            # A subprocess may have ended before it got the request, so the file is tried with a new one too.
+            # A subprocess may have ended before it got the request, so the file is tried with a new subprocess too.
             if answer or (fits and self._process.process.poll() is None):
                 return answer
             self._process.end()
@@ -160,7 +160,7 @@ class _Subprocess:
 
 def _drop_ended() -> None:
     """Reap the subprocesses that ended by themselves: nobody else waits for them, so they would stay zombies."""
-    for waiting in [one for one in _idle if one.process.poll() is not None]:
+    for waiting in [program for program in _idle if program.process.poll() is not None]:
         # Another thread may have taken it meanwhile.
         with suppress(ValueError):
             _idle.remove(waiting)
@@ -176,8 +176,8 @@ def _end_idle() -> None:
 def program_environment() -> dict[str, str]:
     """Return the environment of a subprocess that finds this package where this process found it."""
     # An import ignores entries that are not strings, such as a `Path`.
-    given: list[object] = [*sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in given if isinstance(path, str) and path)}
+    entries: list[object] = [*sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in entries if isinstance(path, str) and path)}
 
 
 def serve_inspections() -> None:
@@ -190,15 +190,15 @@ def serve_inspections() -> None:
         request = json.loads(line)
         limit_memory(request.pop("size"))
         try:
-            found: dict[str, Any] = asdict(_summary(**request))
+            answer: dict[str, Any] = asdict(_summary(**request))
         except (ValueError, OSError, NotImplementedError, RuntimeError) as error:
-            found = {"damage": f"it cannot be read: {_first_line(error)}"}
+            answer = {"damage": f"it cannot be read: {_first_line(error)}"}
         except BaseException as error:
             # A panic of pylance is a `BaseException`, and its class cannot be imported.
             if type(error).__name__ != "PanicException":
                 raise
-            found = {"damage": f"pylance gives up on it: {_first_line(error)}"}
-        sys.stdout.write(json.dumps(found) + "\n")
+            answer = {"damage": f"pylance gives up on it: {_first_line(error)}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
@@ -213,20 +213,20 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _summary(uri: str, storage_options: Mapping[str, str], *, read: bool) -> DataFileShape:
+def _summary(uri: str, storage_options: Mapping[str, str], *, decode: bool) -> DataFileShape:
     from lance.file import LanceFileReader
 
     reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
     # The stubs lack some of the attributes.
-    found: Any = reader.metadata()
+    metadata: Any = reader.metadata()
     # Blob descriptors can be decoded only through a table, and the table may have dropped the column since.
-    if read and not any(map(_describes_blobs, found.schema)):
+    if decode and not any(map(_describes_blobs, metadata.schema)):
         rows = sum(batch.num_rows for batch in reader.read_all(batch_size=_BATCH).to_batches())
-        if rows != found.num_rows:
-            raise ValueError(f"its metadata records {found.num_rows} rows, and it holds {rows}")
+        if rows != metadata.num_rows:
+            raise ValueError(f"its metadata records {metadata.num_rows} rows, and it holds {rows}")
     # Early files of format 2.0 say 0.3; everywhere else the version is called 2.0.
-    major, minor = (2, 0) if found.major_version == 0 else (found.major_version, found.minor_version)
-    return DataFileShape(rows=found.num_rows, columns=len(found.columns), major=major, minor=minor)
+    major, minor = (2, 0) if metadata.major_version == 0 else (metadata.major_version, metadata.minor_version)
+    return DataFileShape(rows=metadata.num_rows, columns=len(metadata.columns), major=major, minor=minor)
 
 
 def _describes_blobs(column: "pa.Field[pa.DataType]") -> bool:

@@ -48,10 +48,10 @@ def read_shape(file: ExpectedFile, *, pages: bool = False) -> DataFileShape:
     if start + len(end) != file.size:
         raise CorruptFileError(file.path, f"its size is not {file.size} bytes, as its writer said")
 
-    def read(first: int, last: int) -> bytes:
-        if first >= start:
-            return end[first - start : last - start]
-        return file.store.get_range(file.key, first, last) or b""
+    def read(begin: int, stop: int) -> bytes:
+        if begin >= start:
+            return end[begin - start : stop - start]
+        return file.store.get_range(file.key, begin, stop) or b""
 
     return decode_shape(read, file.size, file.path, pages=pages)
 

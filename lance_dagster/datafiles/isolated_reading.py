@@ -1,8 +1,8 @@
-"""Read rows in a process of its own, so that a damaged file ends that process and not the one that asks.
+"""Read rows in a subprocess, so that a damaged file ends the subprocess and not the process of the caller.
 
 The subprocess gets one request on its standard input and answers with an Arrow stream. Its exit code tells whether the
-stream is whole: a stream that was cut off between two batches looks like one that ended. An error that it can report is
-the last line of its standard error.
+stream is complete: a stream that was cut off between two batches looks like a complete stream. An error that the
+subprocess can report is the last line of its standard error.
 """
 
 import json
@@ -43,9 +43,9 @@ _FAILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedScan:
-    """The request for a read: one version of a table, and the columns and rows of it.
+    """The request for a read: a version of a table, the columns to read and the filter of the rows.
 
-    Its repr omits the storage options, which hold secrets. `size` is that of the data files in bytes.
+    Its repr omits the storage options, which hold secrets. `size` is the size of the data files in bytes.
     """
 
     uri: str
@@ -57,7 +57,7 @@ class IsolatedScan:
     size: int
 
 
-def scan_isolated(wanted: IsolatedScan) -> pa.RecordBatchReader:
+def scan_isolated(request: IsolatedScan) -> pa.RecordBatchReader:
     """Read rows in a subprocess, as a stream of batches. The subprocess ends with the stream.
 
     Raises:
@@ -65,14 +65,14 @@ def scan_isolated(wanted: IsolatedScan) -> pa.RecordBatchReader:
         InvalidInputError: A column does not exist, or the filter is invalid.
         StoreError: The storage failed.
     """
-    if wanted.filter is not None:
-        check_string("the filter", wanted.filter)
-    found = _answers(wanted)
-    schema = next(found)
-    return pa.RecordBatchReader.from_batches(schema, found)
+    if request.filter is not None:
+        check_string("the filter", request.filter)
+    answers = _answers(request)
+    schema = next(answers)
+    return pa.RecordBatchReader.from_batches(schema, answers)
 
 
-def _answers(wanted: IsolatedScan) -> Iterator[Any]:
+def _answers(request: IsolatedScan) -> Iterator[Any]:
     """Yield the schema, and then the batches."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603  # our own program
@@ -90,16 +90,16 @@ def _answers(wanted: IsolatedScan) -> Iterator[Any]:
             # The request is sent over standard input: other users can see the arguments of a process, and options
             # contain secrets.
             with suppress(BrokenPipeError), process.stdin as requests:
-                requests.write(json.dumps(asdict(wanted)).encode())
-            whole = False
+                requests.write(json.dumps(asdict(request)).encode())
+            is_complete = False
             # A stream that breaks off is reported below, with the reason.
             with suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(answers) as stream:
                 yield stream.schema
                 yield from stream
-                whole = True
+                is_complete = True
             code = process.wait()
-            if code or not whole:
-                raise _error(wanted.uri, code, errors)
+            if code or not is_complete:
+                raise _error(request.uri, code, errors)
         finally:
             # The caller gave the stream up, or it is over.
             process.kill()
@@ -108,15 +108,15 @@ def _answers(wanted: IsolatedScan) -> Iterator[Any]:
 
 
 def _error(uri: str, code: int, errors: IO[bytes]) -> LanceDagsterError:
-    """Return the error of a subprocess that failed: the one that it reported, or that it was ended."""
+    """Return the error of a subprocess that failed: the error that it reported, or how it ended."""
     errors.seek(0)
-    last = errors.read().decode(errors="replace").rstrip().rpartition("\n")[2]
-    if code == _FAILED and last.startswith(_REPORT):
-        kind, arguments = json.loads(last.removeprefix(_REPORT))
+    report = errors.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+    if code == _FAILED and report.startswith(_REPORT):
+        kind, arguments = json.loads(report.removeprefix(_REPORT))
         return _REPORTED[kind](*arguments)
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    said = f"reading it ended the process that read it, {how}; `verify(deep=True)` names the file"
-    return CorruptFileError(uri, said)
+    problem = f"reading it ended the process that read it, {how}; `verify(deep=True)` names the file"
+    return CorruptFileError(uri, problem)
 
 
 def serve_rows() -> None:
@@ -136,9 +136,9 @@ def serve_rows() -> None:
                 for batch in rows:
                     stream.write_batch(batch)
         except LanceDagsterError as error:
-            kind = next((name for name, known in _REPORTED.items() if type(error) is known), StoreError.__name__)
+            kind = next((name for name, reported in _REPORTED.items() if type(error) is reported), StoreError.__name__)
             arguments = error.args if kind == type(error).__name__ else [str(error)]
             sys.stderr.write(f"{_REPORT}{json.dumps([kind, list(arguments)])}\n")
             sys.stderr.flush()
-            # This skips the clean-up of the interpreter, which would write the rest of a stream that is not whole.
+            # This skips the clean-up of the interpreter, which would write the rest of an incomplete stream.
             os._exit(_FAILED)

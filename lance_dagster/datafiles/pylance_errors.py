@@ -25,7 +25,7 @@ from lance_dagster.format.sql_text import enclosed
 
 _EXPECTED = (ValueError, OSError, NotImplementedError, RuntimeError)
 _UNFIT_VALUES = {
-    "Failed to encode JSON: ": "a text for a column of JSON is no JSON",
+    "Failed to encode JSON: ": "a text for a column of JSON has to be JSON",
     "Invalid user input: The struct field ": "a null struct cannot be stored",
 }
 _PANIC = "PanicException"
@@ -60,7 +60,7 @@ _NO_FIELD = re.compile(
 )
 """The message for an unknown column, often a string literal without quotes."""
 _UNPARSED = re.compile(r"Error parsing statement: .*\(sql parser error: (?P<problem>.*?)\)(?=, /|\Z)", re.DOTALL)
-"""The message for a text that is no SQL, with the statement around it."""
+"""The message for a text that is not SQL, with the statement around it."""
 _UNRESOLVED = re.compile(r"Error resolving filter expression .*: Invalid user input: ", re.DOTALL)
 """The beginning of the message for a filter that does not fit the types of the columns, with its text."""
 _UNEXPECTED = re.compile(r"Expected: (?P<wanted>.*), found: (?P<found>.*)", re.DOTALL)
@@ -69,7 +69,7 @@ _REFUSED = ("(os error 1)", "(os error 13)", "(os error 30)", "lacked the necess
 """Parts of messages for EPERM, EACCES, EROFS, and the statuses 403 and 401: nothing was read or written."""
 _IF_DAMAGED = Remedy("if a file is damaged, {} names it", Call("maintenance.verify", named={"deep": True}))
 _CONFLICT = re.compile(r"(?P<retryable>Retryable c|C)ommit conflict for version (?P<number>[0-9]+): (?P<cause>[^,.]*)")
-"""The message for a commit of pylance that conflicts with another one, whose number it has."""
+"""The message for a commit of pylance that conflicts with the version whose number it has."""
 _CRASHED = ("reader producer terminated", "panicked with message")
 """Parts of messages that remain of a panic in one of pylance's threads."""
 
@@ -105,15 +105,15 @@ def reading_errors(what: str, where: str = "the table") -> Iterator[None]:
 
 @contextmanager
 def commit_conflicts(what: str) -> Iterator[None]:
-    """Translate the error of pylance for a commit that conflicts with another one; other errors are left alone."""
+    """Translate the error of pylance for a commit that conflicts with another version; other errors are left alone."""
     try:
         yield
     except _EXPECTED as error:
-        found = _CONFLICT.search(str(error))
-        if found is None:
+        conflict = _CONFLICT.search(str(error))
+        if conflict is None:
             raise
-        retryable = found["retryable"] != "C"
-        raise CommitConflictError(f"cannot {what}: {found['cause']}", found["number"], retryable) from error
+        retryable = conflict["retryable"] != "C"
+        raise CommitConflictError(f"cannot {what}: {conflict['cause']}", conflict["number"], retryable) from error
 
 
 @contextmanager
@@ -126,9 +126,9 @@ def storage_errors(what: str) -> Iterator[None]:
         _raise_refusal(what, error)
         if "Not supported: " in str(error):
             raise InvalidInputError(f"cannot {what}: {_first_line(error)}") from error
-        for part, said in _UNFIT_VALUES.items():
+        for part, problem in _UNFIT_VALUES.items():
             if part in str(error):
-                raise SchemaMismatchError(f"{said}: {_first_line(error).rpartition(part)[2]}") from error
+                raise SchemaMismatchError(f"{problem}: {_first_line(error).rpartition(part)[2]}") from error
         raise StoreError(f"cannot {what}: {_first_line(error)}") from error
 
 
@@ -155,8 +155,8 @@ def _panics(what: str, where: str, remedy: Remedy | None = None) -> Iterator[Non
         ) from error
     except BaseException as error:
         if isinstance(error, _EXPECTED) and any(part in str(error) for part in _UNFINISHED):
-            told = "data files that pylance cannot read, unless `verify(deep=True)` finds one damaged"
-            unknown = f"{told}: {_first_line(error)}"
+            problem = "data files that pylance cannot read, unless `verify(deep=True)` finds one damaged"
+            unknown = f"{problem}: {_first_line(error)}"
             raise UnsupportedFeatureError(where, [unknown]) from error
         if isinstance(error, _EXPECTED) and _is_damage(str(error)):
             deep = Remedy("{} names the file", Call("maintenance.verify", named={"deep": True}))
@@ -173,7 +173,7 @@ def _is_damage(message: str) -> bool:
 
 def _first_line(error: BaseException) -> str:
     # The texts of callers are in parentheses there, which they did not write, and may have several lines.
-    message = _UNRESOLVED.sub("", _UNPARSED.sub(lambda found: _unparsed(found["problem"]), str(error)))
+    message = _UNRESOLVED.sub("", _UNPARSED.sub(lambda match: _unparsed(match["problem"]), str(error)))
     # pylance appends the position in its own source code, which does not help a caller.
     message = message.partition("\n")[0].partition(", /")[0]
     unknown = _NO_FIELD.search(message)
@@ -184,16 +184,16 @@ def _first_line(error: BaseException) -> str:
     fields = [field for field in (unknown["known"] or "").split(", ") if field and field not in _VIRTUAL_COLUMNS]
     if near:
         return f"No field named {name}; did you mean the column {near}, or the string '{name}', in quotes?"
-    known = f"; there are {', '.join(fields)}" if fields else ""
-    return f"No field named {name}{known}; a string is written '{name}', in quotes"
+    existing = f"; there are {', '.join(fields)}" if fields else ""
+    return f"No field named {name}{existing}; a string is written '{name}', in quotes"
 
 
 def _unparsed(problem: str) -> str:
-    """Return why a text is no SQL. Lance has it in parentheses, so its end is a closing one."""
+    """Return why a text is not SQL. Lance puts it in parentheses, so its end is a closing parenthesis."""
     unexpected = _UNEXPECTED.fullmatch(problem)
     match unexpected and unexpected.groups():
-        case (")", found):
-            return f"{found!r} does not continue what is before it; write an operator, such as AND, or leave it out"
+        case (")", token):
+            return f"{token!r} does not continue what is before it; write an operator, such as AND, or leave it out"
         case ("an expression", ")"):
             return "an expression is missing at the end, or before a closing parenthesis"
         case _:

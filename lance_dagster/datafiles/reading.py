@@ -38,9 +38,9 @@ def open_dataset(
 def open_rows(
     uri: str, branch: str, number: int, storage_options: Mapping[str, str] | None = None
 ) -> "lance.LanceDataset":
-    """Open a version as `open_dataset` does, for its rows alone: the dataset of a branch does not know the others.
+    """Open a version as `open_dataset` does, for its rows alone: the dataset does not know the other branches.
 
-    That saves object storage the requests for `main`.
+    This saves the requests for `main` on object storage.
     """
     return open_dataset(layout.join(uri, layout.branch_root(branch)), layout.MAIN, number, storage_options)
 
@@ -58,16 +58,16 @@ def scan(
 
 def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
     # The columns are validated first: pylance accepts a string as a list of one-letter columns.
-    wanted = None if columns is None else [*string_list("columns", columns, "id")]
+    names = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri) as condition:
-        _check_columns(dataset, wanted or [])
+        _check_columns(dataset, names or [])
         return dataset.scanner(
-            columns=wanted, filter=condition, late_materialization=late_materialization(dataset.schema)
+            columns=names, filter=condition, late_materialization=late_materialization(dataset.schema)
         ).to_reader()
 
 
 def _translated(stream: pa.RecordBatchReader, filter: str | None, where: str) -> pa.RecordBatchReader:
-    """Return a stream of the same batches whose errors are those of this package.
+    """Return a stream of the same batches that raises the errors of this package.
 
     Arrow raises an error of its own for whatever happens in a stream that pylance exported.
     """
@@ -87,10 +87,10 @@ def planned_schema(
     Raises:
         InvalidInputError: A column does not exist, or the filter is invalid.
     """
-    wanted = None if columns is None else [*string_list("columns", columns, "id")]
-    _check_columns(dataset, wanted or [])
+    names = None if columns is None else [*string_list("columns", columns, "id")]
+    _check_columns(dataset, names or [])
     with query_errors(filter, dataset.uri) as condition:
-        return dataset.scanner(columns=wanted, filter=condition).projected_schema
+        return dataset.scanner(columns=names, filter=condition).projected_schema
 
 
 def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
@@ -121,12 +121,12 @@ def matching_offsets(
     """
     # A predicate of None would match every row.
     check_string("the predicate", predicate)
-    found: dict[int, BitMap] = {}
+    matches: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri) as condition:
         parts = None
         if fragment_ids is not None:
             parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
-        # No columns are requested, so pylance reads only those that the predicate names.
+        # No columns are requested, so pylance reads only the columns that the predicate names.
         scanner = dataset.scanner(columns=[], filter=condition, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
             # A row address is the fragment id in the upper 32 bits and the row offset in the lower 32 bits.
@@ -134,27 +134,27 @@ def matching_offsets(
             fragments = addresses >> 32
             for fragment in np.unique(fragments):
                 offsets = (addresses[fragments == fragment] & 0xFFFFFFFF).astype(np.uint32)
-                found.setdefault(int(fragment), BitMap()).update(offsets)
-    return found
+                matches.setdefault(int(fragment), BitMap()).update(offsets)
+    return matches
 
 
 def _check_columns(dataset: "lance.LanceDataset", columns: Sequence[str]) -> None:
-    known = dataset.schema.names
+    names = dataset.schema.names
     # Only the first part is looked up: `address.city` names a field inside of the column `address`.
-    missing = [name for name in columns if name.split(".")[0] not in known]
+    missing = [name for name in columns if name.split(".")[0] not in names]
     if missing:
-        raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(known)}")
+        raise InvalidInputError(f"no column {', '.join(map(repr, missing))}; the table has {', '.join(names)}")
 
 
 def scan_fragments(dataset: "lance.LanceDataset", fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
     """Read the live rows of some fragments as a stream of batches, in the order given."""
-    found = [dataset.get_fragment(number) for number in fragment_ids]
-    # pylance returns None for a missing fragment, and would scan the others without an error.
-    fragments = [fragment for fragment in found if fragment is not None]
-    if len(fragments) < len(found):
+    fragments = [dataset.get_fragment(number) for number in fragment_ids]
+    # pylance returns None for a missing fragment, and would scan the other fragments without an error.
+    present = [fragment for fragment in fragments if fragment is not None]
+    if len(present) < len(fragments):
         raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")
     with query_errors(None, dataset.uri):
-        stream = dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
+        stream = dataset.scanner(fragments=present, scan_in_order=True).to_reader()
     return _translated(stream, None, dataset.uri)
 
 

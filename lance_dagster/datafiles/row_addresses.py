@@ -88,14 +88,14 @@ def scan_computed(
         InvalidInputError: The predicate is invalid, or an expression fails for some row.
     """
     columns = {name: quote_column(name) for name in dataset.schema.names}
-    columns |= {name: enclosed(f"the expression of {name!r}", given) for name, given in expressions.items()}
-    whole = None if where is None else enclosed("the condition", where)
+    columns |= {name: enclosed(f"the expression of {name!r}", sql) for name, sql in expressions.items()}
+    closed = None if where is None else enclosed("the condition", where)
     shown = ", ".join(f"{name} = {expression}" for name, expression in expressions.items())
     condition = "" if where is None else f" where {where!r}"
     with reading_errors(f"compute {shown}{condition}", dataset.uri):
         scanner = dataset.scanner(
             columns=columns,
-            filter=whole,
+            filter=closed,
             with_row_address=True,
             blob_handling="all_binary",
             batch_size=_BLOBS_AT_ONCE if blob_columns(dataset.schema) else None,
@@ -113,18 +113,18 @@ def scan_addressed(
         dataset: The version.
         columns: The columns to read.
         where: The predicate; None for every row.
-        named: What the predicate of a caller is called in errors, such as "missing_where"; None for any other.
+        named: What errors call the predicate if a caller wrote it, such as "missing_where"; None if no caller did.
 
     Raises:
         InvalidInputError: The predicate is invalid.
     """
-    whole = None if where is None else enclosed(named or "the condition", where)
+    closed = None if where is None else enclosed(named or "the condition", where)
     # A predicate that no caller wrote may list a thousand keys.
     attempted = f"read the columns {', '.join(columns)}" if named is None else f"evaluate {named} {where!r}"
     with reading_errors(attempted, dataset.uri):
         scanner = dataset.scanner(
             columns=list(columns),
-            filter=whole,
+            filter=closed,
             with_row_address=True,
             scan_in_order=True,
             batch_size=_KEYS_AT_ONCE,
@@ -134,7 +134,7 @@ def scan_addressed(
         for batch in scanner.to_batches():
             waiting.append(batch)
             # Batches of pylance may be smaller than asked for, such as those of small fragments.
-            if sum(other.num_rows for other in waiting) >= _KEYS_AT_ONCE:
+            if sum(part.num_rows for part in waiting) >= _KEYS_AT_ONCE:
                 yield _located(*waiting)
                 waiting = []
         if waiting:
@@ -177,15 +177,15 @@ def scan_fragment(
 
 
 def _chosen(parts: Iterator[AddressedRows], offsets: BitMap) -> Iterator[AddressedRows]:
-    """Filter the rows of a fragment, which come in order, to those at the given offsets."""
-    wanted = np.zeros(offsets.max() + 1, np.bool_)
-    wanted[np.fromiter(offsets, np.int64, len(offsets))] = True
+    """Yield the rows of a fragment that are at the given offsets; `parts` come in order."""
+    is_chosen = np.zeros(offsets.max() + 1, np.bool_)
+    is_chosen[np.fromiter(offsets, np.int64, len(offsets))] = True
     for part in parts:
         places = row_offsets(part.addresses)
-        if len(places) and places[0] >= len(wanted):
+        if len(places) and places[0] >= len(is_chosen):
             return
-        there = places < len(wanted)
-        there[there] = wanted[places[there]]
+        there = places < len(is_chosen)
+        there[there] = is_chosen[places[there]]
         if there.all():
             yield part
         elif there.any():
@@ -196,8 +196,8 @@ def projected_schema(dataset: "lance.LanceDataset", columns: Sequence[str]) -> p
     """Return the schema of the rows that `scan_fragment` and `take_rows` return."""
     with reading_errors(f"read the columns {', '.join(columns)}", dataset.uri):
         # pylance refuses a scan without columns; the row address makes it valid.
-        found = dataset.scanner(columns=list(columns), with_row_address=True, blob_handling="all_binary")
-        return pa.schema([column for column in found.projected_schema if column.name != ROW_ADDRESS])
+        scanner = dataset.scanner(columns=list(columns), with_row_address=True, blob_handling="all_binary")
+        return pa.schema([column for column in scanner.projected_schema if column.name != ROW_ADDRESS])
 
 
 def count_physical_rows(dataset: "lance.LanceDataset", fragment_id: int) -> int:
@@ -227,14 +227,14 @@ def take_rows(
         # `take` joins the dictionaries of all rows, and fails where they have too many values together.
         looked_up = has_narrow_dictionaries(dataset.schema) or not set(columns).isdisjoint(blob_columns(dataset.schema))
         if places is not None and not looked_up:
-            found = _located(dataset.take(places.tolist(), columns=[*columns, ROW_ADDRESS]))
+            located = _located(dataset.take(places.tolist(), columns=[*columns, ROW_ADDRESS]))
         else:
-            found = _looked_up(dataset, addresses, columns)
-    order = np.argsort(found.addresses)
-    ordered = found.addresses[order]
+            located = _looked_up(dataset, addresses, columns)
+    order = np.argsort(located.addresses)
+    ordered = located.addresses[order]
     if not np.array_equal(ordered, np.sort(addresses)):
         raise CorruptFileError(dataset.uri, f"the rows read are not the {len(addresses)} rows found before")
-    return take(found.rows, order[np.searchsorted(ordered, addresses)])
+    return take(located.rows, order[np.searchsorted(ordered, addresses)])
 
 
 def _looked_up(dataset: "lance.LanceDataset", addresses: Addresses, columns: Sequence[str]) -> AddressedRows:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lance_dagster.datafiles.sql_evaluation import evaluate_predicate
 from lance_dagster.format.shown_values import shown_rows
 
-# Distinct values that are kept before they are assigned to groups. Few groups have more, except those of timestamps.
+# Distinct values that are kept before they are assigned to groups. Few groups have more, except groups of timestamps.
 _DISTINCT = 100_000
 # Lance needs about three milliseconds for an evaluation, however few rows there are, so small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
@@ -60,7 +60,7 @@ class RowScope:
 
 @dataclass(slots=True)
 class RowTally:
-    """The number of rows that a write has, those outside of its scope, and those of each group.
+    """The number of rows of a write, of its rows outside of the scope, and of the rows of each group.
 
     Attributes:
         scope: The rows that the write may have; None for any.
@@ -93,9 +93,9 @@ class RowTally:
             self._evaluate()
 
     def passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Count batches and yield them until one is known to have a row outside of the scope.
+        """Count batches and yield them until a batch is known to have a row outside of the scope.
 
-        The others are counted too, so that the caller can name the number of all rows outside, but they are not
+        Later batches are counted too, so that the caller can name the number of all rows outside, but they are not
         yielded: the write will not be committed.
         """
         for batch in batches:
@@ -117,24 +117,24 @@ class RowTally:
 
     def absorb(self, encoded: str) -> None:
         """Add the numbers of a tally that another process made for other rows of the same write."""
-        other = json.loads(encoded)
-        self.rows += other["rows"]
-        self._outside += other["outside"]
-        self.example = self.example or other["example"]
-        for name, rows in other["groups"].items():
+        tally = json.loads(encoded)
+        self.rows += tally["rows"]
+        self._outside += tally["outside"]
+        self.example = self.example or tally["example"]
+        for name, rows in tally["groups"].items():
             self._groups[name] = self._groups.get(name, 0) + rows
 
     def _evaluate(self) -> None:
         """Count the rows outside of the scope, and the values of groups, among the rows that were collected."""
         if self.scope is None or not self._waiting:
             return
-        seen, self._waiting = pa.Table.from_batches(self._waiting), []
-        inside = self.scope.within.inside(seen)
-        if inside.num_rows < seen.num_rows:
-            self._outside += seen.num_rows - inside.num_rows
-            self.example = self.example or _example(self.scope.within, seen)
+        collected, self._waiting = pa.Table.from_batches(self._waiting), []
+        inside = self.scope.within.inside(collected)
+        if inside.num_rows < collected.num_rows:
+            self._outside += collected.num_rows - inside.num_rows
+            self.example = self.example or _example(self.scope.within, collected)
         if self.scope.groups:
-            self._distinct.append(_counted(seen))
+            self._distinct.append(_counted(collected))
             if sum(rows.num_rows for rows in self._distinct) > _DISTINCT:
                 self._assign()
 
@@ -151,7 +151,7 @@ class RowTally:
 
 def _counted(rows: pa.Table) -> pa.Table:
     """Return the distinct rows, and in a last column how often each occurs."""
-    # Names that Arrow's `count_all` is not among, and one that is longer than that of every column.
+    # Names that differ from Arrow's `count_all`, and a name that is longer than the name of every column.
     names, numbered = rows.column_names, [f"column {place}" for place in range(rows.num_columns)]
     count = "".join([*names, "#"])
     plain: Any = pa.Table.from_arrays([_decoded(rows.column(name)) for name in names], numbered)

@@ -23,14 +23,14 @@ def expression_types(dataset: "lance.LanceDataset", expressions: Mapping[str, st
     Raises:
         InvalidInputError: An expression is invalid; the message names it and its column.
     """
-    found = {}
+    types = {}
     for column, expression in expressions.items():
-        whole = enclosed(f"the expression of {column!r}", expression)
+        closed = enclosed(f"the expression of {column!r}", expression)
         with reading_errors(f"compute {column!r} as {expression!r}", dataset.uri):
             # pylance refuses a scan of constants alone; the row address makes it valid.
-            scanner = dataset.scanner(columns={column: whole}, with_row_address=True)
-            found[column] = scanner.projected_schema.field(column).type
-    return found
+            scanner = dataset.scanner(columns={column: closed}, with_row_address=True)
+            types[column] = scanner.projected_schema.field(column).type
+    return types
 
 
 def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -43,10 +43,10 @@ def evaluate_condition(condition: str, pairs: Mapping[str, pa.Table]) -> np.ndar
     Raises:
         InvalidInputError: The condition is invalid.
     """
-    whole = enclosed("the condition", condition)
+    closed = enclosed("the condition", condition)
     together = pa.table({name: _as_structs(table) for name, table in pairs.items()})
     with reading_errors(f"evaluate the condition {condition!r}"):
-        return _matches(whole, together)
+        return _matches(closed, together)
 
 
 def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -62,8 +62,8 @@ def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int],
     if not rows.num_columns:
         # A constant predicate needs a column all the same, because a dataset has at least one.
         rows = pa.table({"_": pa.nulls(rows.num_rows, pa.bool_())})
-    with query_errors(predicate, "rows in memory") as whole:
-        return _matches(whole, rows)
+    with query_errors(predicate, "rows in memory") as closed:
+        return _matches(closed, rows)
 
 
 def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
@@ -82,13 +82,13 @@ def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
 def _matches(condition: str | None, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     import lance
 
-    found = np.zeros(rows.num_rows, np.bool_)
+    mask = np.zeros(rows.num_rows, np.bool_)
     # Lance has no function that evaluates SQL over Arrow rows; a dataset in memory costs about two milliseconds.
     dataset = lance.write_dataset(aligned_table(rows), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
     matches = dataset.scanner(columns=[], filter=condition, with_row_address=True).to_table()
     # One file holds far more rows than are in memory at once; the fragment of an address is cut off to be safe.
-    found[row_offsets(matches.column(ROW_ADDRESS).to_numpy())] = True
-    return found
+    mask[row_offsets(matches.column(ROW_ADDRESS).to_numpy())] = True
+    return mask
 
 
 def _as_structs(table: pa.Table) -> pa.StructArray:
@@ -98,7 +98,7 @@ def _as_structs(table: pa.Table) -> pa.StructArray:
 
 
 def _stored(column: "pa.ChunkedArray[Any]") -> "pa.Array[Any]":
-    whole: Any = column.combine_chunks()
+    array: Any = column.combine_chunks()
     # Conditions apply to storage values; DataFusion does not know extension types.
-    stored: pa.Array[Any] = whole.storage if isinstance(whole, pa.ExtensionArray) else whole
+    stored: pa.Array[Any] = array.storage if isinstance(array, pa.ExtensionArray) else array
     return stored

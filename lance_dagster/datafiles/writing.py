@@ -1,8 +1,8 @@
 """Write rows to data files. A data file is described by a small value, and is part of the table once a commit names it.
 
 Blobs are values so large that they may be stored in files of their own beside the data file. Only pylance's fragment
-writer lays them out. It takes the field ids from the newest version of `main`, so the columns have to be those of
-`main`; the ids are assigned when the files are committed, as for any other file.
+writer lays them out. It takes the field ids from the newest version of `main`, so the rows need the columns of `main`;
+the ids are assigned when the files are committed, as for any other file.
 """
 
 import uuid
@@ -134,20 +134,20 @@ def write_file(target: WriteTarget, batches: Iterable[pa.RecordBatch], rows: int
     """
     if has_narrow_dictionaries(target.schema):
         parts = (conform(batch, target.schema) for batch in batches)
-        found = list(joined(parts, target.schema, target.file_version, most_bytes=None))
-        if len(found) > 1:
+        united = list(joined(parts, target.schema, target.file_version, most_bytes=None))
+        if len(united) > 1:
             names = ", ".join(repr(name) for name in target.schema.names)
             raise SchemaMismatchError(
                 f"the rows of one fragment have more different values in {names} than the dictionary can number, and "
                 "they have to be in one file; use a dictionary with wider indices, or the type of the values"
             )
-        batches = found
+        batches = united
     files = write_files(replace(target, max_rows=rows, max_bytes=None), batches)
     return files[0] if [rows] == [file.rows for file in files] else None
 
 
 def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tuple[StagedFile, ...]:
-    # Without a row no file is written, so the first one is awaited.
+    # Without a row no file is written, so the first batch with rows is awaited.
     rows = (batch for batch in batches if batch.num_rows)
     # Each batch of narrow dictionaries may have as many values as a file can hold.
     streams = ([batch] for batch in rows) if has_narrow_dictionaries(target.schema) else _one_stream(rows)
@@ -214,7 +214,7 @@ class _OpenFile:
         self._dictionaries = DictionaryRoom(target.schema, target.file_version) if narrow else None
 
     def takes(self, batch: pa.RecordBatch) -> bool:
-        """Return whether the dictionaries of a batch fit beside those of the file, and count them if so."""
+        """Return whether the dictionaries of a batch fit beside the dictionaries of the file, and count them if so."""
         return self._dictionaries is None or self._dictionaries.take(batch)
 
     @property
@@ -222,10 +222,10 @@ class _OpenFile:
         return self._room == 0 or (self._bytes is not None and self._bytes <= 0)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Write the rows that fit into the file, and return the remaining ones."""
+        """Write the rows that fit into the file, and return the remaining rows."""
         now = batch.slice(0, self._room)
         if self._bytes is not None:
-            # Rows are taken to be of equal size. At least one is written, however large it is.
+            # Rows are taken to be of equal size. At least one row is written, however large it is.
             if now.nbytes > self._bytes:
                 now = now.slice(0, -(-now.num_rows * self._bytes // now.nbytes))
             self._bytes -= now.nbytes
@@ -292,8 +292,8 @@ def write_blob_files(
     """Write rows with blobs to data files of a table; return pylance's metadata of each fragment.
 
     Raises:
-        InvalidInputError: The columns are not those of `main`, or some are marked as blobs in the legacy encoding; or
-            the folder is not `data/` of a table.
+        InvalidInputError: The rows do not have the columns of `main`, or some columns are marked as blobs in the legacy
+            encoding; or the folder is not `data/` of a table.
         StoreError: The storage failed.
     """
     import lance
@@ -313,11 +313,11 @@ def write_blob_files(
     # Earlier versions of this package made tables with both. pylance would write all blobs in the present encoding.
     if has_legacy_blobs(dataset.schema):
         raise InvalidInputError(
-            f"{root} has columns marked {LEGACY_BLOB}, and pylance could not read their blobs beside new ones; drop "
-            "these columns, or the others with blobs"
+            f"{root} has columns marked {LEGACY_BLOB}, and pylance could not read their blobs beside new blobs; drop "
+            "these columns, or the other columns with blobs"
         )
     with storage_errors(f"write to {data_uri}"):
-        written = write_fragments(
+        fragments = write_fragments(
             pa.RecordBatchReader.from_batches(schema, map(aligned_batch, batches)),
             dataset,
             mode="append",
@@ -325,17 +325,17 @@ def write_blob_files(
             storage_options=storage,
         )
     # pylance does not sync, neither data files nor blob files.
-    for fragment in written:
+    for fragment in fragments:
         _make_durable(data_uri, fragment.files[0].path, options)
-    return written
+    return fragments
 
 
 def _make_durable(data_uri: str, name: str, options: Mapping[str, str]) -> None:
     sync_path(f"{data_uri}/{name}", options)
     # Blob files lie in a folder beside the data file, with the name of that file without its suffix.
-    beside = Path(data_uri) / Path(name).stem
-    if "://" not in data_uri and beside.is_dir():
-        for path in (*beside.iterdir(), beside, Path(data_uri)):
+    blob_folder = Path(data_uri) / Path(name).stem
+    if "://" not in data_uri and blob_folder.is_dir():
+        for path in (*blob_folder.iterdir(), blob_folder, Path(data_uri)):
             sync_path(str(path), options)
     if records_digests(options):
         record_written(data_uri, name, options, blobs=True)

@@ -104,14 +104,14 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     Args:
         uri: A local path, `file://`, `s3://`, `az://`, `abfss://` or `gs://`.
         storage_options: Credentials and endpoint under pylance's names. Options of base paths (`base_1.region`) are
-            ignored here; they configure the stores of those base paths. `durability` states what a write on local disk
+            ignored here; they configure the stores of the base paths. `durability` states what a write on local disk
             survives: "power" (a power cut, the default) or "process" (the end of the process, as with pylance).
             `allowed_base_paths` lists places outside of the table whose files its versions may name.
             `check_files` states what is checked before pylance reads a version: "none", "deletions" (the default) or
             "shapes". `record_digests` states whether the digests of written data files are recorded.
 
     Raises:
-        InvalidInputError: The scheme is not supported, the URI is not UTF-8, or an option is unknown or no text.
+        InvalidInputError: The scheme is not supported, the URI is not UTF-8, or an option is unknown or not a string.
     """
     location = resolve_location(uri, {} if storage_options is None else storage_options)
     match location.scheme:
@@ -130,7 +130,7 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
     if location.access:
         raise InvalidInputError(
             f"a local table takes no storage options but durability, allowed_base_paths, check_files and "
-            f"record_digests, and {location.uri} was given others"
+            f"record_digests, and {location.uri} was given other options"
         )
     from lance_dagster.store.local import LocalStore
 

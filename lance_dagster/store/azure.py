@@ -73,8 +73,8 @@ class AzureStore(PrefixStore):
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes of a blob, or None when it does not exist; one request up to 32 MiB."""
-        found = self.get_with_etag(key)
-        return None if found is None else found[0]
+        blob = self.get_with_etag(key)
+        return None if blob is None else blob[0]
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of a blob from `start` up to `end`, or None when it does not exist."""
@@ -117,8 +117,8 @@ class AzureStore(PrefixStore):
         key = "_refs/.probe-clock-" + os.urandom(8).hex()
         what = f"read the clock of {self._uri}"
         try:
-            written = self._ask(what, lambda: self._blob(key).upload_blob(b"", overwrite=True))
-            return float(written["last_modified"].timestamp())
+            answer = self._ask(what, lambda: self._blob(key).upload_blob(b"", overwrite=True))
+            return float(answer["last_modified"].timestamp())
         finally:
             self.delete(key)
 
@@ -139,7 +139,7 @@ class AzureStore(PrefixStore):
         return self._ask(f"read {self._uri}/{key}", send)
 
     def upload(self, path: Path, key: str) -> None:
-        """Write a blob of a local file's bytes, in blocks when it is large; it appears with the last one."""
+        """Write a blob of a local file's bytes, in blocks when it is large; it appears with the last block."""
 
         def send() -> None:
             with path.open("rb") as file:
@@ -150,9 +150,9 @@ class AzureStore(PrefixStore):
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a blob, or all blobs below a prefix, on the server; return whether there are any."""
         source = AzureStore(source_uri, self._given())
-        found = [(entry.key, f"/{entry.key}") for entry in source.walk("")] or [("", "")]
+        names = [(entry.key, f"/{entry.key}") for entry in source.walk("")] or [("", "")]
         # Azure cannot copy a prefix: blobs are copied one by one, and an interrupted copy is repeated by the caller.
-        return all(self._copy_blob(source, name, key + suffix) for name, suffix in found)
+        return all(self._copy_blob(source, name, key + suffix) for name, suffix in names)
 
     def delete(self, key: str) -> None:
         """Delete a blob; succeed when it does not exist."""
@@ -169,17 +169,17 @@ class AzureStore(PrefixStore):
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete blobs, up to 256 with one request."""
         for start in range(0, len(keys), _MOST_AT_ONCE):
-            some = [self._key(key) for key in keys[start : start + _MOST_AT_ONCE]]
+            names = [self._key(key) for key in keys[start : start + _MOST_AT_ONCE]]
 
-            def send(some: list[str] = some) -> list[int]:
-                answers = self._client.delete_blobs(*some, raise_on_any_failure=False)
+            def send(names: list[str] = names) -> list[int]:
+                answers = self._client.delete_blobs(*names, raise_on_any_failure=False)
                 return [answer.status_code for answer in answers]
 
-            statuses = self._ask(f"delete {len(some)} blobs below {self._uri}", send)
+            statuses = self._ask(f"delete {len(names)} blobs below {self._uri}", send)
             # The answer is a success even when single blobs could not be deleted.
             failed = [
                 f"{name} ({status})"
-                for name, status in zip(some, statuses, strict=True)
+                for name, status in zip(names, statuses, strict=True)
                 if status >= 300 and status != _MISSING  # noqa: PLR2004  # the first status that is not a success
             ]
             if failed:
@@ -336,11 +336,11 @@ class AzureStore(PrefixStore):
 
 
 def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of several classes of the SDK
-    """Return the credential that the SDK signs requests with: an explicit option, else one that the machine offers.
+    """Return the credential that the SDK signs requests with: from an explicit option, else from the machine.
 
     Raises:
-        InvalidInputError: A part of the credentials is missing, a token would be sent unencrypted, or the signature is
-            no signature.
+        InvalidInputError: A part of the credentials is missing, a token would be sent unencrypted, or `sas_token` is
+            not a signature.
         MissingExtraError: The credentials need azure-identity.
     """
     if is_true(options.get("skip_signature")):
@@ -350,11 +350,11 @@ def credential(options: Mapping[str, str]) -> Any:  # noqa: ANN401  # one of sev
     if "sas_token" in options:
         signature = options["sas_token"].removeprefix("?")
         if "sig=" not in signature:
-            raise InvalidInputError("the storage option sas_token is no shared access signature: it has no 'sig='")
+            raise InvalidInputError("the storage option sas_token must be a shared access signature with 'sig='")
         return signature
     if options.get("endpoint", "").lower().startswith("http://"):
         raise InvalidInputError(
-            "a bearer token, such as those of Azure's identities, is sent over https only, and the endpoint uses plain "
+            "a bearer token, such as that of an Azure identity, is sent over https only, and the endpoint uses plain "
             "http; give account_key or sas_token"
         )
     return _StaticToken(options["token"]) if "token" in options else _identity(options)

@@ -85,8 +85,8 @@ class GoogleStore(PrefixStore):
 
     def get(self, key: str) -> bytes | None:
         """Return the bytes of an object, or None when it does not exist."""
-        found = self.get_with_etag(key)
-        return None if found is None else found[0]
+        blob = self.get_with_etag(key)
+        return None if blob is None else blob[0]
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         """Return the bytes of an object from `start` up to `end`, or None when it does not exist."""
@@ -109,8 +109,8 @@ class GoogleStore(PrefixStore):
         """Return the modification time that the server assigns to an object written at this moment."""
         key = f"_refs/.probe-clock-{uuid.uuid4().hex}"
         try:
-            written = json.loads(self._write(key, b"", {}).body)
-            return datetime.fromisoformat(written["updated"]).timestamp()
+            answer = json.loads(self._write(key, b"", {}).body)
+            return datetime.fromisoformat(answer["updated"]).timestamp()
         finally:
             self.delete(key)
 
@@ -120,7 +120,7 @@ class GoogleStore(PrefixStore):
         if size is None:
             return False
         with path.open("wb") as file:
-            # The object is read in pieces, so that a large one is never in memory as a whole.
+            # The object is read in pieces, so that a large object is never in memory as a whole.
             for start in range(0, size, _CHUNK):
                 piece = self.get_range(key, start, min(start + _CHUNK, size))
                 if piece is None:
@@ -166,8 +166,8 @@ class GoogleStore(PrefixStore):
         return self._send(what, "DELETE", path, accepted=(_MISSING, _FAILED)).status not in (_MISSING, _FAILED)
 
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
-        given = {"prefix": prefix, "delimiter": delimiter, "maxResults": limit and str(limit)}
-        query = {name: value for name, value in given.items() if value}
+        parameters = {"prefix": prefix, "delimiter": delimiter, "maxResults": limit and str(limit)}
+        query = {name: value for name, value in parameters.items() if value}
         query["fields"] = "nextPageToken,prefixes,items(name,size,updated,generation)"
         while True:
             path = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
@@ -207,7 +207,7 @@ class GoogleStore(PrefixStore):
         target = f"/rewriteTo/b/{quote(self._bucket, safe='')}/o/{quote(self._key(key), safe='')}"
         what, token = f"copy gs://{bucket}/{name} to {self._uri}/{key}", ""
         while True:
-            # A large object is copied in steps, each of which names the one before it.
+            # A large object is copied in steps, each of which names the step before it.
             query = f"?rewriteToken={quote(token, safe='')}" if token else ""
             answer = self._send(what, "POST", source + target + query, accepted=(_MISSING,))
             if answer.status == _MISSING:
@@ -261,15 +261,15 @@ class GoogleStore(PrefixStore):
         from google.auth import exceptions
         from google.auth.transport.urllib3 import Request
 
-        url, given = connection.base + path, dict(headers)
+        url, signed = connection.base + path, dict(headers)
         try:
-            connection.credentials.before_request(Request(connection.pool), method, url, given)
+            connection.credentials.before_request(Request(connection.pool), method, url, signed)
             if isinstance(body, Path):
                 with body.open("rb") as file:
-                    given["Content-Length"] = str(body.stat().st_size)
-                    answer = connection.pool.request(method, url, body=file, headers=given)
+                    signed["Content-Length"] = str(body.stat().st_size)
+                    answer = connection.pool.request(method, url, body=file, headers=signed)
             else:
-                answer = connection.pool.request(method, url, body=body, headers=given)
+                answer = connection.pool.request(method, url, body=body, headers=signed)
         except (urllib3.exceptions.HTTPError, exceptions.TransportError) as error:
             raise TransientError(f"cannot {what}: {type(error).__name__}: no answer of {connection.base}") from error
         except exceptions.GoogleAuthError as error:

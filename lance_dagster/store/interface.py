@@ -37,9 +37,9 @@ class Turn:
 
     Attributes:
         waited: Whether other writers were ahead, so that what was read before the turn may be out of date.
-        newest: The newest version that the writer before made, 0 where it is not known; whoever has the turn replaces
-            it. It is a hint: the version may be gone, and there may be a newer one.
-        manifest: The bytes of its manifest, where that writer made it just now; whoever has the turn replaces these
+        newest: The newest version that the last writer made, 0 where it is not known; the writer with the turn replaces
+            it. It is a hint: the version may be gone, and there may be a newer version.
+        manifest: The bytes of its manifest, if the last writer made it just now; the writer with the turn replaces them
             too, for the writer that waits.
     """
 
@@ -52,13 +52,13 @@ class Turn:
 class Patience:
     """How long writers wait, in seconds.
 
-    To look at a lock costs time of the processor, which the writer whose turn it is needs.
+    Each look at a lock costs processor time, which the writer with the turn needs.
 
     Attributes:
-        turn: For their turn; they go on without one then.
-        head: At most between two looks of the writer that is next.
-        shortest: The same for the others, after they have waited for long.
-        longest: The same for the others, when they begin to wait.
+        turn: How long a writer waits for its turn; after that it goes on without a turn.
+        head: The longest time between two looks of the writer that is next.
+        shortest: The longest time between two looks of any other writer that has waited for long.
+        longest: The longest time between two looks of any other writer that begins to wait.
     """
 
     turn: float
@@ -206,12 +206,12 @@ class Store(Protocol):
         ...
 
     def turn(self, name: str, meanwhile: Callable[[], object] = object) -> AbstractContextManager[Turn]:
-        """Wait until other writers of a name are done that share a queue with this one.
+        """Wait for the turn of this writer among the writers of a name that share a queue with it.
 
-        A writer that is next calls `meanwhile` while another one is at work.
+        The writer that is next calls `meanwhile` while another writer has the turn.
 
-        It only keeps writers from wasting attempts and from starving each other. No caller may rely on it: it ends
-        after a while, and does nothing where it cannot work.
+        Turns only keep writers from wasting attempts and from starving each other. No caller may rely on a turn: a
+        writer goes on without a turn after a while, or at once where there can be no queue.
         """
         ...
 
@@ -236,17 +236,17 @@ class Store(Protocol):
 
 
 def together(store: Store, first: Callable[[], _First], second: Callable[[], _Second]) -> tuple[_First, _Second]:
-    """Make requests that do not depend on each other: at the same time on object storage, else one after the other.
+    """Make two independent requests: at the same time on object storage, else the second after the first.
 
-    Both have ended afterwards. Where both fail, the error of the first is raised.
+    Both have ended afterwards. If both fail, the error of the first is raised.
     """
     if not store.ordered_listing:
         # On local disk a request takes less time than a thread.
         return first(), second()
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(second)
+        pending = pool.submit(second)
         answer = first()
-    return answer, beside.result()
+    return answer, pending.result()
 
 
 def put_once(store: Store, key: str, data: bytes) -> None:
@@ -279,11 +279,11 @@ def copy_file(source: Store, source_key: str, dest: Store, key: str) -> bool:
 
 
 def copy_folder(source: Store, folder: str, dest: Store, key: str) -> bool:
-    """Copy the objects of a folder and of those below it; return whether the source has any."""
+    """Copy the objects of a folder and of the folders below it; return whether the source has any."""
     source.refuse_links(below=[folder])
     if source.storage == dest.storage:
         return dest.copy_from(f"{source.uri}/{folder}", key)
-    found = [entry.key for entry in source.walk(folder)]
-    for source_key in found:
+    keys = [entry.key for entry in source.walk(folder)]
+    for source_key in keys:
         copy_file(source, source_key, dest, f"{key}/{source_key.removeprefix(f'{folder}/')}")
-    return bool(found)
+    return bool(keys)

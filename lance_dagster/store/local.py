@@ -3,7 +3,7 @@
 The order of a write: write the object to a temporary file, fsync the file, link it to its name, fsync the folder.
 - The name appears only after the content is complete, so a reader sees the whole object or none.
 - `link` fails when the name exists, so that of two writers of one name exactly one wins. `rename` would replace the
-  first writer's object silently, and `open("x")` would show an incomplete one.
+  first writer's object silently, and `open("x")` would show an incomplete object.
 - The file is synced before it is linked: otherwise a power cut could leave the name with empty content. The folder is
   synced after that, because the new name itself lives in the folder.
 
@@ -60,7 +60,8 @@ class LocalStore:
         self.uri = str(self._root)
         """The absolute path."""
         self._durable = durable
-        # The folders whose names are known to be synced, with their numbers: one that was made again has another one.
+        # The folders whose names are known to be synced, with their inode numbers, which change if a folder is
+        # replaced.
         self._secured: dict[str, int] = {}
         # The number of the root, once the folders that lead to it are known to be synced.
         self._reached: int | None = None
@@ -102,14 +103,14 @@ class LocalStore:
             os.replace(temporary, target)
 
     def put_hint(self, key: str, data: bytes) -> None:
-        """Write a hint over the earlier one in place, where that has the same size and no other name; else put it.
+        """Write a hint over the earlier hint in place, if that has the same size and no other name; else put it.
 
-        A replaced file is a deleted one. ext4 gives a new file none of the inodes that were freed in the last seconds,
-        and looks at each of them for each new file, so hints that are replaced at every commit make every commit
-        slower. A rename over a file also begins to write the new one to disk (`auto_da_alloc`).
+        To replace a file is to delete a file. ext4 gives a new file none of the inodes that were freed in the last
+        seconds, and looks at each of these inodes for each new file, so hints that are replaced at every commit make
+        every commit slower. A rename over a file also begins to write the new file to disk (`auto_da_alloc`).
 
-        Of two writers the slower one may leave its number, in place as by replacement. A reader sees one of both: they
-        are equally long, and a few bytes are written by one call.
+        Of two writers the slower writer may leave its number, in place as by replacement. A reader sees the hint of
+        one of the two writers: both hints have the same length, and a few bytes are written by one call.
         """
         self.refuse_links(key.rpartition("/")[0])
         if not _overwritten(f"{self._root}/{key}", data):
@@ -144,7 +145,7 @@ class LocalStore:
         """Return the names of the files in a folder, sorted."""
         with self._scanned(folder) as entries:
             # One expression: a commit lists a folder of very many manifests.
-            names = sorted([each.name for each in entries if each.is_file()])
+            names = sorted([entry.name for entry in entries if entry.is_file()])
         # Temporary names stand together, so they need not be looked for in each name.
         del names[bisect_left(names, ".tmp") : bisect_left(names, ".tmq")]
         return names[:limit]
@@ -164,13 +165,13 @@ class LocalStore:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the files in a folder with their sizes in bytes."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         with _translated("list", f"{self._root}/{folder}"):
             for name in self.list(folder):
                 # Deleted since it was listed.
                 with suppress(FileNotFoundError):
-                    found[name] = (self._root / folder / name).stat().st_size
-        return found
+                    sizes[name] = (self._root / folder / name).stat().st_size
+        return sizes
 
     def _opened(self, key: str) -> io.FileIO:
         """Open a file that lies behind no link."""
@@ -271,7 +272,7 @@ class LocalStore:
         return True
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete files, one after the other."""
+        """Delete files one by one."""
         for key in keys:
             self.delete(key)
 
@@ -292,7 +293,7 @@ class LocalStore:
                 return
 
     def sync_folder(self, folder: str) -> None:
-        """Make the directory entries of a folder survive a power cut, and those that lead to it."""
+        """Make the directory entries of a folder survive a power cut, and the entries of the folders above it."""
         path = f"{self._root}/{folder}"
         problem = OSError()
         for _ in range(_ATTEMPTS):
@@ -309,7 +310,7 @@ class LocalStore:
             except OSError as error:
                 problem = error
                 break
-        # A class of its own: a second sync may succeed without having written what the first one failed to write.
+        # A class of its own: a second sync may succeed without having written what the first sync failed to write.
         raise NotDurableError(str(failed("sync", path, problem))) from problem
 
     @contextmanager
@@ -345,7 +346,7 @@ class LocalStore:
     ) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
 
-        What is listed in `after` is synced with the temporary file. That is in the folder of the target,
+        What is listed in `after` is synced with the temporary file. The temporary file is in the folder of the target,
         because `link` and `rename` work within one file system. It is deleted afterwards, unless the caller `moves` it
         and does not fail.
         """
@@ -354,7 +355,7 @@ class LocalStore:
         folder = target.rpartition("/")[0]
         temporary = f"{folder}/.tmp{uuid.uuid4().hex}"
         self.refuse_links(key.rpartition("/")[0])
-        left, done = True, False
+        has_temporary, is_named = True, False
         try:
             with self._created(temporary, folder, synced=synced) as file:
                 file.write(data)
@@ -364,27 +365,27 @@ class LocalStore:
             if synced:
                 self._secure(folder)
             yield temporary, target
-            left, done = not moves, True
+            has_temporary, is_named = not moves, True
             if synced and named:
                 self._sync(folder)
-        # A lost race for the name is not a failure of the storage; a failed sync is told from one of the content.
+        # A lost race for the name is not a failure of the storage. A failed sync of the name is not a failed write.
         except (FileExistsError, NotDurableError):
             raise
         except (OSError, ValueError) as error:
-            if done:
+            if is_named:
                 raise NotDurableError(f"{target} was written, but a power cut may lose it: {error}") from error
             raise failed("write", target, error) from error
         finally:
             # A file that was moved is gone: to delete it again costs a request on a network file system.
-            if left:
+            if has_temporary:
                 with suppress(OSError, ValueError):
                     os.unlink(temporary)
 
     def _sync_content(self, file: io.BufferedWriter, after: Sequence[str]) -> None:
         """Sync an open file, and what its content names.
 
-        The system is told first to write the other files, so that the one time that the file system writes its journal,
-        for the open file, serves them all. The other syncs then find little to do.
+        The system is told first to write the files of `after`. The sync of the open file, for which the file system
+        writes its journal, then serves them all, and the syncs of the files of `after` find little to do.
 
         Raises:
             NotDurableError: A file or folder of `after` could not be synced.
@@ -402,7 +403,7 @@ class LocalStore:
                 raise NotDurableError(str(failed("sync", path, error))) from error
 
     def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
-        """Create a file; its folder is made only where it is missing, since most files go into one that is there."""
+        """Create a file; its folder is made only if it is missing, since most files go into an existing folder."""
         for _ in range(_ATTEMPTS):
             try:
                 return open(path, "xb")  # without a path object; the caller closes it
@@ -412,7 +413,7 @@ class LocalStore:
         return open(path, "xb")  # as above
 
     def _made(self, folder: str, *, synced: bool) -> None:
-        """Make a folder and those above it, and sync the entry of each new one, the uppermost first."""
+        """Make a folder and the folders above it, and sync the entry of each new folder, the uppermost first."""
         missing: list[str] = []
         for _ in range(_ATTEMPTS):
             path = folder
@@ -422,11 +423,11 @@ class LocalStore:
             # It fails when another process, which deletes what was there, removes one of them meanwhile.
             with suppress(FileNotFoundError):
                 os.makedirs(folder, exist_ok=True)
-                # A new folder may have the number of the one that was removed.
+                # A new folder may have the inode number of a removed folder.
                 self._secured.clear()
                 self._reached = None if self.uri in missing else self._reached
-                for made in sorted(set(missing), key=len) if synced else ():
-                    self._sync(os.path.dirname(made))
+                for new_folder in sorted(set(missing), key=len) if synced else ():
+                    self._sync(os.path.dirname(new_folder))
                 return
 
     def _secure(self, folder: str) -> None:
@@ -467,8 +468,8 @@ class LocalStore:
             return
         # The read is repeated under the lock: between the two, another process may have swapped.
         with self._lock(key):
-            found = self.get(key)
-            yield found is not None and _tag(found) == tag
+            data = self.get(key)
+            yield data is not None and _tag(data) == tag
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -503,10 +504,10 @@ def taken_turn(
 def _locked(
     path: str, until: float, patience: Patience, held: ExitStack, *, meanwhile: Callable[[], object] | None = None
 ) -> tuple[bool, int | None]:
-    """Lock a file until `held` is closed, or go on without when the time is over; return whether another one had it.
+    """Lock a file until `held` is closed, or go on without the lock after `until`; return whether the writer waited.
 
-    Waiting is by asking again and again, since a lock that a stopped process holds must not stop others. The longer a
-    writer has waited, the more often it asks, so that it is served before one that came later. The writer with
+    A writer waits by asking again and again, since a lock that a stopped process holds must not stop others. The longer
+    a writer has waited, the more often it asks, so that it is served before a writer that came later. The writer with
     something to do `meanwhile` is the head of the queue: it does that first, and then asks all the time.
     """
     started, waited = time.monotonic(), False
@@ -588,13 +589,14 @@ def _overwritten(path: str, data: bytes) -> bool:
         # Opened without waiting: a pipe of that name would block.
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
-        # There is none yet, or it belongs to another user, who lets others replace it.
+        # There is no hint yet, or it belongs to another user, who lets others replace it.
         return False
     try:
-        found = os.fstat(descriptor)
-        # A copy of the table that was made of hard links has the same file: it would get a hint of what it has not.
-        own = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-        return own and found.st_size == len(data) and os.pwrite(descriptor, data, 0) == len(data)
+        status = os.fstat(descriptor)
+        # A copy of the table that was made of hard links has the same file: it would get a hint of a version it has
+        # not.
+        own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        return own and status.st_size == len(data) and os.pwrite(descriptor, data, 0) == len(data)
     except OSError:
         return False
     finally:

@@ -43,15 +43,15 @@ class LocalTree:
 
         A folder that did not change since it was searched is not listed again.
         """
-        found = [folder for folder in folders if os.path.islink(f"{self.root}/{folder}")]
-        waiting = [folder for folder in folders if folder not in found]
+        links = [folder for folder in folders if os.path.islink(f"{self.root}/{folder}")]
+        waiting = [folder for folder in folders if folder not in links]
         while waiting:
             below = waiting.pop()
             prefix = f"{below}/" if below else ""
             searched = self._search(below)
-            found += [f"{prefix}{name}" for name in searched.links]
+            links += [f"{prefix}{name}" for name in searched.links]
             waiting += [f"{prefix}{name}" for name in searched.folders]
-        return sorted(found)
+        return sorted(links)
 
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """Yield every file below a folder; a link is one of them. Files that are deleted meanwhile may be missing."""
@@ -61,12 +61,12 @@ class LocalTree:
             below = waiting.pop()
             try:
                 with os.scandir(f"{self.root}/{below}") as entries:
-                    found = list(entries)
+                    listed = list(entries)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 raise StoreError(f"cannot list {self.root}/{below}: {error}") from error
-            for entry in found:
+            for entry in listed:
                 key = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(key)
@@ -86,9 +86,9 @@ class LocalTree:
         try:
             status = os.stat(path)
             stamp = status.st_ino, status.st_mtime_ns
-            known = self._searched.get(folder)
-            if known is not None and known.stamp == stamp:
-                return known
+            cached = self._searched.get(folder)
+            if cached is not None and cached.stamp == stamp:
+                return cached
             with os.scandir(path) as entries:
                 for entry in entries:
                     # Neither asks the file system: the listing says of what kind each entry is.
@@ -100,10 +100,10 @@ class LocalTree:
             return _Searched((0, 0))
         except OSError as error:
             raise StoreError(f"cannot list {path}: {error}") from error
-        found = _Searched(stamp, tuple(links), tuple(folders))
+        searched = _Searched(stamp, tuple(links), tuple(folders))
         if time.time_ns() - status.st_mtime_ns > _TICK_NS:
-            self._searched[folder] = found
-        return found
+            self._searched[folder] = searched
+        return searched
 
 
 def linked(path: str) -> StoreError:
@@ -115,7 +115,7 @@ def linked(path: str) -> StoreError:
 
 
 def renewed(path: Path) -> bool:
-    """Give a file the present time, so that a collection takes it for a new one; return whether it exists."""
+    """Give a file the present time, so that a collection takes it for a new file; return whether it exists."""
     try:
         os.utime(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ def copy_at_once(source: Path, target: Path, sync: Callable[[str], None] | None)
         # Half a copy would take the space that was missing for the rest.
         with suppress(OSError):
             shutil.rmtree(temporary) if source.is_dir() else temporary.unlink()
-        # A folder does not replace another one: a process that copies the same was first.
+        # A folder does not replace an existing folder: a process that copies the same was first.
         if not (source.is_dir() and target.is_dir()):
             raise
 

@@ -161,7 +161,7 @@ def canonical_uri(uri: str | os.PathLike[str]) -> str:
         # Symbolic links are kept: resolving them would change the URI of a table when a link is moved.
         return os.path.abspath(path)
     if text != text.strip():
-        # pylance opens the table without it, which may be another one.
+        # pylance opens the table without the white space, which may be another table.
         raise InvalidInputError(f"a table URI cannot begin or end with white space: {shown_uri(text)!r}")
     parts = urlsplit(text)
     _refuse_credentials(text)
@@ -217,8 +217,8 @@ def uri_text(uri: str | os.PathLike[str]) -> str:
     Raises:
         InvalidInputError: It is neither text nor a path, or a path that was a URI: pathlib removes one of two slashes.
     """
-    given: object = uri
-    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    location: object = uri
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
     if not isinstance(text, str):
         raise InvalidInputError(f"a table URI has to be text or a path, not {reprlib.repr(uri)}")
     if re.match(r"(s3[an]?|az|abfss|gs|file):/(?!/)", text, re.IGNORECASE):
@@ -245,7 +245,7 @@ def _refuse_credentials(uri: str) -> None:
 
 
 def table_options(storage_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the table itself, without those of base paths (`base_<id>.<option>`)."""
+    """Return the options of the table itself, without the options of base paths (`base_<id>.<option>`)."""
     return {key: value for key, value in storage_options.items() if not _OF_A_BASE.fullmatch(key)}
 
 
@@ -255,13 +255,13 @@ def is_durable(storage_options: Mapping[str, str]) -> bool:
     Raises:
         InvalidInputError: The option has another value.
     """
-    given = storage_options.get(_DURABILITY, "power")
-    if given not in _DURABLE:
+    durability = storage_options.get(_DURABILITY, "power")
+    if durability not in _DURABLE:
         raise InvalidInputError(
-            f"the storage option {_DURABILITY} is {given!r}; it says what a commit on local disk survives: "
+            f"the storage option {_DURABILITY} is {durability!r}; it says what a commit on local disk survives: "
             "'power' (a power cut, the default) or 'process' (the end of the process)"
         )
-    return _DURABLE[given]
+    return _DURABLE[durability]
 
 
 def allowed_base_paths(storage_options: Mapping[str, str]) -> tuple[str, ...]:
@@ -280,12 +280,12 @@ def file_checks(storage_options: Mapping[str, str]) -> FileChecks:
     Raises:
         InvalidInputError: The option has another value.
     """
-    given = storage_options.get(_CHECK_FILES, "deletions")
-    for known in _CHECKS:
-        if given == known:
-            return known
+    checks = storage_options.get(_CHECK_FILES, "deletions")
+    for choice in _CHECKS:
+        if checks == choice:
+            return choice
     raise InvalidInputError(
-        f"the storage option {_CHECK_FILES} is {given!r}; it says which files are checked before pylance reads a "
+        f"the storage option {_CHECK_FILES} is {checks!r}; it says which files are checked before pylance reads a "
         "version: 'none', 'deletions' (the deletion files, the default) or 'shapes' (the data files too)"
     )
 
@@ -296,19 +296,19 @@ def records_digests(storage_options: Mapping[str, str]) -> bool:
     Raises:
         InvalidInputError: The option is neither "true" nor "false".
     """
-    given = storage_options.get(_RECORD_DIGESTS, "false")
-    if given not in _YES_OR_NO:
+    choice = storage_options.get(_RECORD_DIGESTS, "false")
+    if choice not in _YES_OR_NO:
         raise InvalidInputError(
-            f"the storage option {_RECORD_DIGESTS} is {given!r}; it says whether each data file is read again after it "
-            "was written, to record its digest: 'true' or 'false' (the default)"
+            f"the storage option {_RECORD_DIGESTS} is {choice!r}; it says whether each data file is read again after "
+            "it was written, to record its digest: 'true' or 'false' (the default)"
         )
-    return _YES_OR_NO[given]
+    return _YES_OR_NO[choice]
 
 
 def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> dict[str, str]:
-    """Return the options for a base path: the table's, overridden by those given for the base, as in pylance.
+    """Return the options for a base path: the table's options, overridden by the base path's own, as in pylance.
 
-    Of the options of a table on another provider only those apply that are no provider's, such as `timeout`.
+    If the table is on another provider, only the options apply that every provider has, such as `timeout`.
 
     Args:
         storage_options: The options a table was opened with.
@@ -316,16 +316,16 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
         uri: Its location; a local folder takes only `durability` and `record_digests`.
     """
     scheme = scheme_of(canonical_uri(uri))
-    found = table_options(storage_options)
-    if not all(_is_known(name, scheme) for name in found):
-        found = {name: value for name, value in found.items() if name in _OWN | _OF_EVERY_PROVIDER}
+    options = table_options(storage_options)
+    if not all(_is_known(name, scheme) for name in options):
+        options = {name: value for name, value in options.items() if name in _OWN | _OF_EVERY_PROVIDER}
     for key, value in storage_options.items():
         match = _OF_A_BASE.fullmatch(key)
         if match is not None and int(match[1]) == base_id:
-            found[match[2]] = value
+            options[match[2]] = value
     if scheme == "":
-        return {key: value for key, value in found.items() if key in _OF_ANY_FOLDER}
-    return found
+        return {key: value for key, value in options.items() if key in _OF_ANY_FOLDER}
+    return options
 
 
 def _is_known(name: str, scheme: str) -> bool:
@@ -342,14 +342,14 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
     """Refuse names of storage options that no store has; the values may be unknown yet.
 
     Raises:
-        InvalidInputError: A name is unknown. The message suggests the nearest one.
+        InvalidInputError: A name is unknown. The message suggests the nearest known name.
     """
-    for given in storage_options:
-        of_base = _OF_A_BASE.fullmatch(given)
-        name = of_base[2] if of_base else given
-        known = _S3_OPTIONS.keys() | AZURE.names.keys() | GOOGLE.names.keys()
-        if name not in _OWN and name.lower().removeprefix("aws_") not in known:
-            raise InvalidInputError(_unknown_option(given))
+    for option in storage_options:
+        of_base = _OF_A_BASE.fullmatch(option)
+        name = of_base[2] if of_base else option
+        names = _S3_OPTIONS.keys() | AZURE.names.keys() | GOOGLE.names.keys()
+        if name not in _OWN and name.lower().removeprefix("aws_") not in names:
+            raise InvalidInputError(_unknown_option(option))
 
 
 def refuse_credentials(storage_options: Mapping[str, str]) -> None:
@@ -381,12 +381,12 @@ def is_secret_option(name: str) -> bool:
     return option_identity(name) in _SECRETS | AZURE.secrets | GOOGLE.secrets
 
 
-def _unknown_option(given: str) -> str:
-    known = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
+def _unknown_option(option: str) -> str:
+    names = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
     others = [*AZURE.names, *GOOGLE.names]
-    near = difflib.get_close_matches(given.lower(), [*known, *_S3_OPTIONS, *_OWN, *others], n=1)
+    near = difflib.get_close_matches(option.lower(), [*names, *_S3_OPTIONS, *_OWN, *others], n=1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown storage option {given!r}{meant}; known: {', '.join(known)}"
+    return f"unknown storage option {option!r}{meant}; known: {', '.join(names)}"
 
 
 def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
@@ -399,11 +399,11 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     top: dict[str, Any] = {}
     client: dict[str, Any] = {}
     flags: dict[str, bool] = {}
-    for given, value in storage_options.items():
-        key = given.lower().removeprefix("aws_")
+    for option, value in storage_options.items():
+        key = option.lower().removeprefix("aws_")
         if key not in _S3_OPTIONS:
-            raise InvalidInputError(_unknown_option(given))
-        check_option(given, value)
+            raise InvalidInputError(_unknown_option(option))
+        check_option(option, value)
         place, name = _S3_OPTIONS[key]
         if not name or name == "anon":
             flags[key] = value.lower() in _TRUE
@@ -442,8 +442,8 @@ def s3_retry_seconds(storage_options: Mapping[str, str]) -> float:
     Raises:
         InvalidInputError: It is not a number of seconds.
     """
-    found = _plain_names(storage_options).get("client_retry_timeout")
-    return retry_seconds({} if found is None else {"retry_seconds": found})
+    seconds = _plain_names(storage_options).get("client_retry_timeout")
+    return retry_seconds({} if seconds is None else {"retry_seconds": seconds})
 
 
 def _plain_names(storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -457,15 +457,15 @@ def _timeouts_of_environment() -> dict[str, str]:
 
 
 def _check_environment(flags: Mapping[str, bool], endpoint: str) -> None:
-    """Refuse an endpoint of the environment that is no URL, or that pylance takes only where plain http is allowed."""
+    """Refuse an endpoint of the environment that is not a URL, or uses plain http where that is not allowed."""
     names = () if endpoint else ENDPOINT_VARIABLES
     name = next((name for name in names if os.environ.get(name)), "")
     allowed = flags.get("allow_http", os.environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE)
-    given = os.environ.get(name, "")
-    refuse_credentials_in(given, f"{name} in the environment")
-    if given and not given.startswith(("http://", "https://")):
-        raise InvalidInputError(f"{name} in the environment is no URL: it begins with https:// or http://")
-    if given.startswith("http://") and not allowed:
+    address = os.environ.get(name, "")
+    refuse_credentials_in(address, f"{name} in the environment")
+    if address and not address.startswith(("http://", "https://")):
+        raise InvalidInputError(f"{name} in the environment must be a URL that begins with https:// or http://")
+    if address.startswith("http://") and not allowed:
         raise InvalidInputError(
             f"{name} in the environment uses plain http; set AWS_ALLOW_HTTP to 'true' there, or the storage option "
             "allow_http"

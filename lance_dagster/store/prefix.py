@@ -1,7 +1,7 @@
 """What the stores on object storage share: a prefix of a bucket, its listings, the probe of conditions, and retries.
 
-A provider gives single requests: a write under a condition, a deletion under one, a page of a listing. Object storage
-has no folders, links or syncs, so the methods about these do nothing.
+A provider gives single requests: a conditional write, a conditional deletion, a page of a listing. Object storage has
+no folders, links or syncs, so the methods about these do nothing.
 
 The probe: before the first conditional write of a process to a bucket, the server has to show that it obeys the
 condition. A put if absent that succeeds shows nothing, since the object may have been absent; only a refusal does, and
@@ -122,9 +122,9 @@ def retried(send: Callable[[], Answered], seconds: float) -> Answered:
         except PermissionRefusedError as error:
             if lost is None:
                 raise
-            # A token may expire between two attempts: this one changed nothing, but the one before it may have.
+            # A token may expire between two attempts: this attempt changed nothing, but the attempt before may have.
             raise StoreError(
-                f"{lost.complaint}; that attempt may have been done, and the next one failed: {error}"
+                f"{lost.complaint}; that attempt may have been done, and the next attempt failed: {error}"
             ) from error
         except TransientError as error:
             lost = error
@@ -188,7 +188,7 @@ class PrefixStore(ABC):
 
     @abstractmethod
     def _pages(self, prefix: str, delimiter: str, limit: int | None) -> Iterator[ListedPage]:
-        """List the keys that start with a prefix, one request for each page; a limit bounds the first one."""
+        """List the keys that start with a prefix, one request for each page; a limit bounds the first page."""
 
     def put_if_absent(
         self,
@@ -207,8 +207,8 @@ class PrefixStore(ABC):
 
     def written_tag(self, key: str, data: bytes) -> str | None:
         """Return the tag of the response to the write."""
-        written = self._written.get(key)
-        return written[1] if written is not None and written[0] == data else None
+        write = self._written.get(key)
+        return write[1] if write is not None and write[0] == data else None
 
     def compare_and_delete(self, key: str, tag: str) -> bool:
         """Delete an object unless its tag changed, where the server can do that."""
@@ -241,8 +241,8 @@ class PrefixStore(ABC):
     def folders(self, folder: str) -> tuple[str, ...]:
         """Return the prefixes directly in a folder, sorted, without listing what is below them."""
         prefix = self._folder(folder)
-        found = (name for page in self._pages(prefix, "/", None) for name in page.prefixes)
-        return tuple(sorted(each.removeprefix(prefix).rstrip("/") for each in found))
+        prefixes = (name for page in self._pages(prefix, "/", None) for name in page.prefixes)
+        return tuple(sorted(name.removeprefix(prefix).rstrip("/") for name in prefixes))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names of the objects directly in a folder with their sizes in bytes."""
@@ -277,10 +277,10 @@ class PrefixStore(ABC):
         if tag is not None and not conditions.swap:
             self._probe(self._prove_swap)
         try:
-            made = self._conditional_put(key, data, tag)
+            new_tag = self._conditional_put(key, data, tag)
         except PermissionRefusedError as error:
             # The client of S3 sends a request again by itself when its connection breaks, so the attempt before the
-            # refused one may have been done. Then the caller finds its own object, as after any repeated write.
+            # refused attempt may have been done. Then the caller finds its own object, as after any repeated write.
             try:
                 if self.get(key) == data:
                     return False
@@ -289,9 +289,9 @@ class PrefixStore(ABC):
                     # The credentials expired since the probe, maybe between two attempts.
                     raise StoreError(f"cannot tell whether {self._uri}/{key} was written: {error}") from error
             raise
-        if made is not None:
-            self._keep_tag(key, data, made)
-        return made is not None
+        if new_tag is not None:
+            self._keep_tag(key, data, new_tag)
+        return new_tag is not None
 
     def _keep_tag(self, key: str, data: bytes, tag: str) -> None:
         if len(data) <= _LARGEST_TAGGED:
@@ -349,9 +349,9 @@ class PrefixStore(ABC):
 
     def _prove_creation(self) -> bool:
         """Put the probe object if absent: a refusal is the proof, whoever made the object."""
-        made = self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, None)
+        new_tag = self._conditional_put(PROBE_OBJECT, _PROBE_CONTENT, None)
         self._has_probe_object = True
-        if made is None:
+        if new_tag is None:
             self._conditions.creation = True
             return True
         try:
@@ -402,16 +402,15 @@ class PrefixStore(ABC):
             self._conditional_put(key, b"1", None)
             if self.get(key) != b"1":
                 return False
-            # This one has to fail. A server that accepts it would let two commits of one version win. It is believed
-            # only with the object itself, since the answer may be to a request that the client repeated.
+            # This put has to fail. A server that accepts it would let two commits of one version win. Its answer is
+            # believed only if the object agrees, since the client may have repeated the request.
             refused = self._conditional_put(key, b"2", None) is None
             if not refused and self.get(key) == b"2":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-None-Match, so two writers could overwrite each "
                     "other's commit; use a server with conditional writes"
                 )
-            # A swap with the tag of no object has to fail too: a server may obey one condition of a write and ignore
-            # another.
+            # A swap with the tag of no object has to fail too: a server may obey If-None-Match and ignore If-Match.
             if refused and self._conditional_put(key, b"3", _NO_TAG) is not None and self.get(key) == b"3":
                 raise ConditionalPutUnsupportedError(
                     f"the server behind {self._uri} ignores If-Match on writes, so a branch or tag that is moved could "

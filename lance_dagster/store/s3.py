@@ -131,10 +131,10 @@ class S3Store(PrefixStore):
         key = f"_refs/.probe-{uuid.uuid4().hex}"
         self.put(key, b"")
         try:
-            found = self._ask(
+            modified = self._ask(
                 f"read the clock of {self._uri}", lambda: self._call("head_object", Key=self._key(key))["LastModified"]
             )
-            return float(found.timestamp())
+            return float(modified.timestamp())
         finally:
             self.delete(key)
 
@@ -161,8 +161,8 @@ class S3Store(PrefixStore):
         what = f"copy {source_uri} to {self._uri}/{key}"
         # S3 cannot copy a prefix: objects are copied one by one, and an interrupted copy is repeated by the caller.
         names: list[str] = self._ask(what, lambda: self._fs.find(source))
-        for found in names:
-            self._ask(what, partial(self._fs.cp_file, found, target + found.removeprefix(source)))
+        for name in names:
+            self._ask(what, partial(self._fs.cp_file, name, target + name.removeprefix(source)))
         return bool(names)
 
     def delete(self, key: str) -> None:
@@ -177,9 +177,9 @@ class S3Store(PrefixStore):
             StoreError: The storage failed, or could not delete some of them.
         """
         for start in range(0, len(keys), _MOST_AT_ONCE):
-            some = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
-            send = partial(self._call, "delete_objects", Delete={"Objects": some, "Quiet": True})
-            answer = self._ask(f"delete {len(some)} objects below {self._uri}", send)
+            objects = [{"Key": self._key(key)} for key in keys[start : start + _MOST_AT_ONCE]]
+            send = partial(self._call, "delete_objects", Delete={"Objects": objects, "Quiet": True})
+            answer = self._ask(f"delete {len(objects)} objects below {self._uri}", send)
             # The response is 200 even when single objects could not be deleted; those are listed in it.
             failed = [(error.get("Key"), error.get("Code")) for error in answer.get("Errors", ())]
             if failed:
@@ -268,7 +268,7 @@ class S3Store(PrefixStore):
         def send() -> Mapping[str, Any] | None:
             try:
                 answer: Mapping[str, Any] = self._call(method, **arguments)
-            # s3fs reports a 404 of a conditional request as FileNotFoundError, and that of a missing bucket too.
+            # s3fs reports a 404 of a conditional request as FileNotFoundError, and a 404 of a missing bucket too.
             except FileNotFoundError:
                 if "IfMatch" in arguments:
                     # The object was deleted since the ETag was read: the condition does not hold.
@@ -307,8 +307,8 @@ def _environment() -> object:
     for variable, usual in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
         path = Path(os.environ.get(variable) or f"~/.aws/{usual}").expanduser()
         with suppress(OSError):
-            found = path.stat()
-            files.append((path, found.st_mtime_ns, found.st_size, found.st_ino))
+            status = path.stat()
+            files.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
     return variables, tuple(files)
 
 
@@ -368,7 +368,7 @@ def _code(error: Exception) -> str:
 
 
 def _error(what: str, error: Exception) -> StoreError:
-    """Return the error of this package for one of the client's."""
+    """Return the error of this package for an error of the client."""
     # s3fs reports 403 as PermissionError, as it does a refused clock or signature.
     if isinstance(error, PermissionError):
         # Some servers, such as Ceph, send the code of an error without a text.

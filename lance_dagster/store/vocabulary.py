@@ -89,18 +89,20 @@ def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> di
     Raises:
         InvalidInputError: An option is unknown, not a string, or has a control character.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     names = vocabulary.names
-    for given, value in storage_options.items():
-        name = names.get(given.lower())
+    for option, value in storage_options.items():
+        name = names.get(option.lower())
         if name is None:
-            near = difflib.get_close_matches(given.lower(), names, n=1)
+            near = difflib.get_close_matches(option.lower(), names, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(spellings[0] for spellings in vocabulary.options.values())
-            raise InvalidInputError(f"unknown storage option {given!r} of {vocabulary.provider}{meant}; known: {known}")
-        check_option(given, value)
-        found[name] = value
-    return _environment(vocabulary, found) | found
+            usual_names = ", ".join(spellings[0] for spellings in vocabulary.options.values())
+            raise InvalidInputError(
+                f"unknown storage option {option!r} of {vocabulary.provider}{meant}; known: {usual_names}"
+            )
+        check_option(option, value)
+        options[name] = value
+    return _environment(vocabulary, options) | options
 
 
 def check_option(name: str, value: object) -> None:
@@ -120,21 +122,21 @@ def check_option(name: str, value: object) -> None:
         raise InvalidInputError(f"storage option {name!r} has an unpaired surrogate, which UTF-8 cannot encode")
 
 
-def _environment(vocabulary: Vocabulary, given: Mapping[str, str]) -> dict[str, str]:
+def _environment(vocabulary: Vocabulary, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options that the environment sets, as pylance reads it."""
     # A key in the environment does not compete with a token that was given.
-    left_out = vocabulary.credentials if given.keys() & vocabulary.credentials else frozenset[str]()
-    found = {
+    left_out = vocabulary.credentials if options.keys() & vocabulary.credentials else frozenset[str]()
+    settings = {
         name: os.environ[spelt.upper()]
         for name, spellings in vocabulary.options.items()
         for spelt in reversed(spellings)
         if spelt.startswith(vocabulary.provider.lower()) and spelt.upper() in os.environ and name not in left_out
     }
-    for name, value in found.items():
+    for name, value in settings.items():
         check_option(name, value)
     # For pylance, either of them applies to all providers.
     plain = os.environ.get("AZURE_STORAGE_ALLOW_HTTP", os.environ.get("AWS_ALLOW_HTTP"))
-    return found if plain is None else {**found, "allow_http": plain}
+    return settings if plain is None else {**settings, "allow_http": plain}
 
 
 def is_true(value: str | None) -> bool:
@@ -148,12 +150,12 @@ def retry_seconds(options: Mapping[str, str]) -> float:
     Raises:
         InvalidInputError: It is not a number of seconds.
     """
-    given = options.get("retry_seconds")
-    if given is None:
+    seconds = options.get("retry_seconds")
+    if seconds is None:
         return _RETRY_SECONDS
-    if not given.isdecimal():
-        raise InvalidInputError(f"the storage option client_retry_timeout is a number of seconds, not {given!r}")
-    return float(given)
+    if not seconds.isdecimal():
+        raise InvalidInputError(f"the storage option client_retry_timeout is a number of seconds, not {seconds!r}")
+    return float(seconds)
 
 
 class Timeouts(NamedTuple):
@@ -164,10 +166,10 @@ class Timeouts(NamedTuple):
 
 
 def timeouts(options: Mapping[str, str], usual: Timeouts) -> Timeouts:
-    """Return the options `connect_timeout` and `timeout`, and what is usual where one is not given.
+    """Return the options `connect_timeout` and `timeout`; an option that is not given has the usual value.
 
     Raises:
-        InvalidInputError: One is not a duration with a unit.
+        InvalidInputError: An option is not a duration with a unit.
     """
     return Timeouts(
         connect=_seconds("connect_timeout", options, usual.connect), read=_seconds("timeout", options, usual.read)
@@ -175,15 +177,15 @@ def timeouts(options: Mapping[str, str], usual: Timeouts) -> Timeouts:
 
 
 def _seconds(name: str, options: Mapping[str, str], usual: float) -> float:
-    given = options.get(name)
-    if given is None:
+    duration = options.get(name)
+    if duration is None:
         return usual
-    match = _DURATION.fullmatch(given)
+    match = _DURATION.fullmatch(duration)
     # pylance accepts zero, and then each of its requests fails.
     if match is None or not int(match[1]):
         raise InvalidInputError(
             f"the storage option {name} is a whole number above zero with a unit, ms, s or m, such as '30s', "
-            f"not {given!r}"
+            f"not {duration!r}"
         )
     return int(match[1]) * _UNITS[match[2]]
 
@@ -199,7 +201,7 @@ def refuse_credentials_in(endpoint: str, name: str) -> None:
 
 
 def check_endpoint(endpoint: str | None, *, allow_http: bool) -> None:
-    """Refuse an endpoint that carries credentials, is no URL, or is not encrypted where that was not asked for.
+    """Refuse an endpoint that carries credentials, is not a URL, or is not encrypted where plain http is not allowed.
 
     Raises:
         InvalidInputError: The message does not show the endpoint, which may be a secret in the wrong option.
@@ -214,6 +216,6 @@ def check_endpoint(endpoint: str | None, *, allow_http: bool) -> None:
     except ValueError:
         is_url = False
     if not is_url:
-        raise InvalidInputError("the endpoint is no URL such as https://storage.example.com:9000")
+        raise InvalidInputError("the endpoint must be a URL such as https://storage.example.com:9000")
     if endpoint.lower().startswith("http://") and not allow_http:
         raise InvalidInputError("the endpoint uses plain http; set the storage option allow_http to 'true'")

@@ -166,7 +166,7 @@ class FileChecks:
             key = layout.join(listing.key, named.file.path)
             read_shape(ExpectedFile(store=listing.store, key=key, size=listing.sizes[named.file.path]), pages=True)
         # A blob column is stored as descriptions that only a table can decode; the values are in other files.
-        return inspector.inspect(named.uri, self._options(named.base), size=named.file.size, read=not named.has_blobs)
+        return inspector.inspect(named.uri, self._options(named.base), size=named.file.size, decode=not named.has_blobs)
 
     def _options(self, base: BasePath) -> Mapping[str, str]:
         """Return the options for a base path, without options for other places, which may hold credentials."""
@@ -272,7 +272,7 @@ class FileChecks:
                 return
             read_shape(ExpectedFile(store=store, key=key, size=size), pages=True)
             uri = f"{index_file.listing.uri}/{index_file.name}"
-            inspector.inspect(uri, self._options(index_file.base), size=size, read=True)
+            inspector.inspect(uri, self._options(index_file.base), size=size, decode=True)
         except (CorruptFileError, StoreError) as error:
             reason = error.problem if isinstance(error, CorruptFileError) else str(error)
             right = f"a whole file of index {index_file.index!r}; create the index anew, since rows are not affected"

@@ -326,7 +326,7 @@ def test_blobs_of_the_older_kind_in_newer_files_stay_readable(tmp_path: Path) ->
     copy.maintenance.compact()
     assert [b"a", b"b"] == _read(lance.dataset(copy.uri), 2)
     both = of_an_earlier_release(tmp_path / "both", pa.schema([MARKED, lance.blob_field("new")]))
-    with pytest.raises(InvalidInputError, match="could not read their blobs beside new ones"):
+    with pytest.raises(InvalidInputError, match="could not read their blobs beside new blobs"):
         both.append(pa.table({name: pa.array([b"a"], pa.large_binary()) for name in ("c", "new")}))
 
 

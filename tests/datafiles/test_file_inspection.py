@@ -27,7 +27,7 @@ def test_a_file_says_what_it_has(file: Path, read: bool) -> None:  # noqa: FBT00
     """An inspection returns rows, columns and the file version; one process inspects several files."""
     expected = DataFileShape(rows=1000, columns=2, major=2, minor=2)
     with DataFileInspector() as inspector:
-        assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, read=read) for _ in range(3)]
+        assert [expected] * 3 == [inspector.inspect(str(file), {}, size=1, decode=read) for _ in range(3)]
 
 
 def test_what_cannot_be_read_is_damage(file: Path) -> None:
@@ -37,12 +37,12 @@ def test_what_cannot_be_read_is_damage(file: Path) -> None:
         for content in (b"", b"text", whole[: len(whole) // 2], whole[:-1]):
             file.write_bytes(content)
             with pytest.raises(CorruptFileError, match=f"{file} is damaged: (it cannot be read|pylance gives up)"):
-                inspector.inspect(str(file), {}, size=1, read=True)
+                inspector.inspect(str(file), {}, size=1, decode=True)
         file.write_bytes(whole)
-        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+        assert 1000 == inspector.inspect(str(file), {}, size=1, decode=True).rows
         file.unlink()
         with pytest.raises(CorruptFileError, match="cannot be read: Not found"):
-            inspector.inspect(str(file), {}, size=1, read=False)
+            inspector.inspect(str(file), {}, size=1, decode=False)
 
 
 def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +50,15 @@ def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.
     with DataFileInspector() as inspector:
         monkeypatch.setenv("PYTHONMALLOC", "a kind that ends the interpreter")
         with pytest.raises(CorruptFileError, match="the process that reads it ended with exit code 1"):
-            inspector.inspect(str(file), {}, size=1, read=True)
+            inspector.inspect(str(file), {}, size=1, decode=True)
         monkeypatch.delenv("PYTHONMALLOC")
-        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+        assert 1000 == inspector.inspect(str(file), {}, size=1, decode=True).rows
 
 
 def test_a_process_that_ended_by_itself_is_no_damage(file: Path) -> None:
     """It waits half a minute for the next file, and a machine that sleeps in between lets that pass."""
     with DataFileInspector() as inspector:
-        inspector.inspect(str(file), {}, size=1, read=True)
+        inspector.inspect(str(file), {}, size=1, decode=True)
         assert inspector._process is not None  # noqa: SLF001 - a process that waits too long ends as this one does
         held = inspector._process.process  # noqa: SLF001
         held.communicate()
@@ -66,7 +66,7 @@ def test_a_process_that_ended_by_itself_is_no_damage(file: Path) -> None:
         unread, requests = os.pipe()
         os.close(unread)
         held.stdin = os.fdopen(requests, "wb")
-        assert 1000 == inspector.inspect(str(file), {}, size=1, read=True).rows
+        assert 1000 == inspector.inspect(str(file), {}, size=1, decode=True).rows
 
 
 def test_a_process_without_damage_serves_the_next_inspection(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +77,9 @@ def test_a_process_without_damage_serves_the_next_inspection(file: Path, monkeyp
         with DataFileInspector() as inspector:
             if damage:
                 with pytest.raises(CorruptFileError):
-                    inspector.inspect(str(file.parent / name), {}, size=1, read=False)
+                    inspector.inspect(str(file.parent / name), {}, size=1, decode=False)
             else:
-                inspector.inspect(str(file), {}, size=1, read=False)
+                inspector.inspect(str(file), {}, size=1, decode=False)
             assert inspector._process is not None  # noqa: SLF001 - which process it is, is what is tested
             return inspector._process.process.pid  # noqa: SLF001
 

@@ -174,11 +174,11 @@ def test_a_server_of_ones_own_is_addressed_by_path(options: dict[str, str], styl
         ({"endpoint": "http://e"}, "the endpoint uses plain http; set the storage option allow_http to 'true'"),
         ({"endpoint": "http://e", "allow_http": "false"}, "set the storage option allow_http"),
         ({"region": 3}, "storage option 'region' must be a string, not int"),
-        ({"endpoint": "localhost:9000"}, "the endpoint is no URL such as https://storage.example.com:9000"),
-        ({"endpoint": ""}, "the endpoint is no URL"),
-        ({"endpoint": "http://"}, "the endpoint is no URL"),
-        ({"endpoint": "http://[::1"}, "the endpoint is no URL"),
-        ({"endpoint": "http://host:port"}, "the endpoint is no URL"),
+        ({"endpoint": "localhost:9000"}, "the endpoint must be a URL such as https://storage.example.com:9000"),
+        ({"endpoint": ""}, "the endpoint must be a URL"),
+        ({"endpoint": "http://"}, "the endpoint must be a URL"),
+        ({"endpoint": "http://[::1"}, "the endpoint must be a URL"),
+        ({"endpoint": "http://host:port"}, "the endpoint must be a URL"),
     ],
 )
 def test_an_option_that_would_not_work_is_refused(options: dict[str, str], said: str) -> None:

@@ -214,9 +214,9 @@ def test_a_timeout_without_its_unit_is_refused(uri: str, name: str, value: str) 
         ("az://c/t", {"endpoint": "http://h/a"}, "set the storage option allow_http"),
         ("az://c/t", {"endpoint": "https://h/a?sig=x"}, "cannot contain '@', '[?]' or '#'"),
         ("gs://b/t", {"google_base_url": "http://h"}, "set the storage option allow_http"),
-        ("gs://b/t", {"google_base_url": "https://"}, "the endpoint is no URL"),
-        ("az://c/t", {"endpoint": "https://[::1"}, "the endpoint is no URL"),
-        ("az://c/t", {"endpoint": ""}, "the endpoint is no URL"),
+        ("gs://b/t", {"google_base_url": "https://"}, "the endpoint must be a URL"),
+        ("az://c/t", {"endpoint": "https://[::1"}, "the endpoint must be a URL"),
+        ("az://c/t", {"endpoint": ""}, "the endpoint must be a URL"),
         ("gs://b/t", {"client_retry_timeout": "soon"}, "client_retry_timeout is a number of seconds, not 'soon'"),
         ("abfss://c@acc.dfs.core.windows.net/t", {"account_name": "other"}, "names the storage account 'acc'"),
         ("abfss://c:pw@acc.dfs.core.windows.net/t", {}, "cannot contain a user before '@'"),
@@ -245,7 +245,7 @@ def test_a_token_with_a_line_break_is_refused_and_not_shown(uri: str, option: st
 
 
 @pytest.mark.parametrize(
-    "option,said", [("sas_token", "is no shared access signature"), ("bearer_token", "sent over https only")]
+    "option,said", [("sas_token", "must be a shared access signature"), ("bearer_token", "sent over https only")]
 )
 def test_a_credential_that_azure_cannot_use_is_refused(option: str, said: str) -> None:
     """When the table is opened: the client is made with the first request. The error does not show the credential."""
