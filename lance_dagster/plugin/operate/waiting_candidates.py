@@ -34,7 +34,6 @@ from lance_dagster.plugin.operate.branch_decisions import (
 )
 from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
 from lance_dagster.plugin.publish.record_view import RecordView
-from lance_dagster.plugin.publish.waiting import Candidate
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
@@ -154,7 +153,7 @@ class WaitingCandidates:
     def runs_of(self, run_id: str) -> tuple[str, ...]:
         """Return a run, the runs that it continues and its re-executions, oldest first."""
         if run_id not in self._runs:
-            self._runs[run_id] = Candidate.of(run_id, self.log, ()).run_ids
+            self._runs[run_id] = self.log.runs_of_candidate(run_id)
         return self._runs[run_id]
 
     def ended_with(self, run_id: str, watched_table: WatchedTable) -> dg.RunRecord | None:

@@ -29,7 +29,6 @@ from lance_dagster.plugin.publish.publication_audit import PublicationAudit
 from lance_dagster.plugin.publish.publish_config import Rollback
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.publish.waiting import (
-    Candidate,
     WaitingSearch,
     deselected_nodes,
     find_by_backfill,
@@ -170,9 +169,7 @@ class PublicationSearch:
     def _named_runs(self) -> Sequence[str]:
         """Return the runs of the candidate that `ref` names, or of this step without a ref, oldest first."""
         named = run_of(self.run.config.ref) if self.run.config.ref else None
-        return (
-            self.run.chain.run_ids[::-1] if named is None else Candidate.of(named, self.run.log, self.run.nodes).run_ids
-        )
+        return self.run.chain.run_ids[::-1] if named is None else self.run.log.runs_of_candidate(named)
 
     def _keep_together(self, search: SearchResult) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""

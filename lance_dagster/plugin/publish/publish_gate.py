@@ -28,7 +28,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import string_lists_of
 from lance_dagster.plugin.publish.record_view import RecordView
-from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, run_of
+from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, rest_of_backfill, run_of
 from lance_dagster.repository.candidates.audits import Verdict
 
 _NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
@@ -197,6 +197,15 @@ class AuditLog:
             candidates = (*chain.run_ids, *self.related(run_id))
             self._families[key] = family_of(run_id, self.instance, candidates) or (run_id,)
         return self._families[key]
+
+    def runs_of_candidate(self, run_id: str) -> tuple[str, ...]:
+        """Return the runs that wrote the candidate of a run, oldest first: its root run, and those that continue it."""
+        instance = self.instance
+        # The chain is newest first: its last run is the one that all others continue.
+        first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
+        # A run whose record was deleted is known only by its branch.
+        family = family_of(first[0], instance, (run_id, *self.related(run_id))) or (run_id,)
+        return (*family, *(run for run in rest_of_backfill(family[-1], instance) if run not in family))
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first.

@@ -28,10 +28,8 @@ from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import (
     RunChain,
     branch_of,
-    family_of,
     is_over,
     is_written,
-    rest_of_backfill,
     run_of,
     runs_of_backfill,
 )
@@ -58,54 +56,6 @@ class Choice:
     waits: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
     overtaken: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What a run and the re-executions that continue it wrote to the tables of one publisher.
-
-    It is published whole or not at all: a table that failed its checks, cannot be merged, is held, or was not written
-    because the run failed before, keeps the others back. `run_ids` are oldest first.
-    """
-
-    run_ids: tuple[str, ...]
-    nodes: tuple[PromotedNode, ...]
-
-    @classmethod
-    def of(cls, run_id: str, log: AuditLog, nodes: Sequence[PromotedNode]) -> "Candidate":
-        """Return the candidate that a run belongs to."""
-        instance = log.instance
-        # The chain is newest first: its last run is the one that all others continue.
-        first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
-        # A run whose record was deleted is known only by its branch.
-        family = family_of(first[0], instance, (run_id, *log.related(run_id))) or (run_id,)
-        completing = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
-        return cls(run_ids=(*family, *completing), nodes=tuple(nodes))
-
-    def reasons(
-        self,
-        look: Callable[[PromotedNode, Sequence[str]], list[str]],
-        log: AuditLog,
-        is_layered: Callable[[PromotedNode], bool],
-    ) -> dict[str, list[str]]:
-        """Return the reasons against each table, by the key of its asset.
-
-        Args:
-            look: Returns the reasons against what the runs wrote to one table.
-            log: The event log.
-            is_layered: Returns whether a table is computed from promoted nodes, and written after their publication.
-        """
-        # Outputs that an asset may skip are missing on purpose.
-        needed = [node.candidate for node in self.nodes if not (node.spec.skippable or is_layered(node))]
-        missing = log.unwritten(needed, self.run_ids)
-        newest = self.run_ids[-1]
-        why = f"run {newest} " + (
-            "ended before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
-        )
-        reasons = {key.to_user_string(): [why] for key in missing}
-        for node in self.nodes:
-            reasons.setdefault(node.candidate.to_user_string(), []).extend(look(node, self.run_ids))
-        return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +89,7 @@ def written_with(
 
     def runs_of_branches(publication: Publication) -> set[str]:
         runs = {run for source in publication.sources if (run := run_of(source.branch)) is not None}
-        return {along for run in runs for along in Candidate.of(run, log, ()).run_ids}
+        return {along for run in runs for along in log.runs_of_candidate(run)}
 
     runs = set[str]().union(*map(runs_of_branches, publications))
     along, remaining = list[Publication](), list(others)

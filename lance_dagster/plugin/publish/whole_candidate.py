@@ -18,8 +18,7 @@ from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
-from lance_dagster.plugin.publish.waiting import Candidate
-from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of
+from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, run_of
 from lance_dagster.table import LanceTable
 
 
@@ -51,11 +50,9 @@ class WholeCandidates:
         """Return the reasons against the other tables of the candidate of a branch."""
         run_id = run_of(head.branch) or ""
         if run_id not in self._against:
-            candidate = Candidate.of(run_id, self.run.log, self.run.nodes)
+            runs = self.run.log.runs_of_candidate(run_id)
             # The reasons are kept under each run, since branches of the tables may belong to different re-executions.
-            self._against |= dict.fromkeys(
-                candidate.run_ids, candidate.reasons(self._look_at, self.run.log, self.run.is_layered)
-            )
+            self._against |= dict.fromkeys(runs, self._reasons(runs))
         against = self._against[run_id]
         others = [(name, reasons[0]) for name, reasons in against.items() if name != publication.name and reasons]
         return [
@@ -67,6 +64,21 @@ class WholeCandidates:
             )
             for name, reason in others
         ]
+
+    def _reasons(self, run_ids: Sequence[str]) -> dict[str, list[str]]:
+        """Return the reasons against each table of the candidate of some runs, oldest first, by the key of its asset.
+
+        The candidate is published whole or not at all: a table that failed its checks, cannot be merged, is held, or
+        was not written because the run failed before, keeps the others back.
+        """
+        log, newest = self.run.log, run_ids[-1]
+        # Outputs that an asset may skip are missing on purpose; what is computed from promoted nodes is written later.
+        needed = [node.candidate for node in self.run.nodes if not (node.spec.skippable or self.run.is_layered(node))]
+        when = "ended before it wrote it" if is_over(newest, log.instance) else "has yet to write it"
+        reasons = {key.to_user_string(): [f"run {newest} {when}"] for key in log.unwritten(needed, run_ids)}
+        for node in self.run.nodes:
+            reasons.setdefault(node.candidate.to_user_string(), []).extend(self._reasons_of_table(node, run_ids))
+        return reasons
 
     def without_superseded(
         self, publications: Sequence[Publication], others: Sequence[Publication]
@@ -82,7 +94,7 @@ class WholeCandidates:
         reasons: dict[str, str] = {}
         for publication in (*publications, *others):
             for older, newer in publication.overtaken:
-                runs = Candidate.of(run_of(older) or "", self.run.log, ()).run_ids
+                runs = self.run.log.runs_of_candidate(run_of(older) or "")
                 # A run that continues another one replaces its rows too, and the two are one candidate.
                 if run_of(newer) not in runs:
                     reason = f"what its run wrote to {publication.name} is superseded by {newer}"
@@ -141,7 +153,7 @@ class WholeCandidates:
         # A person may have merged the branch and deleted it.
         return not is_kept and has_source(table, branch_of(run_id))
 
-    def _look_at(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
+    def _reasons_of_table(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""
         if self.run.log.is_output_skipped(node.candidate, run_ids):
             return []
@@ -150,7 +162,7 @@ class WholeCandidates:
         try:
             table, previous, head = Opened.of(self.run.table(node), self.run.tag, chain)
         except TableNotFoundError:
-            # A table that was never created has nothing to refuse; `Candidate.reasons` names it if it was needed.
+            # A table that was never created has nothing to refuse; `_reasons` names it if it was needed.
             return self.lost(node, run_ids)
         if head is None:
             return self.lost(node, run_ids)
