@@ -14,7 +14,6 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import (
@@ -28,14 +27,7 @@ from lance_dagster.plugin.publish.publication import (
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
 from lance_dagster.plugin.publish.publish_config import Rollback
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
-from lance_dagster.plugin.publish.waiting import (
-    WaitingSearch,
-    deselected_nodes,
-    find_by_backfill,
-    find_waiting,
-    wait,
-    written_with,
-)
+from lance_dagster.plugin.publish.waiting import find_by_backfill, find_waiting, wait
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import run_of
 from lance_dagster.repository.view import RepositoryView
@@ -148,7 +140,7 @@ class PublicationSearch:
             self.candidates.without_superseded(publications, others),
             self.candidates.without_superseded(others, publications),
         )
-        return [*whole_publications, *written_with(whole_publications, whole_others, self.run.log)]
+        return [*whole_publications, *self.candidates.written_with(whole_publications, whole_others)]
 
     def _publications_of(self, nodes: Sequence[PromotedNode], search: SearchResult) -> list[Publication]:
         """Return the publication of each table that was found."""
@@ -176,23 +168,45 @@ class PublicationSearch:
         # With `ref` a person chose the tables. In a run of the publisher alone, `WholeCandidates` has decided already.
         if not search.publications or self.run.config.ref or self.run.is_alone:
             return
-        selected = self.run.context.selected_asset_keys
         if search.held:
             search.missing += [
                 f"{publication.name}: it waits with {', '.join(search.held)}" for publication in search.publications
             ]
             search.publications.clear()
             return
-        nodes = self.run.nodes_of_step(self.run.nodes)
-        if deselected := deselected_nodes(
-            nodes,
-            selected,
-            self.run.chain,
-            self.run.log,
-            open_table=self.run.opened_or_missing,
-            lost=self.candidates.lost,
-        ):
+        if deselected := self._deselected():
             search.refuse_part([node.candidate for node in deselected], [node.promoted for node in deselected])
+
+    def _deselected(self) -> list[PromotedNode]:
+        """Return the nodes that the run does not select, although it or a run that it continues writes their tables.
+
+        Such a table cannot come along: Dagster does not let the publisher's step wait for it, so it may not be written
+        yet. Tables that are published already are not returned.
+        """
+
+        def is_unpublished(node: PromotedNode) -> bool:
+            opened = self.run.opened_or_missing(node)
+            # Without a branch the table was published, or the run has yet to write it, or failed before it did.
+            if isinstance(opened, NotFoundError) or opened.head is None:
+                return not self.run.log.written_by(node.candidate, self.run.chain) or bool(
+                    self.candidates.lost(node, runs)
+                )
+            return opened.table.branches.is_merged(opened.head) is None
+
+        runs = self.run.chain.run_ids[::-1]
+        deselected = [
+            node
+            for node in self.run.nodes_of_step(self.run.nodes)
+            if node.promoted not in self.run.context.selected_asset_keys
+            and not self.run.log.is_output_skipped(node.candidate, runs)
+        ]
+        # Storage is read only for tables that the runs planned to write.
+        planned = [
+            node
+            for node in deselected
+            if any(self.run.log.plans([node.candidate], run) for run in self.run.chain.run_ids)
+        ]
+        return list(filter(is_unpublished, planned))
 
     def _keep_dependent_back(self, search: SearchResult) -> None:
         """Leave out rows that were computed from unpublished versions of other runs of the same backfill."""
@@ -285,21 +299,14 @@ class PublicationSearch:
         publication = find_by_run(empty, self.run.chain, head=head, record=self.run.record)
         if publication.audited:
             return publication
-
-        def audit(head: Version) -> list[str]:
-            return self.audit.audit_version(publication, head)[1] or self.candidates.held_back(publication, head)
-
-        search = WaitingSearch(
-            log=self.run.log, record=self.run.record, other_tables=partial(self.candidates.others, publication)
-        )
         # A partitioned publisher runs in each run of the backfill, and publishes what that run wrote.
         if (backfill := self.run.chain.backfill_id) is not None and not self.run.partitioned:
             later = partial(wait, self.run.context) if self.run.is_alone else None
-            return self._unless_withdrawn(find_by_backfill(empty, backfill, audit, search=search, wait=later))
+            return self._unless_withdrawn(find_by_backfill(empty, backfill, self.candidates, wait=later))
         # In a job, branches of other runs keep waiting: the job was launched to publish its own rows.
         if not self.run.is_alone:
             return publication
-        return find_waiting(empty, audit, search=search, within=self.run.partition_keys)
+        return find_waiting(empty, self.candidates, within=self.run.partition_keys)
 
     def _unless_withdrawn(self, publication: Publication) -> Publication:
         """Return a table without the version that its backfill published, if the channel was moved back from it."""

@@ -33,9 +33,6 @@ from lance_dagster.plugin.publish.rollback import (
     withdrawn_by,
 )
 from lance_dagster.plugin.publish.tag_changes import TagChanges
-from lance_dagster.plugin.publish.waiting import (
-    with_whole_run_id,
-)
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import READS
 
@@ -72,7 +69,7 @@ class PublishStep:
         """
         check_config(self.run.config)
         nodes = [node for node in self.run.nodes if node.promoted in self.run.context.selected_asset_keys]
-        self.run.config = with_whole_run_id(self.run.config, self.run.nodes, self.run.table, self.run.record)
+        self.run.resolve_config()
         requests = {
             "discarded": bool(self.run.config.discard),
             "held": self.run.config.hold,

@@ -1,12 +1,13 @@
 """The run of a publisher: what it was asked for, and what it reads once for all tables."""
 
-from collections.abc import Collection, Iterable, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
-from lance_dagster.errors import NotFoundError, PublishRefusedError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, TableNotFoundError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
@@ -14,12 +15,14 @@ from lance_dagster.plugin.publish.publication import Opened, Publication, in_tur
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.record_view import RecordView
-from lance_dagster.plugin.publish.waiting import without_foreign_backfill
 from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunChain, who_launched
+from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of, runs_of_backfill, who_launched
 from lance_dagster.repository.commits.snapshot import ChannelHold
 from lance_dagster.table import LanceTable
+
+# `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
+_GLOB = frozenset("*?[]")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +66,7 @@ class PublishingRun:
         repository = self.lance.repository_to_publish()
         self.record = RecordView(repository=repository)
         self.log = AuditLog(self.instance, self.record)
-        self.chain = without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
+        self.chain = _without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
         self.publisher = ChannelPublisher(
             repository=repository, channel=self.tag, chain=self.chain, about=self.about, record=self.record
         )
@@ -74,6 +77,23 @@ class PublishingRun:
     def read_channel(self) -> None:
         """Take the channel as it is now for the state that this step starts from."""
         self.publisher = replace(self.publisher, started=self.publisher.channel_now())
+
+    def resolve_config(self) -> None:
+        """Let the config name a run by its whole branch, where it has the beginning of a run id.
+
+        Raises:
+            InvalidInputError: As for `resolve_run`.
+        """
+
+        def tables() -> Iterator[LanceTable]:
+            for node in self.nodes:
+                with suppress(TableNotFoundError):
+                    yield self.table(node)
+
+        config, record = self.config, self.record
+        names = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
+        resolved = {name: resolve_run(tables(), run, record) for name, run in names.items() if run}
+        self.config = config.model_copy(update=resolved)
 
     @property
     def instance(self) -> dg.DagsterInstance:
@@ -206,3 +226,46 @@ class PublishingRun:
         for reason in reasons:
             self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)
         return reasons
+
+
+def _without_foreign_backfill(chain: RunChain, nodes: Sequence[PromotedNode], log: AuditLog) -> RunChain:
+    """Return a chain without its backfill when no run of the backfill was to write a candidate.
+
+    A person who launches a backfill of promoted nodes alone wants to publish what waits, as by *Materialize*.
+    """
+    if chain.backfill_id is None:
+        return chain
+    candidates = [node.candidate for node in nodes]
+    writes = any(log.plans(candidates, run.run_id) for run in runs_of_backfill(chain.backfill_id, log.instance))
+    return chain if writes else replace(chain, backfill_id=None)
+
+
+def resolve_run(tables: Iterable[LanceTable], text: str, record: RecordView) -> str:
+    """Return the run branch that a run id or the beginning of one names; the branch may be missing.
+
+    Args:
+        tables: All tables of the publisher: in each of them alone, the beginning may name another run.
+        text: `run/<id>` or `<id>`, whole or shortened.
+        record: The record of the lake, which knows runs whose branches are deleted.
+
+    Raises:
+        InvalidInputError: `text` is not a run id, or the names of several run branches begin with it.
+    """
+    name = text if run_of(text) is not None else branch_of(text)
+    if _GLOB & set(name) or name == branch_of(""):
+        raise InvalidInputError(f"{text!r} is not a run id: write run/ and the first characters of the id of the run")
+    # A whole id needs no search, which would read the names of all branches.
+    if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
+        return name
+    branches = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
+    # Without a branch the run may be published already.
+    branches = branches or [
+        branch_of(candidate) for candidate in record.repository.record.candidates_like(run_of(name) or "")
+    ]
+    if name in branches or not branches:
+        return name
+    if len(branches) > 1:
+        raise InvalidInputError(
+            f"{text!r} is the beginning of several branches: {', '.join(branches)}; give more of it"
+        )
+    return branches[0]

@@ -8,36 +8,27 @@ succeeded supersedes the run that it repeats, whatever it wrote. Of two appends 
 supersedes the older one, unless that is published.
 """
 
-import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, TableNotFoundError
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent
-from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, in_turns
-from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.publish.publish_gate import AuditLog
+from lance_dagster.plugin.publish.publication import Publication, in_turns
 from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import (
     RunChain,
-    branch_of,
     is_over,
     is_written,
     run_of,
-    runs_of_backfill,
 )
 from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.table import LanceTable
 
-# `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
-_GLOB = frozenset("*?[]")
 # How often a publisher looks for runs of its backfill that are not over, and after how many seconds: about 50 minutes
 # in all.
 _LOOKS = 60
@@ -58,117 +49,27 @@ class Choice:
     overtaken: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingSearch:
-    """What the choice among the branches of a table depends on besides the table.
-
-    Attributes:
-        log: The event log.
-        record: The record of the lake.
-        other_tables: Returns the other tables that are published with this one, whole or not at all.
-    """
-
-    log: AuditLog
-    record: RecordView
-    other_tables: Callable[[], Iterable[tuple[str, LanceTable]]] = tuple
-
-
-def written_with(
-    publications: Sequence[Publication], others: Iterable[Publication], log: AuditLog
-) -> list[Publication]:
-    """Return the other tables that have to be published too, so that readers see all tables that a run wrote, or none.
-
-    These are the tables with branches of the same runs. A table that is added this way may have branches of further
-    runs, whose tables are added as well.
-
-    Args:
-        publications: The tables that are to be published.
-        others: Other tables of the publisher, each with the branches that it could publish.
-        log: The event log, which knows the re-executions of a run.
-    """
-
-    def runs_of_branches(publication: Publication) -> set[str]:
-        runs = {run for source in publication.sources if (run := run_of(source.branch)) is not None}
-        return {along for run in runs for along in log.runs_of_candidate(run)}
-
-    runs = set[str]().union(*map(runs_of_branches, publications))
-    along, remaining = list[Publication](), list(others)
-    # A table that comes along may have branches of further runs, which wrote further tables.
-    while more := [publication for publication in remaining if not runs.isdisjoint(runs_of_branches(publication))]:
-        along += more
-        remaining = [publication for publication in remaining if publication not in more]
-        runs = runs.union(*map(runs_of_branches, more))
-    return along
-
-
-def deselected_nodes(
-    nodes: Iterable[PromotedNode],
-    selected: Container[dg.AssetKey],
-    chain: RunChain,
-    log: AuditLog,
-    *,
-    open_table: Callable[[PromotedNode], Opened | NotFoundError],
-    lost: Callable[[PromotedNode, Sequence[str]], Sequence[str]],
-) -> list[PromotedNode]:
-    """Return the promoted nodes that a run does not select, although it or a run that it continues writes their tables.
-
-    Such a table cannot come along: Dagster does not let the publisher's step wait for it, so it may not be written yet.
-    Tables that are published already are not returned.
-
-    Args:
-        nodes: The nodes of the publisher.
-        selected: The keys of the promoted nodes that the run selects.
-        chain: The run that publishes, and the runs that it continues.
-        log: The event log, which has the candidates that each run was to write.
-        open_table: Returns the table of a node, or the error that says that it does not exist.
-        lost: Returns a reason where what some runs, oldest first, wrote to the table of a node is gone.
-    """
-
-    def is_unpublished(node: PromotedNode) -> bool:
-        opened = open_table(node)
-        # Without a branch the table was published, or the run has yet to write it, or failed before it did.
-        if isinstance(opened, NotFoundError) or opened.head is None:
-            return not log.written_by(node.candidate, chain) or bool(lost(node, runs))
-        return opened.table.branches.is_merged(opened.head) is None
-
-    runs = chain.run_ids[::-1]
-    deselected = [
-        node for node in nodes if node.promoted not in selected and not log.is_output_skipped(node.candidate, runs)
-    ]
-    # Storage is read only for tables that the runs planned to write.
-    planned = [node for node in deselected if any(log.plans([node.candidate], run) for run in chain.run_ids)]
-    return list(filter(is_unpublished, planned))
-
-
-def find_waiting(
-    publication: Publication,
-    audit: Callable[[Version], Sequence[str]],
-    *,
-    search: WaitingSearch,
-    within: Sequence[str] = (),
-) -> Publication:
+def find_waiting(publication: Publication, candidates: WholeCandidates, *, within: Sequence[str] = ()) -> Publication:
     """Return the publication of the run branches of a table that wait and passed their audit.
 
     Args:
         publication: The table.
-        audit: Returns the reasons against a version.
-        search: What the search needs besides.
+        candidates: The candidates of runs, each looked at once.
         within: The partitions to publish; a branch that wrote others is left out. Empty for all.
     """
-    writes = search.record.open_writes(publication.table)
+    writes = candidates.run.record.open_writes(publication.table)
     # A run that is not over may write again, and not all of its checks may have run.
-    over = cache(partial(is_over, instance=search.log.instance))
+    over = cache(partial(is_over, instance=candidates.run.instance))
     finished = [write for write in writes if over(write.request.run_id)]
-    choice = _choose(publication, _run_branches(finished), audit, search=search, within=frozenset(within))
+    choice = _choose(publication, _run_branches(finished), candidates, within=frozenset(within))
     return _with(publication, choice)
 
 
 def find_by_backfill(
     publication: Publication,
     backfill_id: str,
-    audit: Callable[[Version], Sequence[str]],
+    candidates: WholeCandidates,
     *,
-    search: WaitingSearch,
     wait: Callable[[str], None] | None = None,
 ) -> Publication:
     """Return the publication of the branches of a backfill that passed their audit, and note those that have to wait.
@@ -178,20 +79,19 @@ def find_by_backfill(
     Args:
         publication: The table.
         backfill_id: The id of the backfill.
-        audit: Returns the reasons against a version.
-        search: What the search needs besides.
+        candidates: The candidates of runs, each looked at once.
         wait: Called with the id of a run that wrote the table and is not over, before anything is audited. None when
             the publisher's own run writes candidates: two such runs would wait for each other.
     """
-    table, record = publication.table, search.record
+    table, record = publication.table, candidates.run.record
     table_id = record.table_id(table)
     own = [write for write in record.of_candidate(backfill_id) if write.table_id == table_id]
     waiting = [write for write in own if not (record.is_published(write) or record.is_dropped(write))]
     if wait is not None:
         for run_id in dict.fromkeys(write.request.run_id for write in waiting):
-            if not is_over(run_id, search.log.instance):
+            if not is_over(run_id, candidates.run.instance):
                 wait(run_id)
-    choice = _choose(publication, _run_branches(waiting), audit, search=search)
+    choice = _choose(publication, _run_branches(waiting), candidates)
     chosen = _with(publication, choice)
     if choice.heads or choice.waits:
         return chosen
@@ -203,18 +103,6 @@ def find_by_backfill(
 def _run_branches(writes: Iterable[RecordedWrite]) -> list[str]:
     """Return the branches of runs that some writes are on, without those that a tag of the run named."""
     return [branch for branch in dict.fromkeys(write.request.branch for write in writes) if run_of(branch) is not None]
-
-
-def without_foreign_backfill(chain: RunChain, nodes: Sequence[PromotedNode], log: AuditLog) -> RunChain:
-    """Return a chain without its backfill when no run of the backfill was to write a candidate.
-
-    A person who launches a backfill of promoted nodes alone wants to publish what waits, as by *Materialize*.
-    """
-    if chain.backfill_id is None:
-        return chain
-    candidates = [node.candidate for node in nodes]
-    writes = any(log.plans(candidates, run.run_id) for run in runs_of_backfill(chain.backfill_id, log.instance))
-    return chain if writes else replace(chain, backfill_id=None)
 
 
 def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
@@ -229,66 +117,12 @@ def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
         raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
 
 
-def with_whole_run_id(
-    config: PublishConfig,
-    nodes: Iterable[PromotedNode],
-    open_table: Callable[[PromotedNode], LanceTable],
-    record: RecordView,
-) -> PublishConfig:
-    """Return a config that names a run by its whole branch, where it has the beginning of a run id.
-
-    Raises:
-        InvalidInputError: As for `resolve_run`.
-    """
-
-    def tables() -> Iterator[LanceTable]:
-        for node in nodes:
-            with suppress(TableNotFoundError):
-                yield open_table(node)
-
-    names = {"discard": config.discard, "ref": config.ref if run_of(config.ref) is not None else ""}
-    resolved = {name: resolve_run(tables(), run, record) for name, run in names.items() if run}
-    return config.model_copy(update=resolved)
-
-
-def resolve_run(tables: Iterable[LanceTable], text: str, record: RecordView) -> str:
-    """Return the run branch that a run id or the beginning of one names; the branch may be missing.
-
-    Args:
-        tables: All tables of the publisher: in each of them alone, the beginning may name another run.
-        text: `run/<id>` or `<id>`, whole or shortened.
-        record: The record of the lake, which knows runs whose branches are deleted.
-
-    Raises:
-        InvalidInputError: `text` is not a run id, or the names of several run branches begin with it.
-    """
-    name = text if run_of(text) is not None else branch_of(text)
-    if _GLOB & set(name) or name == branch_of(""):
-        raise InvalidInputError(f"{text!r} is not a run id: write run/ and the first characters of the id of the run")
-    # A whole id needs no search, which would read the names of all branches.
-    if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
-        return name
-    branches = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
-    # Without a branch the run may be published already.
-    branches = branches or [
-        branch_of(candidate) for candidate in record.repository.record.candidates_like(run_of(name) or "")
-    ]
-    if name in branches or not branches:
-        return name
-    if len(branches) > 1:
-        raise InvalidInputError(
-            f"{text!r} is the beginning of several branches: {', '.join(branches)}; give more of it"
-        )
-    return branches[0]
-
-
 @dataclass(slots=True, kw_only=True)
 class _Chooser:
     """Chooses among the branches of a table, from the newest to the oldest."""
 
     publication: Publication
-    audit: Callable[[Version], Sequence[str]]
-    search: WaitingSearch
+    candidates: WholeCandidates
     within: frozenset[str]
     chosen: list[BranchExtent] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
@@ -307,7 +141,7 @@ class _Chooser:
         )
         if covering is not None:
             self.overtaken.append((head.branch, covering.branch))
-        duplicate = _published_duplicate(extent, self.search.record)
+        duplicate = _published_duplicate(extent, self.candidates.run.record)
         newer = (
             covering
             or self._repeated_by(extent)
@@ -322,7 +156,7 @@ class _Chooser:
 
     def _judge(self, extent: BranchExtent) -> None:
         table, head = self.publication.table, extent.head
-        reasons, is_merged = _audited(table, head, self.audit, self.search.other_tables)
+        reasons, is_merged = self._audited(head)
         # Only a branch that cannot be published is looked for on `main`: another program may have merged it.
         landed = table.branches.is_merged(head) if reasons else None
         if landed is not None:
@@ -338,12 +172,36 @@ class _Chooser:
         else:
             self.chosen.append(extent)
 
+    def _audited(self, head: Version) -> tuple[Sequence[str], bool]:
+        """Return the reasons against publishing a branch, and whether `main` contains the branch already."""
+        if reasons := self.candidates.reasons_against(self.publication, head):
+            return reasons, False
+        merge = self.publication.table.preview_merge(head)
+        # A new run replaces an overwrite or a partition; an append or an upsert that waits has to be discarded.
+        again = "materialize it again, which starts from what is published"
+        advice = f"{again}, then set discard: {head.branch} if it still waits"
+        against = [
+            f"{head} conflicts with what was published since: {conflict}; {advice}" for conflict in merge.conflicts[:1]
+        ]
+        if against and (
+            others := [
+                name
+                for name, other_table in self.candidates.others(self.publication)
+                if _is_waiting(other_table, head.branch)
+            ]
+        ):
+            named = f"its run also wrote {', '.join(others)}, which discard would delete too"
+            against = [f"{against[0]}; {named}: to publish only that, select only its nodes, with ref: {head.branch}"]
+        return against, merge.already_merged
+
     def _note_superseded(self, head: Version, newer: object) -> None:
-        self.superseded.append(f"{head} is superseded by {newer}; {_advice(head, self.search.other_tables())}")
+        self.superseded.append(
+            f"{head} is superseded by {newer}; {_advice(head, self.candidates.others(self.publication))}"
+        )
 
     def _repeated_by(self, extent: BranchExtent) -> str | None:
         """Return what did all the work of the run that wrote a branch again, or None."""
-        run_id, log, record = run_of(extent.head.branch) or "", self.search.log, self.search.record
+        run_id, log, record = run_of(extent.head.branch) or "", self.candidates.run.log, self.candidates.run.record
         if log.is_output_skipped(self.publication.candidate, log.family(run_id, RunChain())):
             return "the next attempt of its step, which succeeded without this output"
         if (repeated := log.repeated_by(run_id)) is not None:
@@ -366,15 +224,14 @@ class _Chooser:
 def _choose(
     publication: Publication,
     branches: Sequence[str],
-    audit: Callable[[Version], Sequence[str]],
+    candidates: WholeCandidates,
     *,
-    search: WaitingSearch,
     within: frozenset[str] = frozenset(),
 ) -> Choice:
     table = publication.table
     heads = [head for head in in_turns(table.branches.newest, branches) if head is not None and is_written(head)]
-    extents = [BranchExtent.of(table, head, search.record.repository) for head in heads]
-    chooser = _Chooser(publication=publication, audit=audit, search=search, within=within)
+    extents = [BranchExtent.of(table, head, candidates.run.record.repository) for head in heads]
+    chooser = _Chooser(publication=publication, candidates=candidates, within=within)
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for extent in sorted(extents, key=lambda extent: extent.newest, reverse=True):
         chooser.look(extent)
@@ -450,28 +307,6 @@ def _advice(head: Version, others: Iterable[tuple[str, LanceTable]]) -> str:
 def _is_waiting(table: LanceTable, branch: str) -> bool:
     head = table.branches.newest(branch)
     return head is not None and is_written(head) and table.branches.is_merged(head) is None
-
-
-def _audited(
-    table: LanceTable,
-    head: Version,
-    audit: Callable[[Version], Sequence[str]],
-    other_tables: Callable[[], Iterable[tuple[str, LanceTable]]],
-) -> tuple[Sequence[str], bool]:
-    """Return the reasons against publishing a branch, and whether `main` contains the branch already."""
-    if reasons := audit(head):
-        return reasons, False
-    merge = table.preview_merge(head)
-    # A new run replaces an overwrite or a partition; an append or an upsert that waits has to be discarded.
-    again = "materialize it again, which starts from what is published"
-    advice = f"{again}, then set discard: {head.branch} if it still waits"
-    against = [
-        f"{head} conflicts with what was published since: {conflict}; {advice}" for conflict in merge.conflicts[:1]
-    ]
-    if against and (others := [name for name, other_table in other_tables() if _is_waiting(other_table, head.branch)]):
-        named = f"its run also wrote {', '.join(others)}, which discard would delete too"
-        against = [f"{against[0]}; {named}: to publish only that, select only its nodes, with ref: {head.branch}"]
-    return against, merge.already_merged
 
 
 def _with(publication: Publication, choice: Choice) -> Publication:

@@ -5,7 +5,7 @@ is held, was not written because the run failed before, has lost its branch, or 
 other tables back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +45,10 @@ class WholeCandidates:
             with suppress(TableNotFoundError):
                 if node.candidate != publication.candidate:
                     yield node.candidate.to_user_string(), self.run.table(node)
+
+    def reasons_against(self, publication: Publication, head: Version) -> list[str]:
+        """Return the reasons against publishing a branch: its own, or else those against its candidate."""
+        return self.audit.audit_version(publication, head)[1] or self.held_back(publication, head)
 
     def held_back(self, publication: Publication, head: Version) -> list[str]:
         """Return the reasons against the other tables of the candidate of a branch."""
@@ -108,6 +112,30 @@ class WholeCandidates:
             about = {**publication.about, md.WAITING: [*publication.waiting, *waits]} if waits else publication.about
             remaining.append(replace(publication, sources=sources, about=about))
         return remaining
+
+    def written_with(self, publications: Sequence[Publication], others: Iterable[Publication]) -> list[Publication]:
+        """Return the other tables that have to be published too: readers see all tables that a run wrote, or none.
+
+        These are the tables with branches of the same runs. A table that is added this way may have branches of further
+        runs, whose tables are added as well.
+
+        Args:
+            publications: The tables that are to be published.
+            others: Other tables of the publisher, each with the branches that it could publish.
+        """
+
+        def runs_of_branches(publication: Publication) -> set[str]:
+            runs = {run for source in publication.sources if (run := run_of(source.branch)) is not None}
+            return {along for run in runs for along in self.run.log.runs_of_candidate(run)}
+
+        runs = set[str]().union(*map(runs_of_branches, publications))
+        along, remaining = list[Publication](), list(others)
+        # A table that comes along may have branches of further runs, which wrote further tables.
+        while more := [publication for publication in remaining if not runs.isdisjoint(runs_of_branches(publication))]:
+            along += more
+            remaining = [publication for publication in remaining if publication not in more]
+            runs = runs.union(*map(runs_of_branches, more))
+        return along
 
     def lost(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reason against a candidate whose rows in a table are gone: neither on a branch nor on `main`.
