@@ -54,7 +54,7 @@ from lance_dagster.plugin.publish.rollback import (
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import RecordedWrite, excluded_by
+from lance_dagster.repository.candidates.writes import NONE_CLOSED, RecordedWrite, excluded_by
 from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.commits.promotions import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
@@ -116,6 +116,8 @@ class ChannelPublisher:
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
         record: The record of the lake.
+        names: The names of the publisher's tables, in which readers see a run whole or not at all.
+        divides: Whether a person chose what to publish, so that readers may see a run or a commit in part.
         started: The channel when the step started; None before the first promotion.
     """
 
@@ -124,6 +126,8 @@ class ChannelPublisher:
     chain: RunChain
     about: Mapping[str, str]
     record: RecordView
+    names: Collection[str]
+    divides: bool
     started: Channel | None = None
 
     def channel_now(self) -> Channel | None:
@@ -317,6 +321,12 @@ class ChannelPublisher:
             audit: What audits them.
             views: The tables as the commit would name them.
         """
+        # Another publisher may have committed since the tables were searched.
+        self.record.refresh()
+        if lacking := self.divided(list(current.values())):
+            raise PublishRefusedError(
+                f"{self.channel} would show a run in part", divided_reasons(current.values(), lacking, self.channel)
+            )
         # The tag of a version that is published as it is keeps its branch.
         refuse_deleted(
             publication for name, publication in current.items() if not _is_kept(publication, views.get(name))
@@ -361,9 +371,7 @@ class ChannelPublisher:
         named = () if channel is None else self.repository.at(channel.commit)
         return [name for name in names if name not in named]
 
-    def promote(
-        self, published: PublishedTables, restored: RepositoryView | None, *, divide: bool = False
-    ) -> list[Publication]:
+    def promote(self, published: PublishedTables, restored: RepositoryView | None) -> list[Publication]:
         """Move the channel to the published versions of all tables at once; the tags of the tables follow.
 
         Other tables keep their versions in the channel: this publisher did not audit newer ones.
@@ -371,7 +379,6 @@ class ChannelPublisher:
         Args:
             published: The commit.
             restored: For a rollback of all tables, the tables at the commit that it restores.
-            divide: Whether a person chose the tables, so that readers may see an older commit in these tables alone.
         """
         # This step materializes the promoted nodes of these tables, so the sensor of the channel leaves them out.
         properties = {**self.about, md.REPORTED: _names(published.versions)}
@@ -391,15 +398,52 @@ class ChannelPublisher:
             # A person who rolls back is expected to know of other rollbacks.
             since=since,
             restores=None if restored is None else restored.commit,
-            divide=divide,
+            divide=self.divides,
         )
         return self._promoted(moved, published.published, published.versions)
 
-    def divided(self, publications: Iterable[Publication]) -> dict[str, RepositoryCommit]:
-        """Return the tables in which readers would lack a commit whose rows the publications would show them."""
-        names = [self.repository.name_of(publication.table) for publication in publications]
+    def divided(self, publications: Sequence[Publication]) -> dict[str, str]:
+        """Return the tables in which readers would lack what the publications show them of a run or a commit.
+
+        Another publisher may have brought one table of a run to `main`, and a commit that was rolled back is there too.
+        Both come along with the next publication of the table.
+
+        Returns:
+            By table, the run or commit that readers would see in the published tables alone; nothing where a person
+            chose the tables.
+        """
+        if self.divides or not publications:
+            return {}
         entry = None if self.started is None else self.started.entry
-        return self.repository.channels.divided(self.channel, names, known=entry, head=self.record.head)
+        published = {self.repository.name_of(publication.table): publication for publication in publications}
+        lacking = self.repository.channels.divided(self.channel, published, known=entry, head=self.record.head)
+        return {name: str(commit) for name, commit in lacking.items()} | self._divided_runs(published)
+
+    def _divided_runs(self, published: Mapping[str, Publication]) -> dict[str, str]:
+        """Return the tables of the publisher in which readers would lack a run that comes along from `main`."""
+        head, seen = self.record.head, {} if self.started is None else self.repository.head(self.started.commit).writes
+        ids = {name: at.id for name, at in head.tables.items() if name in self.names}
+        names = {table_id: name for name, table_id in ids.items()}
+        # A table that no commit has shows nothing but what is published now.
+        sources = {ids[name]: {source.branch for source in of.sources} for name, of in published.items() if name in ids}
+
+        def is_seen(write: RecordedWrite) -> bool:
+            if write.number in seen.get(write.table_id, NONE_CLOSED).published or self.record.is_dropped(write):
+                return True
+            # The publication brings what `main` has of its tables, and the branches that it merges.
+            of_table = sources.get(write.table_id)
+            return of_table is not None and (self.record.is_published(write) or write.request.branch in of_table)
+
+        lacking: dict[str, str] = {}
+        for table_id in sources:
+            # Mostly `main` has nothing that readers of the channel do not see already, and nothing is read.
+            along = head.writes.get(table_id, NONE_CLOSED).published - seen.get(table_id, NONE_CLOSED).published
+            for write in self.record.repository.record.read((table_id, number) for number in along):
+                for sibling in self.record.of_candidate(write.request.candidate):
+                    of_same_run = sibling.request.origin == write.request.origin and sibling.table_id in names
+                    if of_same_run and not is_seen(sibling):
+                        lacking[names[sibling.table_id]] = f"run {write.request.run_id}"
+        return lacking
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
@@ -669,6 +713,17 @@ class ChannelPublisher:
             else publication.about
         )
         return replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
+
+
+def divided_reasons(publications: Iterable[Publication], lacking: Mapping[str, str], channel: str) -> list[str]:
+    """Return why publications wait, given the tables that would lack what they show, and what a person can do."""
+    along = ", ".join(dict.fromkeys(lacking.values()))
+    return [
+        f"{publication.name}: it waits with {', '.join(lacking)}: readers would see {along} in {publication.name} and "
+        f"not there, because another publisher brought it to {MAIN}, or {channel} was moved back from it: publish what "
+        f"{', '.join(lacking)} lacks, or materialize all of these tables with ref: {MAIN} and a reason"
+        for publication in publications
+    ]
 
 
 def _is_kept(publication: Publication, staged: TableView | None) -> bool:

@@ -14,6 +14,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin.publish.channel_publisher import divided_reasons
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import (
@@ -225,26 +226,11 @@ class PublicationSearch:
             search.refused += [publication.name for publication in waiting if self.run.chain.backfill_id is not None]
 
     def _keep_undivided(self, search: SearchResult) -> None:
-        """Leave out all tables where readers would see an older commit in these alone, since its rows come along."""
-        # With `ref` a person chose the tables.
-        lacking = (
-            self.run.publisher.divided(search.publications) if search.publications and not self.run.config.ref else {}
-        )
+        """Leave out all tables where readers would see a run or a commit in these alone, since its rows come along."""
+        lacking = self.run.publisher.divided(search.publications)
         if not lacking:
             return
-        others = [
-            node
-            for name, node in zip(self.run.names_of(self.run.nodes), self.run.nodes, strict=True)
-            if name in lacking
-        ]
-        promoted = [*(publication.promoted for publication in search.publications), *(node.promoted for node in others)]
-        commits = ", ".join(dict.fromkeys(map(str, lacking.values())))
-        advice = f"materialize {', '.join(key.to_user_string() for key in promoted)} together, with ref: {MAIN}"
-        search.missing += [
-            f"{publication.name}: it waits with {', '.join(lacking)}: {commits} would come along in part, because "
-            f"{self.run.tag} was moved back from it or died before it was promoted; {advice}"
-            for publication in search.publications
-        ]
+        search.missing += divided_reasons(search.publications, lacking, self.run.tag)
         # A run of *Materialize* succeeds, since it publishes whatever can be published.
         search.nothing_new |= self.run.is_alone
         search.refused += [] if self.run.is_alone else [publication.name for publication in search.publications]

@@ -240,7 +240,7 @@ class PublishStep:
         committed = self.run.publisher.commit(publications, self.audit, restored)
         # What other publishers committed before comes first.
         finished |= self._of_dead(self.run.publisher.finish(before=committed.commit), is_new=True)
-        return self.run.publisher.promote(committed, restored, divide=bool(self.run.config.ref))
+        return self.run.publisher.promote(committed, restored)
 
     def _log_moves(self, moved: Sequence[Publication]) -> None:
         """Log the move of the channel, and the tables that lag behind."""

@@ -68,7 +68,13 @@ class PublishingRun:
         self.log = AuditLog(self.instance, self.record)
         self.chain = _without_foreign_backfill(RunChain.of_context(self.context), self.nodes, self.log)
         self.publisher = ChannelPublisher(
-            repository=repository, channel=self.tag, chain=self.chain, about=self.about, record=self.record
+            repository=repository,
+            channel=self.tag,
+            chain=self.chain,
+            about=self.about,
+            record=self.record,
+            names=self.names_of(self.nodes),
+            divides=bool(self.config.ref),
         )
         self.read_channel()
         self.hold = self.publisher.hold
