@@ -10,7 +10,13 @@ from lance_dagster import LanceTable
 from tests.forked_program import run_program
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tests/examples/sessions").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(?P<kind>python|console)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_BLOCK = "__import__('tests.examples.console', fromlist=['run_block']).run_block"
 

@@ -1,4 +1,4 @@
-"""The number of requests of each operation on many tables; docs/repository.md has the same table."""
+"""The number of requests of each operation on many tables; docs/reliability.md has the same table."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, o
 from tests.store.scripted import Request
 
 TABLES = ("a", "b", "c", "d", "e")
-PAGE = Path(__file__).parent.parent.parent / "docs" / "repository.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
 
 
 class Counting:
