@@ -1,7 +1,7 @@
 """Find the versions that picked changes come from, and the records of merges that a branch can do without.
 
 A pick records the versions its change comes from, as branch ids with version numbers: that of the branch, those of
-branches that a picked merge brought, and those that the picked version was itself picked from.
+branches that a picked merge brought, such as `<id>@3-7`, and those that the picked version was itself picked from.
 
 A branch can do without the records of branches that are gone, unless their rows may come in again.
 
@@ -32,7 +32,7 @@ from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation
 
 _MERGED_AT = re.compile(r"[0-9]{1,20}@([0-9]{1,20})")
-_ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
+_ORIGIN = re.compile(r"(.+)@(?:([0-9]{1,20})-)?([0-9]{1,20})")
 
 
 def identity(of: State) -> str:
@@ -44,7 +44,8 @@ def origins(of: Lineage, parent: Lineage) -> str:
     """Return as text the versions that a version contains beyond its parent, and those it was picked from."""
     before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
     # A pick of a pick keeps the earlier origins, so that the change is recognised by the branch it was first made on.
-    new = (f"{own}@{number}" for own, number in of.contained.items() if number > parent.contained.get(own, -1))
+    known = parent.contained
+    new = (_text(own, known.get(own, -1) + 1, last) for own, last in of.contained.items() if last > known.get(own, -1))
     return " ".join(dict.fromkeys([*new, *before.split()]))
 
 
@@ -52,8 +53,8 @@ def picked_across(changes: Iterable[Change], other: Lineage, base: Lineage) -> b
     """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
     return any(
-        (_is_of(change, other, base) and not change.adds_no_copy)
-        or _among(_named(change, PICKS_MERGED), other, base.contained)
+        (_overlap(_named(change, PICKED_FROM), other, base) and not change.adds_no_copy)
+        or _overlap(_named(change, PICKS_MERGED), other, base)
         for change in changes
     )
 
@@ -68,7 +69,7 @@ def picks_among(changes: Iterable[Change]) -> str:
     """Return as text the versions that the picks among some changes are from, and those that merges brought."""
     copying = [change for change in changes if not change.adds_no_copy]
     found = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
-    return " ".join(dict.fromkeys(f"{own}@{number}" for named in found for own, number in named))
+    return " ".join(dict.fromkeys(_text(*versions) for named in found for versions in named))
 
 
 def claiming(
@@ -91,7 +92,7 @@ def claiming(
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
-    taken = {f"{names[own]}@{number}" for own, number in picked if own in names}
+    taken = {f"{names[own]}@{last}" for own, _, last in picked if own in names}
     return [
         change
         if inserted_anew(change)
@@ -100,18 +101,27 @@ def claiming(
     ]
 
 
-def _is_of(change: Change, other: Lineage, base: Lineage | None = None) -> bool:
-    return _among(_named(change, PICKED_FROM), other, base.contained if base is not None else {})
+def _is_of(change: Change, other: Lineage) -> bool:
+    return any(0 <= last <= other.contained.get(own, -1) for own, _, last in _named(change, PICKED_FROM))
 
 
-def _among(places: Sequence[tuple[str, int]], other: Lineage, known: Mapping[str, int]) -> bool:
-    return any(known.get(own, -1) < number <= other.contained.get(own, -1) for own, number in places)
+def _overlap(picked: Iterable[tuple[str, int, int]], other: Lineage, base: Lineage) -> bool:
+    """Tell whether a side has a version that was picked, and the merge base does not have it."""
+    return any(
+        max(first, base.contained.get(own, -1) + 1) <= min(last, other.contained.get(own, -1))
+        for own, first, last in picked
+    )
 
 
-def _named(change: Change, key: str) -> list[tuple[str, int]]:
-    """Return the versions that a property names, as branch ids with numbers."""
+def _named(change: Change, key: str) -> list[tuple[str, int, int]]:
+    """Return the versions that a property names: the id of a branch, and the numbers of its first and last version."""
     recorded = change.transaction.properties.get(key, "") if change.transaction is not None else ""
-    return [(found[1], int(found[2])) for one in recorded.split() if (found := _ORIGIN.fullmatch(one))]
+    found = (match for one in recorded.split() if (match := _ORIGIN.fullmatch(one)))
+    return [(match[1], int(match[2] or match[3]), int(match[3])) for match in found]
+
+
+def _text(branch_id: str, first: int, last: int) -> str:
+    return f"{branch_id}@{last}" if first == last else f"{branch_id}@{first}-{last}"
 
 
 _FEW_RECORDS = 8
