@@ -180,7 +180,6 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/plugin/checks/function_check.py",
         "lance_dagster/plugin/definition_findings.py",
         "lance_dagster/plugin/io/input_source.py",
-        "lance_dagster/plugin/io/input_types.py",
         "lance_dagster/plugin/io/shared_outputs.py",
         "lance_dagster/plugin/operate/pipes_partitions.py",
         "lance_dagster/plugin/publish/promotion_event.py",

@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import accumulate, takewhile
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -255,9 +256,14 @@ def printable(text: str) -> str:
 
 def shown_cell(value: object) -> str:
     """Return a value of a row as text on one line, cut after 40 characters."""
-    text = "null" if value is None else value if isinstance(value, str) else str(value)
+    text = "null" if value is None else value if isinstance(value, str) else str(_shown(value))
     shown = printable(text)
     return shown if len(shown) <= _CELL else f"{shown[: _CELL - len(_ELLIPSIS)]}{_ELLIPSIS}"
+
+
+def _shown(value: object) -> object:
+    # Python writes a duration of minus one second as "-1 day, 23:59:59".
+    return f"-{-value}" if isinstance(value, timedelta) and value < timedelta() else value
 
 
 def json_value(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are in Python
@@ -265,6 +271,11 @@ def json_value(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow values are 
     if isinstance(value, float) and not math.isfinite(value):
         # JSON has no NaN and no infinity.
         return str(value)
+    if isinstance(value, bytes):
+        # JSON has no bytes; in hexadecimal, other programs can read them.
+        return value.hex()
+    if isinstance(value, timedelta):
+        return str(_shown(value))
     if isinstance(value, Mapping):
         return {str(key): json_value(part) for key, part in value.items()}
     return [json_value(part) for part in value] if isinstance(value, list | tuple) else value

@@ -43,10 +43,13 @@ _TYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
     *("float64", "string", "large_string", "binary", "large_binary", "date32", "time64[us]", "timestamp[us]"),
 )
-_LIST = re.compile(r"(large_)?list<(.+)>")
+# A type with parts as this command and pyarrow print it: what it is, its parts, and a length.
+_NESTED = re.compile(r"(list|large_list|fixed_size_list|struct|map|dictionary|extension)<(.*)>(?:\[(\d+)\])?")
+_FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
+_DICTIONARY = re.compile(r"values=(.+), *indices=(\w+), *ordered=([01])")
 _VECTOR = re.compile(r"(.+)\[(\d+)\]")
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), *tz=([^\]]+)\]")
-_DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(-?\d+)\)")
+_DECIMAL = re.compile(r"decimal(128|256)?\((\d+), *(-?\d+)\)")
 _NOT_NULL = " not null"
 # Arrow's own limit of sizes, and its digits.
 _LARGEST, _DIGITS = 2**31 - 1, 10
@@ -294,21 +297,70 @@ def _parsed_type(text: str, column: str) -> "pa.DataType":
     text = text.strip()
     again = functools.partial(_parsed_type, column=column)
     # pyarrow has no aliases for types with an element type, a time zone or a precision, so these are parsed first.
-    if match := _LIST.fullmatch(text):
-        return (pa.large_list if match[1] else pa.list_)(again(match[2]))
+    if (match := _NESTED.fullmatch(text)) and (nested := _nested_type(match, column)) is not None:
+        return nested
+    if match := _FIXED_BINARY.fullmatch(text):
+        return pa.binary(int(match[1]))
     if match := _VECTOR.fullmatch(text):
         return pa.list_(again(match[1]), int(match[2]))
     if match := _ZONED.fullmatch(text):
         return pa.timestamp(match[1], tz=match[2])  # type: ignore[type-var]  # its unit is one the pattern lists
     try:
         if match := _DECIMAL.fullmatch(text):
-            return pa.decimal128(int(match[1]), int(match[2]))
+            decimal = pa.decimal256 if match[1] == "256" else pa.decimal128
+            return decimal(int(match[2]), int(match[3]))
         found: pa.DataType = pa.type_for_alias(text.lower())  # type: ignore[call-overload]  # its stub lists names
     except ValueError as error:
         near = difflib.get_close_matches(text.lower(), _TYPES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected an Arrow type such as {', '.join(_TYPES[-5:])}"
         raise InvalidInputError(f"cannot read the type {text!r} of column {column!r}; {hint}") from error
     return found
+
+
+def _nested_type(match: re.Match[str], column: str) -> "pa.DataType | None":
+    """Return the Arrow type of a text with parts in angle brackets; None where it is not one, as a vector of lists."""
+    import pyarrow as pa
+
+    parts, length = match[2], match[3]
+    again = functools.partial(_parsed_type, column=column)
+    match match[1], length:
+        case "list", None:
+            return pa.list_(_parsed_field(parts, column))
+        case "large_list", None:
+            return pa.large_list(_parsed_field(parts, column))
+        case "fixed_size_list", str():
+            return pa.list_(_parsed_field(parts, column), int(length))
+        case "struct", None:
+            return pa.struct([_parsed_field(part, column) for part in _split(parts) if part.strip()])
+        case "map", None:
+            key, *item = _split(parts)
+            return pa.map_(again(key), again(",".join(item)))
+        case "dictionary", None if (found := _DICTIONARY.fullmatch(parts)) is not None:
+            # The stub of pyarrow lists the types of indices.
+            dictionary: Any = pa.dictionary
+            made: pa.DataType = dictionary(again(found[2]), again(found[1]), ordered=found[3] == "1")
+            return made
+        case "extension", None:
+            known: dict[str, pa.DataType] = {
+                "arrow.uuid": pa.uuid(),
+                "arrow.json": pa.json_(),
+                "arrow.bool8": pa.bool8(),
+            }
+            return known.get(parts)
+    return None
+
+
+def _parsed_field(text: str, column: str) -> "pa.Field[Any]":
+    """Read a part of a type: `a: int32 not null` in a struct, and `item: int64` or only `int64` in a list."""
+    import pyarrow as pa
+
+    name, colon, kind = (piece.strip() for piece in text.partition(":"))
+    # A colon inside of the type belongs to a part of it.
+    if not colon or set(name) & set(_BRACKETS):
+        name, kind = "item", text.strip()
+    nullable = not kind.lower().endswith(_NOT_NULL)
+    plain = kind if nullable else kind[: -len(_NOT_NULL)].strip()
+    return pa.field(name, _parsed_type(plain, column), nullable)
 
 
 def _parquet_schema(path: str) -> "pa.Schema":

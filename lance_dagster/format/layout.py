@@ -60,6 +60,7 @@ _MAX_VERSION = 2**64 - 1
 _MANIFEST_NAME = re.compile(r"(\d{20})\.manifest")
 _OLD_MANIFEST_NAME = re.compile(r"(\d{1,19})\.manifest")
 _MANIFEST_NAME_LENGTH = 29
+_STAGED_MANIFEST = re.compile(r"\d{1,20}\.manifest-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~")
 _PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
 _FENCE_NAME = re.compile(r"([^@]+)@(\d{1,19})@(\d{1,19})@([^@]*)")
@@ -88,6 +89,14 @@ def parse_manifest_name_v1(name: str) -> int | None:
     """Return the version of a V1 manifest name; None for any other name."""
     match = _OLD_MANIFEST_NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_staged_manifest(name: str) -> bool:
+    """Return whether a name is that of a manifest which Lance stages where a namespace manages the versions.
+
+    It gets the name of a manifest once the namespace has taken it, so one that is old is left of a commit that failed.
+    """
+    return _STAGED_MANIFEST.fullmatch(name) is not None
 
 
 def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:

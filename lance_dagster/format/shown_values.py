@@ -2,7 +2,9 @@
 
 Python's dates and times end with the year 9999, its durations after a billion days, and it needs to know a time zone.
 Arrow and Lance have none of these limits. A value that Python has no object for is shown as text in place of an object,
-so that one such value does not keep all others from being shown. Nothing may be computed from these values.
+so that one such value does not keep all others from being shown. Python's time of day ends with microseconds, so one
+with nanoseconds is text as well: two values that differ must not be shown alike. Nothing may be computed from these
+values.
 """
 
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 
 # What pyarrow raises: for a value out of range; for nanoseconds without pandas; for a time zone that is not known.
 _NO_OBJECT = (OverflowError, ValueError, LookupError)
+_NANOS_OF_MICRO = 1000
 
 
 def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
@@ -20,15 +23,19 @@ def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
         rows: The rows; all of them are converted.
     """
     try:
-        return rows.to_pylist()
+        if not any(map(_has_nanoseconds, rows.schema.types)):
+            return rows.to_pylist()
     except _NO_OBJECT:
-        columns = [shown_values(rows.column(place)) for place in range(rows.num_columns)]
-        names = rows.schema.names
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        pass
+    columns = [shown_values(rows.column(place)) for place in range(rows.num_columns)]
+    names = rows.schema.names
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def shown_values(values: Any) -> list[Any]:  # noqa: ANN401  # an array, or a column of several
     """Return the values of an array. A value that Python has no object for is text."""
+    if _has_nanoseconds(values.type):
+        return [shown_value(value) for value in values]
     try:
         shown: list[Any] = values.to_pylist()
     except _NO_OBJECT:
@@ -38,10 +45,22 @@ def shown_values(values: Any) -> list[Any]:  # noqa: ANN401  # an array, or a co
 
 def shown_value(value: Any) -> Any:  # noqa: ANN401  # the scalar of an array, and whatever it is in Python
     """Return a value of an array; as text, if Python has no object for it."""
+    if value.is_valid and _has_nanoseconds(value.type):
+        is_exact = pa.types.is_time64(value.type) and not value.value % _NANOS_OF_MICRO
+        return value.as_py() if is_exact else _parts_or_text(value)
     try:
         return value.as_py()
     except _NO_OBJECT:
         return _parts_or_text(value)
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    """Return whether a type, or a part of it, is a time of day in nanoseconds."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_nanoseconds(kind.storage_type)
+    if isinstance(kind, pa.DictionaryType):
+        return _has_nanoseconds(kind.value_type)
+    return kind == pa.time64("ns") or any(_has_nanoseconds(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _parts_or_text(value: Any) -> Any:  # noqa: ANN401  # as above

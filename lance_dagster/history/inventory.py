@@ -181,6 +181,8 @@ def _below(branch: str, segments: list[str], key: str) -> StoredObject:
     if folder == layout.VERSIONS:
         if f"{layout.VERSIONS}/{first}" == layout.VERSION_HINT:
             return StoredObject(branch, Kind.HINT, key)
+        if layout.is_staged_manifest(first):
+            return StoredObject(branch, Kind.TEMPORARY, key)
         numbered = layout.parse_manifest_name(first) is not None or layout.parse_manifest_name_v1(first) is not None
         return StoredObject(branch, Kind.VERSION, key) if numbered or _DETACHED.fullmatch(first) else _unknown(key)
     digest = layout.parse_digest_file(first) if folder == layout.DATA else None

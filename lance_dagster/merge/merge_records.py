@@ -1,7 +1,8 @@
 """Find the versions that picked changes come from, and the records of merges that a branch can do without.
 
 A pick records the versions that its change comes from, as branch ids with version numbers (`b7@12`): the picked
-version, the versions that a picked merge brought, and the versions that the picked version was itself picked from.
+version, the versions that a picked merge brought (such as `b7@3-7`), and the versions that the picked version itself
+was picked from.
 
 A branch can do without the record of a deleted branch, unless rows of the deleted branch may come in again. The deleted
 branch cannot be merged any more, but another branch that contains it can. Where the merge base of the two contains the
@@ -31,7 +32,7 @@ from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import Translation
 
 _MERGED_AT = re.compile(r"[0-9]{1,20}@([0-9]{1,20})")
-_ORIGIN = re.compile(r"(.+)@([0-9]{1,20})")
+_ORIGIN = re.compile(r"(.+)@(?:([0-9]{1,20})-)?([0-9]{1,20})")
 
 
 def identity(of: State) -> str:
@@ -43,7 +44,8 @@ def origins(of: Lineage, parent: Lineage) -> str:
     """Return as text the versions that a version contains beyond its parent, and the versions it was picked from."""
     before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
     # A pick of a pick keeps the earlier origins, so that the change is recognised by the branch it was first made on.
-    new = (f"{own}@{number}" for own, number in of.contained.items() if number > parent.contained.get(own, -1))
+    known = parent.contained
+    new = (_text(own, known.get(own, -1) + 1, last) for own, last in of.contained.items() if last > known.get(own, -1))
     return " ".join(dict.fromkeys([*new, *before.split()]))
 
 
@@ -51,8 +53,8 @@ def picked_across(changes: Iterable[Change], other_side: Lineage, base: Lineage)
     """Tell whether a side inserted rows by a pick of a change that the other side has and the merge base does not."""
     # A picked deletion inserts no rows, so no row can be there twice.
     return any(
-        (_is_of(change, other_side, base) and not change.adds_no_copy)
-        or _among(_named(change, PICKS_MERGED), other_side, base.contained)
+        (_overlap(_named(change, PICKED_FROM), other_side, base) and not change.adds_no_copy)
+        or _overlap(_named(change, PICKS_MERGED), other_side, base)
         for change in changes
     )
 
@@ -67,7 +69,7 @@ def picks_among(changes: Iterable[Change]) -> str:
     """Return as text the versions that picks among the changes come from, and versions of picks that merges brought."""
     copying = [change for change in changes if not change.adds_no_copy]
     origins_by_change = (_named(change, key) for change in copying for key in (PICKED_FROM, PICKS_MERGED))
-    return " ".join(dict.fromkeys(f"{own}@{number}" for named in origins_by_change for own, number in named))
+    return " ".join(dict.fromkeys(_text(*versions) for named in origins_by_change for versions in named))
 
 
 def claiming(
@@ -90,7 +92,7 @@ def claiming(
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
-    picked_versions = {f"{names[own]}@{number}" for own, number in picked if own in names}
+    picked_versions = {f"{names[own]}@{last}" for own, _, last in picked if own in names}
     return [
         change
         if inserted_anew(change)
@@ -101,18 +103,27 @@ def claiming(
     ]
 
 
-def _is_of(change: Change, lineage: Lineage, base: Lineage | None = None) -> bool:
-    return _among(_named(change, PICKED_FROM), lineage, base.contained if base is not None else {})
+def _is_of(change: Change, other: Lineage) -> bool:
+    return any(0 <= last <= other.contained.get(own, -1) for own, _, last in _named(change, PICKED_FROM))
 
 
-def _among(places: Sequence[tuple[str, int]], lineage: Lineage, base_contained: Mapping[str, int]) -> bool:
-    return any(base_contained.get(own, -1) < number <= lineage.contained.get(own, -1) for own, number in places)
+def _overlap(picked: Iterable[tuple[str, int, int]], other: Lineage, base: Lineage) -> bool:
+    """Tell whether a side has a version that was picked, and the merge base does not have it."""
+    return any(
+        max(first, base.contained.get(own, -1) + 1) <= min(last, other.contained.get(own, -1))
+        for own, first, last in picked
+    )
 
 
-def _named(change: Change, key: str) -> list[tuple[str, int]]:
-    """Return the versions that a property names, as branch ids with numbers."""
+def _named(change: Change, key: str) -> list[tuple[str, int, int]]:
+    """Return the versions that a property names: the id of a branch, and the numbers of its first and last version."""
     recorded = change.transaction.properties.get(key, "") if change.transaction is not None else ""
-    return [(match[1], int(match[2])) for origin in recorded.split() if (match := _ORIGIN.fullmatch(origin))]
+    origins = (match for origin in recorded.split() if (match := _ORIGIN.fullmatch(origin)))
+    return [(match[1], int(match[2] or match[3]), int(match[3])) for match in origins]
+
+
+def _text(branch_id: str, first: int, last: int) -> str:
+    return f"{branch_id}@{last}" if first == last else f"{branch_id}@{first}-{last}"
 
 
 _FEW_RECORDS = 8

@@ -49,7 +49,7 @@ from lance_dagster.table import LanceTable
 P = ParamSpec("P")
 T = TypeVar("T")
 _STORAGE = "storage."
-_READ_OPTIONS = ("path", "ref", "columns", "filter")
+_READ_OPTIONS = ("path", "ref", "branch", "columns", "filter")
 _FOLLOW_OPTIONS = ("path", "ref", "columns", CHANGES, *STREAM_OPTIONS)
 _WRITE_OPTIONS = ("path", "branch", "vectors", "replace_where", "partitions")
 # Spark passes the place of its checkpoint and the name of the query on as options.
@@ -58,7 +58,7 @@ _STREAM_WRITE_OPTIONS = ("path", "branch", "vectors", "checkpointlocation", "que
 _CATALOG_OPTIONS = frozenset({"owner", "location", "is_managed_location", "provider", "external"})
 _USE_A_VIEW = (
     "Spark's catalog cannot keep a table of a Python data source: use table_view(spark, table, ref, name), or "
-    "CREATE TEMPORARY VIEW name USING lance_dagster OPTIONS (path '...', ref '...')"
+    "CREATE TEMPORARY VIEW name USING lance_dagster OPTIONS (path '...', branch '...')"
 )
 
 
@@ -153,7 +153,8 @@ def _without_frames(method: Callable[P, T]) -> Callable[P, T]:
 class LanceDataSource(DataSource):
     """Lance tables as a Spark data source named `lance_dagster`.
 
-    Reading takes the options `ref` (default `main`), `columns` (`a,b` or a JSON list) and `filter` (Lance's
+    Reading takes the options `ref` (default `main`) or `branch`, of which the frame or view keeps the version that it
+    had then, and `columns` (`a,b` or a JSON list) and `filter` (Lance's
     SQL). Writing takes `branch` (default `main`) and `vectors` (`embedding:256`, several separated by
     commas), creates a table that does not exist, and supports the modes `append` and `overwrite`, the latter also
     with `replace_where`, the condition of the rows to replace, which each new row has to satisfy. `partitions`
@@ -240,6 +241,11 @@ class LanceDataSource(DataSource):
         self, schema: StructType, *, overwrite: bool, known: Sequence[str]
     ) -> tuple[LanceTable, str, pa.Schema]:
         """Return the table and the branch to write to, and the columns that the rows get there."""
+        if "ref" in self.options:
+            raise InvalidInputError(
+                "ref names a version, which is read and never written; a view that is read and written has the option "
+                "branch instead"
+            )
         uri, storage_options = self._place(known)
         vectors = _vectors(self.options.get("vectors", ""))
         branch = self.options.get("branch", "main")
@@ -258,12 +264,18 @@ class LanceDataSource(DataSource):
     def _plan(self, columns: Sequence[str] | None = None, known: Sequence[str] = _READ_OPTIONS) -> Scan:
         uri, storage_options = self._place(known)
         named = columns if columns is not None else _names("columns", self.options.get("columns"))
-        ref = self.options.get("ref", "main")
+        branch = self.options.get("branch")
+        ref = self.options.get("ref", branch or "main")
+        if branch is not None and "ref" in self.options:
+            raise InvalidInputError("give ref, of what is read, or branch, of what is read and written; not both")
         if is_table_uri(uri):
-            if "ref" in self.options:
-                raise InvalidInputError("the URI of a version names its ref: leave out the option ref")
+            if branch is not None or "ref" in self.options:
+                raise InvalidInputError("the URI of a version names its ref: leave out the options ref and branch")
             uri, ref = _version_of(uri, storage_options)
         table = LanceTable.open(uri, storage_options)
+        if branch is not None and self._version is None:
+            # Only for its error: `branch` names no version, since a view that has it is written, too.
+            table.head(branch)
         return Scan.plan(table, self._version or ref, columns=named, filter=self.options.get("filter"))
 
     def _place(self, known: Sequence[str]) -> tuple[str, Mapping[str, str]]:

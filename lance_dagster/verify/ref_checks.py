@@ -104,9 +104,21 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
         what = error.problem if isinstance(error, CorruptFileError) else str(error)
         refs.problems.append(Problem(what=what, right="a folder whose manifests follow one naming scheme", path=path))
         return
+    refs.problems.extend(_check_staged(context, branch_name))
     # Ordered stores list the newest version first and use no hint.
     if refs.numbers[branch_name] and not context.store.ordered_listing:
         refs.problems.extend(_check_hint(context, branch_name, hinted, refs.numbers[branch_name][-1]))
+
+
+def _check_staged(context: TableContext, branch_name: str) -> Iterator[Problem]:
+    folder = layout.versions_folder(branch_name)
+    for name in filter(layout.is_staged_manifest, context.store.list(folder)):
+        yield Problem(
+            what="it is the manifest of a commit through a namespace that is under way or was refused",
+            right="a collection deletes it after its grace period",
+            severity=WARNING,
+            path=layout.join(folder, name),
+        )
 
 
 def _hint(context: TableContext, branch_name: str) -> int | str | None:

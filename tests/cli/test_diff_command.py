@@ -133,3 +133,23 @@ def test_a_wrong_call_is_told(table: LanceTable, versions: list[str], said: str)
     """The error says what is wrong, and the exit code is 2."""
     result = run(table.uri, *versions)
     assert (2, "", True) == (result.exit_code, result.stdout, said in result.stderr)
+
+
+def test_values_that_differ_are_shown_so(tmp_path: Path) -> None:
+    """Nanoseconds of a time of day, durations below zero, and bytes, for people and as JSON."""
+    types: dict[str, pa.DataType] = {
+        "id": pa.int64(),
+        "at": pa.time64("ns"),
+        "took": pa.duration("us"),
+        "raw": pa.binary(),
+    }
+    made = LanceTable.create(tmp_path / "t", pa.schema(types))
+    for nanoseconds in (1, 2):
+        values: list[list[object]] = [[1], [nanoseconds], [-1], [b"a\x00"]]
+        made.overwrite(pa.Table.from_arrays([*map(pa.array, values, types.values())], names=[*types]))
+    arguments = (made.uri, "main~1..main", "--rows", "--on", "id")
+    lines = [line.split() for line in run(*arguments).stdout.splitlines() if line[:1] in "+-" and "00:" in line]
+    expected = [[sign, "1", f"00:00:00.00000000{at}", "-0:00:00.000001"] for sign, at in (("-", 1), ("+", 2))]
+    assert expected == [line[:4] for line in lines]
+    _, after = json.loads(run(*arguments, "--json").stdout)["rows"]
+    assert ("00:00:00.000000002", "-0:00:00.000001", "6100") == (after["at"], after["took"], after["raw"])

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from lance_dagster import LanceRepository, LanceTable
+from lance_dagster import InvalidInputError, LanceRepository, LanceTable
 from lance_dagster.cli.main import main
 from lance_dagster.cli.table_commands import parsed_schema
 from tests.cli.running import document_of, lines_of, process, run
@@ -181,6 +181,38 @@ def test_types_are_read() -> None:
         "day of week": pa.date32(),
     }
     assert pa.schema(expected) == parsed_schema(text)
+
+
+PRINTED: tuple[pa.DataType, ...] = (
+    pa.list_(pa.field("item", pa.int64(), nullable=False)),
+    pa.list_(pa.list_(pa.struct([pa.field("a", pa.list_(pa.int8(), 4))]))),
+    pa.large_list(pa.timestamp("us", "+01:00")),
+    pa.struct([pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.list_(pa.string()))]),
+    pa.map_(pa.string(), pa.struct([pa.field("a", pa.decimal128(5, 2)), pa.field("b", pa.int8())])),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.uuid(),
+    pa.json_(),
+    pa.bool8(),
+    pa.decimal256(50, 2),
+    pa.float16(),
+    pa.binary(4),
+    pa.list_(pa.float32(), 3),
+)
+
+
+@pytest.mark.parametrize("kind", PRINTED, ids=str)
+def test_types_are_read_as_they_are_printed(kind: pa.DataType) -> None:
+    """The columns that the command prints can be given to `create`."""
+    assert pa.schema([pa.field("c", kind), pa.field("d", pa.int64())]) == parsed_schema(f"c:{kind}, d:int64")
+
+
+@pytest.mark.parametrize(
+    "text", ["struct<a>", "map<string>", "dictionary<x>", "extension<x>", "list<>", "fixed_size_list<int8>"]
+)
+def test_parts_that_cannot_be_read_are_refused(text: str) -> None:
+    """The error names the column."""
+    with pytest.raises(InvalidInputError, match="of column 'c'"):
+        parsed_schema(f"c:{text}")
 
 
 def test_first_rows_are_shown(tmp_path: Path) -> None:

@@ -23,11 +23,21 @@ SHOWN = ["20237-04-25 10:45:03.423488", dt.datetime(1970, 1, 1), None]  # noqa: 
         (pa.date32(), -(10**7), "-25410-12-06"),
         (pa.date32(), 2**31 - 1, "<value out of range: 2147483647>"),
         (pa.duration("s"), 2**55, "36028797018963968 s"),
+        (pa.time64("ns"), 1, "00:00:00.000000001"),
     ],
 )
 def test_a_value_without_an_object_is_text(kind: pa.DataType, value: int, shown: str) -> None:
     """Such are dates that Python has no years for, long durations, and instants in a time zone that is not known."""
     assert shown == shown_value(pa.scalar(value, kind))
+
+
+def test_times_of_day_that_differ_in_nanoseconds_differ() -> None:
+    """Python's time of day ends with microseconds; others are text, at any depth."""
+    times = pa.array([1000, 1001, None], pa.time64("ns"))
+    expected = [dt.time(microsecond=1), "00:00:00.000001001", None]
+    assert expected == shown_values(times)
+    rows = pa.table({"at": times, "in": pa.StructArray.from_arrays([times], ["at"])})
+    assert [{"at": value, "in": {"at": value}} for value in expected] == shown_rows(rows)
 
 
 @pytest.mark.parametrize(

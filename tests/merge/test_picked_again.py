@@ -6,7 +6,7 @@ from pathlib import Path
 import lance
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.history.versions import Version
 from tests.table_factory import as_pylance, contents, entries, new_table
 
@@ -153,3 +153,22 @@ def test_a_pick_says_what_the_picked_version_says(tmp_path: Path, monkeypatch: p
     assert ("grace", "not yet") == (undone.committer, undone.message)
     again = table.cherry_pick(str(made), message="five, for the audit")
     assert ("ada", "five, for the audit") == (again.committer, again.message)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_version_inside_of_a_picked_merge_comes_once(tmp_path: Path, *, stable: bool) -> None:
+    """A branch picked a merge, and then a version that the merge brought, which was compacted before it was merged."""
+    table = table_of(tmp_path, stable=stable)
+    table.branches.create("a")
+    table.append(entries("n", 8), branch="run")
+    picked = table.append(entries("n", 9), branch="run")
+    table.maintenance.compact(branch="run")
+    merge = table.merge("run")
+    table.cherry_pick(merge, "a", parent=1)
+    before = contents(table, "a")
+    if stable:
+        table.cherry_pick(picked, "a")
+    else:
+        with pytest.raises(MergeConflictError, match="without stable row ids it is unknown which rows both have"):
+            table.cherry_pick(picked, "a")
+    assert before == contents(table, "a")

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable
+from lance_dagster import LanceTable, MergeConflictError
 from tests.table_factory import as_pylance
 
 WAYS = pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
@@ -112,3 +113,28 @@ def test_another_column_of_the_name_is_not_taken_for_it(table: LanceTable) -> No
     assert [10, 20, None] == [each["value"] for each in found]
     assert {1: (1000, 1), 2: (2000, 2), 3: (30, 3)} == before == rows(table, "fork")
     as_pylance(table).validate()
+
+
+@pytest.mark.parametrize("is_merge", [True, False])
+@pytest.mark.parametrize("stable", [True, False])
+def test_rows_that_were_updated_without_the_column_are_a_conflict(
+    tmp_path: Path, *, is_merge: bool, stable: bool
+) -> None:
+    """An update after the drop wrote its rows without the column: the revert must not make them null unasked."""
+    uri = str(tmp_path / "table")
+    lance.write_dataset(BEFORE, uri, enable_stable_row_ids=stable)
+    table = LanceTable.open(uri)
+    table.branches.create("run")
+    drop = table.columns.drop(["value"])
+    if is_merge:
+        table.append(row(3), branch="run")
+        drop = table.merge("main", "run")
+    branch = "run" if is_merge else "main"
+    table.update({"id": "id + 10"}, where="id = 2", branch=branch)
+    parent = 1 if is_merge else None
+    with pytest.raises(MergeConflictError) as caught:
+        table.revert(str(drop), branch, parent=parent)
+    assert ["column value"] == [conflict.unit for conflict in caught.value.conflicts]
+    table.revert(str(drop), branch, strategy={"column value": "dest-wins"}, parent=parent)
+    expected = {1: 10, 12: None} | ({3: 30} if is_merge else {})
+    assert expected == {each["id"]: each["value"] for each in table.read(branch).to_pylist()}

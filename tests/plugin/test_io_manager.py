@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lance_dagster import (
     InvalidInputError,
+    LanceDagsterError,
     LanceIOManager,
     LanceResource,
     LanceTable,
@@ -19,6 +20,7 @@ from lance_dagster import (
     SchemaMismatchError,
     SparkResource,
     StagedFiles,
+    VersionNotFoundError,
     write_files,
 )
 
@@ -443,3 +445,57 @@ def test_value_is_loaded_outside_of_a_run(lake: LanceResource) -> None:
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
     definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
     assert ROWS == definitions.load_asset_value(NUMBERS, python_type=pa.Table)
+
+
+# Definitions of Dagster 1.13 hand the metadata on under a deprecated name.
+DEPRECATED = pytest.mark.filterwarnings("ignore:Parameter `metadata` of function:DeprecationWarning")
+LOADED: dict[str, tuple[Any, dict[str, Any], list[int]]] = {
+    "columns": (pa.Table, {"lance/columns": ["id"]}, [1, 2, 3]),
+    "rows": (pa.Table, {"lance/filter": "id > 1"}, [2, 3]),
+    "a version": (pa.Table, {"lance/ref": "main@2"}, [1, 2, 3]),
+    "rows as dictionaries": (list[dict[str, Any]], {"lance/filter": "id > 1"}, [2, 3]),
+}
+
+
+@DEPRECATED
+@pytest.mark.parametrize("case", LOADED)
+def test_value_is_loaded_with_metadata(lake: LanceResource, case: str) -> None:
+    """Metadata narrows the value as it does an input, from definitions, a repository and a loader of values."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
+    definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
+    kind, metadata, expected = LOADED[case]
+    with definitions.get_asset_value_loader() as loader:
+        for program in (definitions, definitions.get_repository_def(), loader):
+            value: Any = program.load_asset_value(NUMBERS, python_type=kind, metadata=metadata)
+            assert expected == sorted(row["id"] for row in (value if isinstance(value, list) else value.to_pylist()))
+
+
+NOT_LOADED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a misspelt setting": (pa.Table, {"lance/colums": ["id"]}, "did you mean 'lance/columns'?"),
+    "an unknown column": (pa.Table, {"lance/columns": ["x"]}, "the value of lab/numbers: "),
+    "an unknown ref": (pa.Table, {"lance/ref": "prodution"}, "'prodution'"),
+    "a type": (set[str], {}, "the value of lab/numbers is annotated with "),
+    "a dict": (dict[str, pa.Table], {}, "annotated as a dict by partition, and no partitions were asked for"),
+}
+
+
+@DEPRECATED
+@pytest.mark.parametrize("case", NOT_LOADED)
+def test_value_that_cannot_be_loaded(lake: LanceResource, case: str) -> None:
+    """The error is that of the value, although there is no input that it could name."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
+    definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
+    kind, metadata, says = NOT_LOADED[case]
+    with pytest.raises(LanceDagsterError) as caught:
+        definitions.load_asset_value(NUMBERS, python_type=kind, metadata=metadata)
+    assert says in str(caught.value)
+
+
+def test_value_of_which_nothing_was_published(lake: LanceResource) -> None:
+    """The error says what to ask for."""
+    LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
+    definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
+    with pytest.raises(VersionNotFoundError, match=r"the value of lab/numbers reads .* ask for Optional"):
+        definitions.load_asset_value(NUMBERS, python_type=pa.Table)
+    optional: Any = pa.Table | None
+    assert definitions.load_asset_value(NUMBERS, python_type=optional) is None

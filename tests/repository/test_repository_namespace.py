@@ -17,6 +17,7 @@ from lance_namespace import (
 )
 
 from lance_dagster import LanceRepository
+from tests.backdating import DAY, stored as make_older
 from tests.conftest import S3Storage
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -170,3 +171,22 @@ def test_lancedb_reads_every_table_at_the_commit(repository: LanceRepository) ->
     with pytest.raises(RuntimeError):
         table.add(rows(9))
     assert before == str(repository.table("shop/orders").head())
+
+
+def test_what_a_refused_write_leaves_is_named_and_collected(repository: LanceRepository) -> None:
+    """Pylance stages a manifest before it asks the namespace; a collection deletes it once it is old."""
+    table = repository.table("shop/orders")
+    dataset = lance.dataset(namespace_client=connect(repository, "main"), table_id=["shop", "orders"])
+    with pytest.raises(OSError, match="may or may not have been applied"):
+        dataset.insert(dataset.to_table())
+    staged = [path for path in (Path(table.uri) / "_versions").iterdir() if ".manifest-" in path.name]
+    assert 1 == len(staged)
+    report = table.maintenance.verify()
+    assert report.ok
+    assert [f"_versions/{staged[0].name}"] == [problem.path for problem in report.problems]
+    table.maintenance.collect_garbage(dry_run=False)
+    assert staged[0].exists()
+    make_older(staged[0], 30 * DAY)
+    assert f"_versions/{staged[0].name}" in table.maintenance.collect_garbage(dry_run=False).paths
+    assert not staged[0].exists()
+    assert () == table.maintenance.verify().problems

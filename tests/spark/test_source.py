@@ -113,7 +113,7 @@ def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri:
     [
         ({"rev": "main"}, "unknown option 'rev'; did you mean 'ref'?"),
         ({"colums": "id"}, "unknown option 'colums'; did you mean 'columns'?"),
-        ({"nothing": "3"}, "unknown option 'nothing'; there are path, ref, columns, filter, changes,"),
+        ({"nothing": "3"}, "unknown option 'nothing'; there are path, ref, branch, columns, filter, changes,"),
         ({"ref": "prodution"}, "no branch or tag 'prodution'"),
         ({"columns": "id,idd"}, "no column 'idd'"),
         ({"columns": "["}, "the option columns is no JSON list of names"),
@@ -156,6 +156,42 @@ def test_sql_that_spark_keeps_from_the_source(spark: SparkSession, tmp_table_uri
     finally:
         spark.sql("DROP TABLE kept")
         spark.catalog.dropTempView("only_here")
+
+
+VIEW = f"CREATE OR REPLACE TEMPORARY VIEW orders USING {FORMAT} OPTIONS"
+
+
+def test_a_view_of_a_branch_is_read_and_written(spark: SparkSession, tmp_table_uri: str) -> None:
+    """Rows are inserted into the branch; Spark keeps the version that the view read until the view is made again."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    table.branches.create("dev")
+    view = f"{VIEW} (path '{tmp_table_uri}', branch 'dev')"
+    spark.sql(view)
+    try:
+        spark.sql("INSERT INTO orders VALUES (1)")
+        assert [1] == table.read("dev")["id"].to_pylist()
+        assert [] == spark.sql("SELECT id FROM orders").collect()
+        spark.sql(view)
+        assert [1] == [row.id for row in spark.sql("SELECT id FROM orders").collect()]
+    finally:
+        spark.catalog.dropTempView("orders")
+
+
+def test_a_view_of_a_ref_is_one_version(spark: SparkSession, tmp_table_uri: str) -> None:
+    """It is read and never written, and the error names the option of views that are written."""
+    table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
+    table.append(pa.table({"id": [1]}))
+    spark.sql(f"{VIEW} (path '{tmp_table_uri}', ref 'main')")
+    try:
+        table.append(pa.table({"id": [2]}))
+        assert [1] == [row.id for row in spark.sql("SELECT id FROM orders").collect()]
+        with pytest.raises(AnalysisException, match="a view that is read and written has the option branch instead"):
+            spark.sql("INSERT INTO orders VALUES (3)")
+        for options, said in (("ref 'main', branch 'main'", "not both"), ("branch 'main@1'", "main@1")):
+            with pytest.raises(AnalysisException, match=said):
+                spark.sql(f"{VIEW} (path '{tmp_table_uri}', {options})")
+    finally:
+        spark.catalog.dropTempView("orders")
 
 
 @pytest.mark.parametrize(

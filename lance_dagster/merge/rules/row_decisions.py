@@ -274,6 +274,9 @@ class RowRules:
             self._in_result(side, _changed(number, fragment, changes, side))
             for changes, side in zip(changes_by_side, sides, strict=True)
         )
+        # Files of the dest still have a column that it dropped, under the id that a revert brings it back with. The
+        # dest wrote no value of it, and rows that it updated since lack it.
+        dest -= self.schema.added_by_source - {field.id for field in self.dest.manifest.fields}
         shared = changes_by_side[0].alive & changes_by_side[1].alive if fragment is None else BitMap()
         # Both sides got these rows from a third branch, perhaps with values of different columns beside them.
         if shared:

@@ -8,6 +8,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import all_of
 from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.io.input_types import title_of
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.resource import PinnedTable
@@ -41,9 +42,9 @@ class InputPartitions:
             return None
         if not given:
             context.log.info(
-                "input %r reads every partition of %s, which has no partitions in Dagster; give the input the metadata "
+                "%s reads every partition of %s, which has no partitions in Dagster; give the input the metadata "
                 "%s to read the rows of the partitions of this run",
-                context.name,
+                title_of(context),
                 asset,
                 md.PARTITION_EXPR,
             )
@@ -105,7 +106,7 @@ class InputSource:
             return cls(name=f"table {named}", key=named, metadata=own, partitions=None)
         if upstream is None:
             raise InvalidInputError(
-                f"input {context.name!r} belongs to no asset and follows no output, so it has no table; name one by "
+                f"{title_of(context)} belongs to no asset and follows no output, so it has no table; name one by "
                 f'dg.In(metadata={{"{md.TABLE}": "shop/raw"}})'
             )
         table = OutputTable.of(upstream)

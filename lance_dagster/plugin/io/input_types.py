@@ -52,10 +52,18 @@ class InputType:
         found = _parsed(annotated)
         if found is None:
             raise InvalidInputError(
-                f"input {context.name!r} is annotated with {annotated}; a table is read as one class, such as "
+                f"{title_of(context)} is annotated with {annotated}; a table is read as one class, such as "
                 "pyarrow.Table, as Optional[T], as dict[str, T] with a T for each partition, or as list[dict]"
             )
         return found
+
+
+def title_of(context: dg.InputContext) -> str:
+    """Return the words by which messages name an input, or the value that a program loads outside of a run."""
+    if context.has_input_name:
+        return f"input {context.name!r}"
+    # Dagster gives `load_asset_value` a context without a name.
+    return f"the value of {context.asset_key.to_user_string()}" if context.has_asset_key else "the value"
 
 
 def _parsed(annotated: object) -> InputType | None:

@@ -21,7 +21,7 @@ from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.branch_extent import newest_waiting
 from lance_dagster.plugin.io.handles import handler_for, handlers
 from lance_dagster.plugin.io.input_source import InputSource, is_checked
-from lance_dagster.plugin.io.input_types import InputType
+from lance_dagster.plugin.io.input_types import InputType, title_of
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, RunChain, is_never_written
 from lance_dagster.plugin.settings import refuse_unknown_settings
@@ -48,14 +48,15 @@ class InputReader:
             VersionNotFoundError: Nothing of the table was published.
         """
         source = InputSource.of(context)
-        if context.definition_metadata:  # a context that was built by hand has no name
-            refuse_unknown_settings(context.definition_metadata, "input", f"input {context.name!r} of {source.name}")
+        of_asset = f" of {source.name}" if context.has_input_name else ""
+        refuse_unknown_settings(context.definition_metadata, "input", f"{title_of(context)}{of_asset}")
         wanted = InputType.of(context)
         handler = handler_for(wanted.kind, handlers(self.spark))
         partitions = source.partitions
         if wanted.by_partition and partitions is None:
             raise InvalidInputError(
-                f"input {context.name!r} is annotated as a dict by partition, and {source.name} has no partitions"
+                f"{title_of(context)} is annotated as a dict by partition, and "
+                + (f"{source.name} has no partitions" if context.has_input_name else "no partitions were asked for")
             )
         # A self-dependency of the first partition asks for none, because there is no partition before it.
         none_asked = partitions is not None and not partitions.keys
@@ -95,14 +96,14 @@ class InputReader:
         missing = absent is not None or is_never_written(found.table, found.version)
         if wanted.optional and (missing or none_asked):
             if not none_asked:
-                context.log.warning("input %r is None: nothing of %s was published", context.name, asset)
+                context.log.warning("%s is None: nothing of %s was published", title_of(context), asset)
             return None
         allowed = wanted.none_for_empty or md.plain(context.definition_metadata.get(md.ALLOW_MISSING))
         if missing and not none_asked and not allowed:
             at = f"{found.ref} of {found.table.uri}" if absent is None else repr(absent.ref)
             why = "" if absent is None else f": {absent}"
             raise VersionNotFoundError(
-                f"input {context.name!r} reads {asset} at {at}, and nothing was published there{why}; "
+                f"{title_of(context)} reads {asset} at {at}, and nothing was published there{why}; "
                 f"{_remedy(context, asset)}"
             )
         return found
@@ -196,12 +197,14 @@ def _narrowed(context: dg.InputContext, source: InputSource, pinned: PinnedTable
         planned_schema(pinned.table.to_lance(pinned.version), chosen, condition)
     except InvalidInputError as error:
         known = "" if condition is None else f"; the columns are {', '.join(pinned.schema.names)}"
-        raise InvalidInputError(f"input {context.name!r} of {source.name}: {error}{known}") from None
+        of_asset = f" of {source.name}" if context.has_input_name else ""
+        raise InvalidInputError(f"{title_of(context)}{of_asset}: {error}{known}") from None
     return replace(pinned, columns=chosen, filter=all_of(pinned.filter, condition))
 
 
 def _remedy(context: dg.InputContext, asset: str) -> str:
+    annotate = f"annotate {context.name!r} as" if context.has_input_name else "ask for"
     return (
-        f"publish {asset} first, or annotate {context.name!r} as Optional[...] to get None, or give the input the "
+        f"publish {asset} first, or {annotate} Optional[...] to get None, or give the input the "
         f"metadata {{{md.ALLOW_MISSING!r}: True}} to get no rows from a table that exists"
     )
