@@ -97,7 +97,9 @@ def add_fields(fields: Fields, inside: str, columns: pa.Schema, first_id: int) -
     if struct.logical_type != "struct" or is_packed(struct) or EXTENSION_NAME in struct.metadata:
         kind = "packed" if is_packed(struct) else f"of type {struct.logical_type.partition(':')[0]}"
         kind = "of an extension type" if EXTENSION_NAME in struct.metadata else kind
-        raise InvalidInputError(f"only a struct whose fields are stored apart gets new ones, and {inside!r} is {kind}")
+        raise InvalidInputError(
+            f"only a struct whose fields are stored apart gets new fields, and {inside!r} is {kind}"
+        )
     siblings = tuple(replace(field, parent_id=-1) for field in fields if field.parent_id == struct.id)
     for column in columns:
         check_field_name(column.name, inside=True)

@@ -314,7 +314,7 @@ class Fragments(Sequence[Fragment]):
         return [file.path for file in self._read(item).files]
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
-        """Return these fragments followed by more; those that are encoded stay so."""
+        """Return these fragments followed by more; encoded fragments stay encoded."""
         # The first decoder serves both parts: decoders differ only in the path that messages name.
         new = more if isinstance(more, Fragments) else Fragments(more)
         result = Fragments([*self.items, *new.items], self.decoder or new.decoder)

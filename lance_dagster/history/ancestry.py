@@ -56,7 +56,7 @@ class RecordedVersion:
 
 @dataclass(slots=True)
 class Ancestry:
-    """Look up parents for one operation. Results are cached without expiry, so make a new one for each operation."""
+    """Look up parents for one operation. Results are cached without expiry, so each operation makes its own."""
 
     refs: Refs
     versions: Versions

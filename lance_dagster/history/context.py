@@ -104,7 +104,7 @@ class TableContext:
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
         files of the version uses `at`, and a caller that makes a new version or ref of it uses `at` with `fresh`.
         """
-        # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
+        # By the commit id: the branch may have been deleted, and its name and numbers belong to another branch.
         state = self.versions.known(ref.id) if isinstance(ref, Version) else None
         if state is None:
             return self.at(ref)

@@ -58,7 +58,8 @@ class AzureStore(PrefixStore):
         account = host.partition(".")[0]
         if account and self._options.setdefault("account_name", account) != account:
             raise InvalidInputError(
-                f"{uri} names the storage account {account!r}, and the storage option account_name names another one"
+                f"{uri} names the storage account {account!r}, and the storage option account_name names another "
+                "account"
             )
         self._connected: tuple[int, Any] | None = None
 

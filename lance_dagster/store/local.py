@@ -99,7 +99,7 @@ class LocalStore:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object atomically, replacing any existing one; synced when it is `durable`."""
         with self._written(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
-            # Atomic: a reader sees the old object or the new one, never a mixture.
+            # Atomic: a reader sees the old object or the new object, never a mixture.
             os.replace(temporary, target)
 
     def put_hint(self, key: str, data: bytes) -> None:
@@ -156,7 +156,9 @@ class LocalStore:
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""
-        return list(islice(self._files(folder), limit))
+        with self._scanned(folder) as entries:
+            files = (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
+            return list(islice(files, limit))
 
     def folders(self, folder: str) -> tuple[str, ...]:
         """Return the names of the folders in a folder, sorted; links are not followed."""
@@ -183,10 +185,6 @@ class LocalStore:
             if error.errno == errno.ELOOP:
                 self.refuse_links(key)
             raise
-
-    def _files(self, folder: str) -> Iterator[str]:
-        with self._scanned(folder) as entries:
-            yield from (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
 
     @contextmanager
     def _scanned(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
@@ -474,7 +472,7 @@ class LocalStore:
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         # The kernel releases the lock when the process ends, so a killed writer cannot block others. The lock file is
-        # never deleted: a lock on an unlinked file would not exclude a process that creates a new one.
+        # never deleted: a lock on an unlinked file would not exclude a process that creates a new file.
         path = (self._root / key).parent.parent / ".lock"
         with _translated("lock", str(path)), path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

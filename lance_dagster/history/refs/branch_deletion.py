@@ -197,7 +197,7 @@ def _newest(closing: Branch, versions: Versions) -> int:
 
 
 def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Branch:
-    """Take a branch from "closing" to "deleting", if the attempt is still the one that was looked at."""
+    """Take a branch from "closing" to "deleting", if the file still belongs to the same attempt."""
     if closing.state == DELETING and closing.last is not None:
         return refs.adopt_removal(closing)
     highest = f"{_highest(closing, newest, versions)} {int(time.time())}"
@@ -375,7 +375,7 @@ def restore_version(name: str, number: int, data: bytes, versions: Versions, *, 
     decode_manifest_file(data, f"{versions.store.uri}/{key}")
     put_once(versions.store, key, data)
     if late and versions.store.get(key) != data:
-        # However late this request arrives: under the id of the branch, the number is that of the copied version.
+        # However late this request arrives: under the id of the branch, the number belongs to the copied version.
         versions.store.put(key, data)
 
 

@@ -89,7 +89,7 @@ class _StoredVersion:
     problem: CorruptFileError | None = None
 
     def is_fork(self, branch: Branch | None) -> bool:
-        """Tell whether this is the first version of `branch`; without `branch`, whether it is that of any branch."""
+        """Tell whether this is the first version of `branch`; without `branch`, the first version of any branch."""
         if self.transaction is None or not isinstance(self.transaction.operation, Clone):
             return False
         return branch is None or self.transaction.uuid == branch.id
