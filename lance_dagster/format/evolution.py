@@ -191,7 +191,7 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
 
 
 def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable: bool) -> None:
-    around = list(_around(fields, field))
+    around = list(_enclosing_fields(fields, field))
     kinds = [outer_field.logical_type for outer_field in around]
     keyed = kinds[1:2] == ["map"] and subtree(fields, around[0])[1] == field
     if nullable and (keyed or kinds[:1] == ["map"]):
@@ -204,7 +204,7 @@ def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable:
         )
 
 
-def _around(fields: Fields, field: Field) -> Iterator[Field]:
+def _enclosing_fields(fields: Fields, field: Field) -> Iterator[Field]:
     """Yield the fields around a field, from the innermost to the outermost field."""
     by_id = {candidate.id: candidate for candidate in fields}
     current = by_id.get(field.parent_id)

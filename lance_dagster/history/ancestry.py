@@ -179,7 +179,7 @@ class Ancestry:
             "was deleted, or it was cleaned up"
         )
 
-    def gone(self, recorded: RecordedVersion) -> VersionNotFoundError:
+    def recorded_version_gone(self, recorded: RecordedVersion) -> VersionNotFoundError:
         """Return the error for a recorded version whose branch is gone."""
         name = recorded.ref.rpartition("@")[0]
         successor = ", and another branch has its name" if self.id_of(name) is not None else ""

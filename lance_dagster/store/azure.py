@@ -150,7 +150,7 @@ class AzureStore(PrefixStore):
 
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a blob, or all blobs below a prefix, on the server; return whether there are any."""
-        source = AzureStore(source_uri, self._given())
+        source = AzureStore(source_uri, self._pylance_options())
         names = [(entry.key, f"/{entry.key}") for entry in source.walk("")] or [("", "")]
         # Azure cannot copy a prefix: blobs are copied one by one, and an interrupted copy is repeated by the caller.
         return all(self._copy_blob(source, name, key + suffix) for name, suffix in names)
@@ -261,7 +261,7 @@ class AzureStore(PrefixStore):
 
         return self._ask(f"copy {source.uri}/{name} to {self._uri}/{key}", send)
 
-    def _given(self) -> Mapping[str, str]:
+    def _pylance_options(self) -> Mapping[str, str]:
         return {AZURE.options[name][0]: value for name, value in self._options.items()}
 
     def _if_match(self, tag: str) -> dict[str, object]:

@@ -98,7 +98,7 @@ class LocalStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object atomically, replacing any existing one; synced when it is `durable`."""
-        with self._written(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
+        with self._temporary_file(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
             # Atomic: a reader sees the old object or the new object, never a mixture.
             os.replace(temporary, target)
 
@@ -122,7 +122,7 @@ class LocalStore:
         The content is synced in any case, with the files and folders of `after`; the name unless `synced` is False.
         """
         try:
-            with self._written(key, data, synced=self._durable, moves=False, named=synced, after=after) as paths:
+            with self._temporary_file(key, data, synced=self._durable, moves=False, named=synced, after=after) as paths:
                 temporary, target = paths
                 # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
@@ -246,7 +246,7 @@ class LocalStore:
 
     def _copied(self, source: Path, key: str) -> None:
         target = self._root / key
-        self._made(str(target.parent), synced=self._durable)
+        self._make_folder(str(target.parent), synced=self._durable)
         copy_at_once(source, target, self._sync if self._durable else None)
         self.sync_folder(key.rpartition("/")[0])
 
@@ -339,7 +339,7 @@ class LocalStore:
         return self._tree.links(folder)
 
     @contextmanager
-    def _written(
+    def _temporary_file(
         self, key: str, data: bytes, *, synced: bool, moves: bool, named: bool = True, after: Sequence[str] = ()
     ) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
@@ -407,10 +407,10 @@ class LocalStore:
                 return open(path, "xb")  # without a path object; the caller closes it
             except FileNotFoundError:
                 # This is repeated, since a process that deletes what was there may remove the empty folder at once.
-                self._made(folder, synced=synced)
+                self._make_folder(folder, synced=synced)
         return open(path, "xb")  # as above
 
-    def _made(self, folder: str, *, synced: bool) -> None:
+    def _make_folder(self, folder: str, *, synced: bool) -> None:
         """Make a folder and the folders above it, and sync the entry of each new folder, the uppermost first."""
         missing: list[str] = []
         for _ in range(_ATTEMPTS):

@@ -388,9 +388,9 @@ def _refuse_renamed(name: str, branch_id: str, newest: int, refs: Refs) -> None:
         instead = f"the branch is called {branches[0].name!r} now"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
     # Copies are listed after the files: a branch that was deleted between the two lists has left copies by then.
-    copies = newest_copies_of(refs.store, branch_id)
-    latest = max(copies.keys() - {name}, key=lambda alias: copies[alias], default=name)
-    if latest != name and copies[latest] > newest:
+    copies = {alias: number for alias, number in newest_copies_of(refs.store, branch_id).items() if alias != name}
+    latest = max(copies, key=lambda alias: copies[alias], default=name)
+    if copies.get(latest, 0) > newest:
         instead = f"the branch has later versions under the name {latest!r}, which was deleted; recover {latest!r}"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
 

@@ -232,7 +232,7 @@ class Refs:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
         path, data = layout.branch_file(branch.name), branch_file_of(branch)
         if self._put_once(path, data):
-            return self._written(branch, self.store.written_tag(path, data))
+            return self._with_etag(branch, self.store.written_tag(path, data))
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
         existing = self.branch(branch.name)
@@ -269,7 +269,7 @@ class Refs:
             if changed == current:
                 return current
             if self.store.compare_and_swap(path, data := branch_file_of(changed), current.etag):
-                return self._written(changed, self.store.written_tag(path, data))
+                return self._with_etag(changed, self.store.written_tag(path, data))
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
@@ -289,9 +289,9 @@ class Refs:
             return None, False
         path, data = layout.branch_file(branch.name), branch_file_of(changed)
         stored = self.store.compare_and_swap(path, data, branch.etag)
-        return self._written(changed, self.store.written_tag(path, data) if stored else None), stored
+        return self._with_etag(changed, self.store.written_tag(path, data) if stored else None), stored
 
-    def _written(self, branch: Branch, etag: str | None) -> Branch:
+    def _with_etag(self, branch: Branch, etag: str | None) -> Branch:
         """Return a branch with the ETag of its file, and keep it, where the store tells the ETag."""
         branch = replace(branch, etag=etag or "")
         if etag:
