@@ -345,17 +345,17 @@ class Versions:
         transaction = transaction or self._stored_transaction(branch, manifest)
         return State(branch, manifest, transaction, path, own_id, len(data))
 
-    def find_range(self, branch: str, first: int, end: int, branch_id: str) -> list[State]:
-        """Read the versions `first` to `end` of a branch that exist, oldest first.
+    def find_range(self, branch: str, first: int, newest: int, branch_id: str) -> list[State]:
+        """Read the versions `first` to `newest` of a branch that exist, oldest first.
 
         The branch is listed only when a version is missing: most ranges are short and have no gap, and reading such a
         range takes no listing at all.
         """
         states: list[State] = []
-        for number in range(first, end + 1):
+        for number in range(first, newest + 1):
             state = self.find(branch, number, branch_id)
             if state is None:
-                later = [listed for listed in self.numbers(branch) if number < listed <= end]
+                later = [listed for listed in self.numbers(branch) if number < listed <= newest]
                 return states + [self.load(branch, listed, branch_id) for listed in later]
             states.append(state)
         return states
