@@ -171,7 +171,6 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/diff/changed_rows.py",
         "lance_dagster/edit/key_lookup.py",
         "lance_dagster/gc/sweep.py",
-        "lance_dagster/history/refs/ref_encoding.py",
         "lance_dagster/merge/conflict_locations.py",
         "lance_dagster/merge/materialize.py",
         "lance_dagster/merge/missing_rows.py",

@@ -34,7 +34,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             message names its column and row. Or a part of a value is null that the table holds not null.
     """
     check_schema(batch.schema, schema)
-    columns = [_conform_column(_whole(batch.column(column.name)), column) for column in schema]
+    columns = [_conform_column(_unsliced(batch.column(column.name)), column) for column in schema]
     for column, values in zip(schema, map(stored, columns), strict=True):
         _check_text(values, column.name)
         refuse_null_parts(values, column)
@@ -125,7 +125,7 @@ def _is_list(arrow: pa.DataType) -> bool:
     return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)
 
 
-def _whole(values: "pa.Array[Any]") -> "pa.Array[Any]":
+def _unsliced(values: "pa.Array[Any]") -> "pa.Array[Any]":
     """Return an array that is not a slice of a longer one, where pylance needs that.
 
     pylance 14 dies on a slice of a struct that holds structs.

@@ -133,7 +133,7 @@ def scan_addressed(
         waiting: list[pa.RecordBatch] = []
         for batch in scanner.to_batches():
             waiting.append(batch)
-            # Batches of pylance may be smaller than asked for, such as those of small fragments.
+            # Batches of pylance may be smaller than asked for, such as batches of small fragments.
             if sum(part.num_rows for part in waiting) >= _KEYS_AT_ONCE:
                 yield _located(*waiting)
                 waiting = []

@@ -45,7 +45,7 @@ def cast_column(fields: Fields, path: str, arrow: pa.DataType, first_id: int) ->
 
 
 def _annotated_as(old: Fields, new: Fields) -> Fields:
-    """Return the fields of a cast column with the metadata that they had before, except for that of its types."""
+    """Return the fields of a cast column with their old metadata, except for the metadata of the types."""
     before, after = _by_path(old), _by_path(new)
     for path, field in after.items():
         if path not in before or field.logical_type != "struct" or before[path].logical_type != "struct":

@@ -53,12 +53,12 @@ def encode_offsets(offsets: Iterable[int]) -> tuple[int, bytes]:
     if len(bitmap) >= _BITMAP_FROM:
         return BITMAP_FILE, bitmap.serialize()
     # The Arrow file is put together from cached bytes, which differ only in the values for files of equal length.
-    head, tail = _around(len(bitmap))
+    head, tail = _arrow_frame(len(bitmap))
     return ARROW_FILE, b"".join((head, bitmap.to_array().tobytes(), tail))
 
 
 @lru_cache(maxsize=_BITMAP_FROM)
-def _around(count: int) -> tuple[bytes, bytes]:
+def _arrow_frame(count: int) -> tuple[bytes, bytes]:
     """Return the bytes before and after the values in an Arrow file with a number of offsets.
 
     They are equal in all files with the same number of offsets. A merge may write a thousand files, and Arrow takes
@@ -105,7 +105,7 @@ def _of_own(data: bytes) -> bytes | None:
     for count in (most, most - 1):
         if not 0 < count < _BITMAP_FROM:
             continue
-        head, tail = _around(count)
+        head, tail = _arrow_frame(count)
         size = len(head) + _WIDTH * count
         if size + len(tail) == len(data) and data.startswith(head) and data.endswith(tail):
             return data[len(head) : size]
@@ -144,13 +144,15 @@ def _unpacked_size(file: bytes) -> int:
     data = memoryview(file)
     # The file ends with the footer, its length in 4 bytes, and the magic bytes.
     end = len(data) - len(_MAGIC) - 4
-    footer = data[end - _read("<i", data, end) : end]
+    footer = data[end - _unpacked("<i", data, end) : end]
     # `recordBatches` is the fourth field of the footer: a vector of 24-byte blocks (offset, metadata length, body).
     batches = _field(footer, _follow(footer, 0), 3)
     place = _follow(footer, batches) if batches else 0
     total = 0
-    for number in range(_read("<I", footer, place) if batches else 0):
-        start, described = (_read(form, footer, place + 4 + 24 * number + at) for form, at in (("<q", 0), ("<i", 8)))
+    for number in range(_unpacked("<I", footer, place) if batches else 0):
+        start, described = (
+            _unpacked(form, footer, place + 4 + 24 * number + at) for form, at in (("<q", 0), ("<i", 8))
+        )
         # Python reads negative indices from the end, so these would pass as other bytes of the file.
         if start < 0 or described < 0:
             raise ValueError("a batch in it is before its start")
@@ -167,14 +169,14 @@ def _of_batch(metadata: memoryview, body: memoryview) -> int:
     if not buffers:
         return 0
     place = _follow(metadata, buffers)
-    count = _read("<I", metadata, place)
+    count = _unpacked("<I", metadata, place)
     if count > _BUFFERS:
         raise ValueError(f"a batch in it has {count} buffers, one column has {_BUFFERS}")
     total = 0
     for number in range(count):
-        start, length = (_read("<q", metadata, place + 4 + 16 * number + half) for half in (0, 8))
+        start, length = (_unpacked("<q", metadata, place + 4 + 16 * number + half) for half in (0, 8))
         # A compressed buffer starts with its uncompressed size in 8 bytes; -1 there means that it is not compressed.
-        total += max(length, _read("<q", body, start)) if compressed and length else length
+        total += max(length, _unpacked("<q", body, start)) if compressed and length else length
     return total
 
 
@@ -182,17 +184,17 @@ def _field(data: memoryview, table: int, number: int) -> int:
     """Return the position of a field of a FlatBuffers table, 0 when the field is absent."""
     # A table starts with the distance back to its vtable, which lists the offsets of the fields that are present.
     # Writers leave out fields at the end, so the vtable may be shorter than the number of the field.
-    layout = table - _read("<i", data, table)
-    present = 4 + 2 * number < _read("<H", data, layout)
-    offset = _read("<H", data, layout + 4 + 2 * number) if present else 0
+    layout = table - _unpacked("<i", data, table)
+    present = 4 + 2 * number < _unpacked("<H", data, layout)
+    offset = _unpacked("<H", data, layout + 4 + 2 * number) if present else 0
     return table + offset if offset else 0
 
 
 def _follow(data: memoryview, place: int) -> int:
-    return place + _read("<I", data, place)
+    return place + _unpacked("<I", data, place)
 
 
-def _read(form: str, data: memoryview, place: int) -> int:
+def _unpacked(form: str, data: memoryview, place: int) -> int:
     if place < 0:
         raise ValueError("an offset in it points before its start")
     values: tuple[Any, ...] = struct.unpack_from(form, data, place)

@@ -97,7 +97,9 @@ def add_fields(fields: Fields, inside: str, columns: pa.Schema, first_id: int) -
     if struct.logical_type != "struct" or is_packed(struct) or EXTENSION_NAME in struct.metadata:
         kind = "packed" if is_packed(struct) else f"of type {struct.logical_type.partition(':')[0]}"
         kind = "of an extension type" if EXTENSION_NAME in struct.metadata else kind
-        raise InvalidInputError(f"only a struct whose fields are stored apart gets new ones, and {inside!r} is {kind}")
+        raise InvalidInputError(
+            f"only a struct whose fields are stored apart gets new fields, and {inside!r} is {kind}"
+        )
     siblings = tuple(replace(field, parent_id=-1) for field in fields if field.parent_id == struct.id)
     for column in columns:
         check_field_name(column.name, inside=True)
@@ -189,7 +191,7 @@ def set_nullable(fields: Fields, path: str, *, nullable: bool) -> Fields:
 
 
 def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable: bool) -> None:
-    around = list(_around(fields, field))
+    around = list(_enclosing_fields(fields, field))
     kinds = [outer_field.logical_type for outer_field in around]
     keyed = kinds[1:2] == ["map"] and subtree(fields, around[0])[1] == field
     if nullable and (keyed or kinds[:1] == ["map"]):
@@ -202,7 +204,7 @@ def _check_nullable_inside(fields: Fields, field: Field, path: str, *, nullable:
         )
 
 
-def _around(fields: Fields, field: Field) -> Iterator[Field]:
+def _enclosing_fields(fields: Fields, field: Field) -> Iterator[Field]:
     """Yield the fields around a field, from the innermost to the outermost field."""
     by_id = {candidate.id: candidate for candidate in fields}
     current = by_id.get(field.parent_id)

@@ -84,7 +84,7 @@ def check_newly_storable(before: Sequence[Field], after: Sequence[Field], file_v
 
 
 def takes_nulls(column: Field, file_version: str) -> bool:
-    """Return whether a column may be null in data files of a version: those of version 2.0 hold no null structs."""
+    """Return whether a column may be null in data files of a version: files of version 2.0 hold no null structs."""
     no_null = column.parent_id < 0 and column.logical_type == "struct" and file_version == _WITHOUT_NULL_STRUCTS
     return column.nullable and not no_null
 
@@ -99,7 +99,8 @@ def _problems(fields: Sequence[Field], file_version: str) -> Iterator[tuple[Fiel
     parents = {field.parent_id for field in fields}
     version = parse_file_version(file_version)
     legacy = legacy_blob(fields, file_version)
-    # One problem is reported for each field. The check of types comes before those that depend on the file version.
+    # One problem is reported for each field. The check of types comes before the checks that depend on the file
+    # version.
     for field in fields:
         problem = (
             _vector_problem(field)

@@ -87,7 +87,7 @@ def _exactly(count: int, children: "Sequence[pa.Field[Any]]") -> "Sequence[pa.Fi
     return children
 
 
-def _known(name: str) -> pa.DataType:
+def _required_type(name: str) -> pa.DataType:
     arrow = arrow_type(name)
     if arrow is None:
         raise ValueError(f"{name!r} is not a logical type")
@@ -120,13 +120,13 @@ def _vector(*parts: str) -> pa.DataType:
     if value == BFLOAT16:
         metadata = {EXTENSION_NAME: BFLOAT16, EXTENSION_METADATA: ""}
         return pa.list_(pa.field("item", pa.binary(2), metadata=metadata), size)
-    return pa.list_(_known(value), size)
+    return pa.list_(_required_type(value), size)
 
 
 def _dictionary(*parts: str) -> pa.DataType:
     # Parts are counted from the end, since the type of the values may contain colons. The last part is `ordered`.
-    index: Any = _known(parts[-2])
-    value: Any = _known(":".join(parts[:-2]))
+    index: Any = _required_type(parts[-2])
+    value: Any = _required_type(":".join(parts[:-2]))
     return pa.dictionary(index, value)
 
 

@@ -262,11 +262,11 @@ class Fragments(Sequence[Fragment]):
         """Return one fragment decoded, or a slice that stays encoded."""
         if isinstance(index, slice):
             return Fragments(self.items[index], self.decoder)
-        return self._read(self.items[index])
+        return self._decoded(self.items[index])
 
     def __iter__(self) -> Iterator[Fragment]:
         """Decode the fragments one by one."""
-        return map(self._read, self.items)
+        return map(self._decoded, self.items)
 
     def __eq__(self, other: object) -> bool:
         """Compare with another sequence of fragments."""
@@ -288,7 +288,7 @@ class Fragments(Sequence[Fragment]):
         """Return the fragment with an id, or None."""
         fragment = self._found.get(number)
         if fragment is None and (position := self._by_id().get(number)) is not None:
-            fragment = self._found[number] = self._read(self.items[position])
+            fragment = self._found[number] = self._decoded(self.items[position])
         return fragment
 
     def item(self, number: int) -> Fragment | bytes:
@@ -304,17 +304,17 @@ class Fragments(Sequence[Fragment]):
         if isinstance(item, bytes) and isinstance(counterpart, bytes) and self.decoder is not None:
             return item == counterpart or self.decoder.same_files(item, counterpart)
         fragment = fragments.find(number)
-        return fragment is not None and self._read(item).files == fragment.files
+        return fragment is not None and self._decoded(item).files == fragment.files
 
     def paths(self, number: int) -> Sequence[str]:
         """Return the names of the data files of a fragment, which is not decoded for this."""
         item = self.item(number)
         if isinstance(item, bytes) and self.decoder is not None:
             return self.decoder.paths(item)
-        return [file.path for file in self._read(item).files]
+        return [file.path for file in self._decoded(item).files]
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
-        """Return these fragments followed by more; those that are encoded stay so."""
+        """Return these fragments followed by more; encoded fragments stay encoded."""
         # The first decoder serves both parts: decoders differ only in the path that messages name.
         new = more if isinstance(more, Fragments) else Fragments(more)
         result = Fragments([*self.items, *new.items], self.decoder or new.decoder)
@@ -374,7 +374,7 @@ class Fragments(Sequence[Fragment]):
             check(self)
             self._checked = True
 
-    def _read(self, item: Fragment | bytes) -> Fragment:
+    def _decoded(self, item: Fragment | bytes) -> Fragment:
         if isinstance(item, Fragment):
             return item
         if self.decoder is None:

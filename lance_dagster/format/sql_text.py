@@ -188,7 +188,7 @@ def plain_literal(value: object) -> str | None:
     The smallest integer of 64 bits has no literal either: Lance reads `9223372036854775808` before the minus.
     """
     match value:
-        # A bool is an int in Python, so this case comes before that of integers.
+        # A bool is an int in Python, so this case comes before the case of integers.
         case bool():
             return str(value).lower()
         case int() if -_BEYOND < value < _BEYOND:

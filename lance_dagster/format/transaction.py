@@ -122,8 +122,8 @@ class Update:
     """Delete and insert rows as one change, or write new values of some columns in place.
 
     `mode` distinguishes them: `REWRITE_ROWS` moves updated rows to new fragments, `REWRITE_COLUMNS` adds data files to
-    the fragments. Rows of new fragments with a row id were moved; the others are new. `fields_modified` are the ids of
-    fields with new values. `updated_fields` are the updated fields of rows that moved: indices on other fields cover
+    the fragments. Rows of new fragments with a row id were moved; all other rows are new. `fields_modified` are the ids
+    of fields with new values. `updated_fields` are the updated fields of rows that moved: indices on other fields cover
     the new fragments too, since their values were only copied. `updated_offsets` and `updated_offset_bitmaps` say, by
     fragment id, which rows received new values.
     """
@@ -334,7 +334,7 @@ MAINTENANCE_NAMES = frozenset(kind.__name__ for kind in MAINTENANCE)
 SAME_ROWS = MAINTENANCE_NAMES | {UpdateConfig.__name__}
 """The names of operations after which a branch has the same rows as before."""
 WITHOUT_ROWS = SAME_ROWS | {Clone.__name__}
-"""The names of operations that change no row: those of `SAME_ROWS`, and the fork of a branch."""
+"""The names of operations that change no row: the names in `SAME_ROWS`, and the fork of a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The versions that exist, the names for them, and how a new one is made."""
+"""The versions that exist, the names for them, and how a new version is made."""

@@ -56,7 +56,7 @@ class RecordedVersion:
 
 @dataclass(slots=True)
 class Ancestry:
-    """Look up parents for one operation. Results are cached without expiry, so make a new one for each operation."""
+    """Look up parents for one operation. Results are cached without expiry, so each operation makes its own."""
 
     refs: Refs
     versions: Versions
@@ -179,7 +179,7 @@ class Ancestry:
             "was deleted, or it was cleaned up"
         )
 
-    def gone(self, recorded: RecordedVersion) -> VersionNotFoundError:
+    def recorded_version_gone(self, recorded: RecordedVersion) -> VersionNotFoundError:
         """Return the error for a recorded version whose branch is gone."""
         name = recorded.ref.rpartition("@")[0]
         successor = ", and another branch has its name" if self.id_of(name) is not None else ""

@@ -99,7 +99,7 @@ class BaseAccess:
             place.put(_key(own), json.dumps({"table": own}).encode())
 
     def carry_over(self, path: str, base_id: int, former: Collection[str]) -> None:
-        """Write the allowance at a base path that has one for a former place of the table.
+        """Write the allowance at a base path that has an allowance for a former place of the table.
 
         Raises:
             StoreError: The place cannot be read or written.
@@ -117,7 +117,8 @@ class BaseAccess:
             raise BasePathRefusedError(self.store.uri, path) from error
 
     def _allowed_by_caller(self, uri: str) -> bool:
-        allowed = [*allowed_base_paths(self.storage_options), *_listed(os.environ.get(VARIABLE, ""))]
+        by_environment = allowed_base_paths({"allowed_base_paths": os.environ.get(VARIABLE, "")})
+        allowed = [*allowed_base_paths(self.storage_options), *by_environment]
         # The root folder is written with the slash that follows other places.
         return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in allowed)
 
@@ -178,10 +179,6 @@ def _is_linked(uri: str, table: str) -> bool:
         return False
     folder = os.path.realpath(table)
     return os.path.commonpath([os.path.realpath(uri), folder]) == folder
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return allowed_base_paths({"allowed_base_paths": text})
 
 
 def _key(table: str) -> str:

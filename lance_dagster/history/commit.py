@@ -26,7 +26,7 @@ Races:
   for another writer's, and a request that failed may have landed. So neither "exists" nor an error decides anything.
   The object is read back: if it has the bytes that were put, the commit succeeded. Otherwise it is classified like any
   other version, and the uuid of its transaction tells whether another attempt or process committed the same
-  transaction. A retry keeps the uuid, so a transaction lands exactly once, in this process or in a later one.
+  transaction. A retry keeps the uuid, so a transaction lands exactly once, in this process or in a later process.
 - Nothing can be learnt, since the store does not answer: `CommitStateUnknownError` carries the transaction to resume
   with. Nothing is deleted, as the files may belong to a version that exists.
 
@@ -326,7 +326,7 @@ class _Queued:
         if expected <= head.number or branch != layout.MAIN:
             newest = look()
         elif turn.manifest is not None:
-            # Only versions of `main` are kept by their numbers. Where there is a newer one, the put finds it.
+            # Only versions of `main` are kept by their numbers. If there is a newer version, the put finds it.
             versions.read(branch, expected, turn.manifest)
         else:
             # It is read while the newest version is looked for.
@@ -372,7 +372,7 @@ def _pause(attempts: int, since: float) -> None:
     """Wait after a lost race: a random time, shorter for writers who lost more often.
 
     A winner comes back with its next change as a newcomer, and waits longest when it loses. With pauses that grow, as
-    is usual where a server is overloaded, it would win again and again, since the others sleep.
+    is usual where a server is overloaded, it would win again and again, since all other writers sleep.
     """
     longest = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, _ROUNDS * (time.monotonic() - since)))
     time.sleep(random.uniform(0, longest / attempts))  # noqa: S311  # no secret depends on it
@@ -520,7 +520,7 @@ def _put_manifest(
                 return None
             exists = True
         except (ConditionalPutUnsupportedError, PermissionRefusedError, NotDurableError):
-            # Such a request changes nothing; one before this one may have landed without an answer.
+            # Such a request changes nothing; an earlier request may have landed without an answer.
             if problem is None:
                 raise
         except StoreError as error:
@@ -564,7 +564,7 @@ def _read_back(
 
 
 def _unsynced_files(transaction: Transaction) -> list[str]:
-    """Return the paths of the data files that may not be synced yet: small ones of an append (`edit.write`)."""
+    """Return the paths of the data files that may not be synced yet: small files of an append (`edit.write`)."""
     match transaction.operation:
         case Append(fragments=added) | Update(new_fragments=added):
             files = (file for fragment in added for file in fragment.files)

@@ -87,7 +87,7 @@ class TableContext:
             VersionNotFoundError: The version is gone.
         """
         if isinstance(ref, Version):
-            return self._again(ref, fresh=fresh)
+            return self._load_again(ref, fresh=fresh)
         if ref == MAIN and self.versions.latest(MAIN) is None:
             # The head is remembered as the newest version.
             return self.versions.head(MAIN)
@@ -104,7 +104,7 @@ class TableContext:
         A version never changes, so neither do its schema, its settings and its number of rows. A caller that reads the
         files of the version uses `at`, and a caller that makes a new version or ref of it uses `at` with `fresh`.
         """
-        # By the commit id: the branch may have been deleted, and its name and numbers belong to another one.
+        # By the commit id: the branch may have been deleted, and its name and numbers belong to another branch.
         state = self.versions.known(ref.id) if isinstance(ref, Version) else None
         if state is None:
             return self.at(ref)
@@ -114,11 +114,11 @@ class TableContext:
     def place(self, ref: Ref) -> VersionRef:
         """Return the branch and the number of the version a ref names; it is read only where that is necessary."""
         if isinstance(ref, Version):
-            state = self._again(ref)
+            state = self._load_again(ref)
             return VersionRef(state.branch, state.number)
         return VersionRef(*resolve(ref, self.refs, self.versions))
 
-    def _again(self, version: Version, *, fresh: bool = False) -> State:
+    def _load_again(self, version: Version, *, fresh: bool = False) -> State:
         """Read a version that was read before, even if its branch was renamed meanwhile."""
         state = self.versions.find(version.branch, version.number, fresh=fresh)
         if state is not None and state.id == version.id:
@@ -154,7 +154,7 @@ class TableContext:
         ancestry = Ancestry(self.refs, self.versions)
         place = ancestry.resolve_recorded(recorded)
         if place is None:
-            raise ancestry.gone(recorded)
+            raise ancestry.recorded_version_gone(recorded)
         return self.versions.load(place.branch, place.number, recorded.branch_id)
 
     def head(self, branch: str) -> State:
@@ -339,18 +339,18 @@ def first_parent_log(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> list[Version]:
     """Return a version and its first parents, newest first."""
-    return first_parents(*_asked(context, ref, after=after, limit=limit, only=only))
+    return first_parents(*_log_arguments(context, ref, after=after, limit=limit, only=only))
 
 
 def full_log(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> list[tuple[Version, tuple[str, ...]]]:
     """Return a version and all its ancestors, newest first, each with its parents in the graph."""
-    entries = all_parents(*_asked(context, ref, after=after, limit=limit, only=only))
+    entries = all_parents(*_log_arguments(context, ref, after=after, limit=limit, only=only))
     return [(version, tuple(map(str, below))) for version, below in entries]
 
 
-def _asked(
+def _log_arguments(
     context: TableContext, ref: Ref, *, after: Ref | None, limit: int | None, only: LogFilter | None
 ) -> tuple[Ancestry, VersionRef, LogQuery]:
     if only is not None:

@@ -22,7 +22,7 @@ from lance_dagster.store import PROBE_OBJECT, ObjectInfo, Store
 EXPIRED = "_expired"
 """The folder of the copies of expired manifests, one folder for each branch."""
 DETACHED_FROM = 2**63
-"""Version numbers from here on are those of detached versions."""
+"""Version numbers from here on belong to detached versions."""
 _TREE = "tree/"
 _CLONE_MARKER = ".clone"
 _DETACHED = re.compile(r"d(\d{19,20})\.manifest")
@@ -158,7 +158,7 @@ def classify_key(key: str, branches: Collection[str]) -> StoredObject:
         return _below(layout.MAIN, segments, key)
     if key.startswith(_TREE):
         # The branch name ends before one of the known folders. A branch that exists decides which; otherwise the first
-        # does, so that leftovers count as those of the shorter name.
+        # does, so that leftovers count as files of the shorter name.
         ends = [end for end in range(2, len(segments) - 1) if segments[end] in FOLDERS]
         existing = [end for end in ends if "/".join(segments[1:end]) in branches]
         if ends:
@@ -240,7 +240,7 @@ def expired_copy_key(branch: str, number: int, owner: str, digest: str) -> str:
 def expired_copies(
     entries: Iterable[ObjectInfo], owners: Mapping[str, str]
 ) -> Iterator[tuple[str, int, ObjectInfo, bool]]:
-    """Yield the branch, number and entry of each expired manifest, and whether the branch is still the same one.
+    """Yield the branch, number and entry of each expired manifest, and whether the branch is still the same branch.
 
     Args:
         entries: A listing of `_expired/`.

@@ -5,7 +5,7 @@ A version contains every version that went into it. No graph has to be walked to
 - On its own branch and on the branches below the forks it contains everything up to some number, since each version of
   a branch is made from the version before it.
 - A merge records in the table metadata of its result, under the id of each branch that came in, the last version of
-  that branch (`MergeRecord`). Later versions carry the records on, and a branch inherits those of its fork point.
+  that branch (`MergeRecord`). Later versions carry the records on, and a branch inherits the records of its fork point.
 
 So one number for each branch id describes all of it (`Lineage.contained`), such as {main: 8, run/7: 3} for a version
 `main@8` into which `run/7@3` was merged. "A contains B" is a comparison of two numbers, the merge base lies at the
@@ -380,7 +380,8 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
     if on_branch is not None:
         after = segments[segments.index(on_branch) :]
         repeats = after[1] if len(after) > 1 and after[1].forked == number else None
-        anchor = base.state.manifest if repeats is None else _repeated(repeats, base.state, versions)
+        copy = None if repeats is None else versions.find(repeats.branch, repeats.first, repeats.id)
+        anchor = base.state.manifest if copy is None else copy.manifest
         return anchor, _changes_after(after, number, versions), True
     record = merge_records_of(of.state.manifest).get(base.id)
     # The base came in by a merge. Only the merge of exactly this version shows its fragments; an older or newer merge
@@ -392,11 +393,6 @@ def base_and_changes(of: Lineage, base: Lineage, versions: Versions) -> tuple[Ma
     if merged is None:
         return None, [], False
     return merged.manifest, _changes_after(segments[segments.index(segment) :], record.dest, versions), False
-
-
-def _repeated(segment: BranchSegment, base: State, versions: Versions) -> Manifest:
-    copy = versions.find(segment.branch, segment.first, segment.id)
-    return base.manifest if copy is None else copy.manifest
 
 
 def _changes_after(segments: Sequence[BranchSegment], after: int, versions: Versions) -> list[Change]:

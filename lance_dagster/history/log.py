@@ -76,7 +76,10 @@ class LogFilter:
     def __call__(self, version: Version) -> bool:
         """Tell whether a version meets the conditions."""
         return (
-            all(_has(version, key, value) for key, value in self.properties.items())
+            all(
+                key in version.properties and value in (None, version.properties[key])
+                for key, value in self.properties.items()
+            )
             # The name is compared whole: a part of a name would also match other people.
             and (self.committer is None or self.committer == version.committer)
             and (self.message is None or self.message.casefold() in (version.message or "").casefold())
@@ -216,10 +219,6 @@ def _excluded(ancestry: Ancestry, after: State | None) -> Callable[[VersionRef],
         )
 
     return excluded
-
-
-def _has(version: Version, key: str, value: str | None) -> bool:
-    return key in version.properties and value in (None, version.properties[key])
 
 
 def _utc(time: datetime) -> datetime:

@@ -226,7 +226,7 @@ class Landed:
 
     @property
     def compares_states(self) -> bool:
-        """Whether the newest version alone is read first, since it mostly shows that the others only appended too.
+        """Whether the newest version alone is read first: it mostly shows that all other writers only appended, too.
 
         Otherwise each of many writers would read what all others committed. Not on other branches than `main`, which
         may be deleted and made again with the same rows.

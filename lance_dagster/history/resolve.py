@@ -6,7 +6,7 @@
     branch:name      the branch, where a tag has the same name; `tag:name` the tag
     3f9ac2d1         the version of that commit id, or the only one whose id begins so (at least 8 digits)
 
-    ref~3            three versions before, along first parents and across fork points; `ref~` is one
+    ref~3            three versions before, along first parents and across fork points; `ref~` is one version before
     ref^2            the second parent, which a merge brought in; `ref^` is the first parent, `ref^0` the version itself
 
 None of the characters with a meaning here may occur in a name. A ref is resolved once, at the start of a read or a

@@ -50,7 +50,7 @@ _FIRST_NAMES = 8
 _WORKERS, _MANY = 8, 2
 # How many of the versions that landed meanwhile are read at once, before they are asked for.
 _READ_AHEAD = 64
-# Two bounds, since versions differ in size: many small ones, or few of tables with very many fragments.
+# Two bounds, since versions differ in size: many small versions, or few versions of tables with very many fragments.
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
 # Those of a few short branches, which are copied when the branch is deleted.
@@ -170,7 +170,7 @@ class Versions:
     _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
     # By branch, the newest version that was committed to it; `main` is in `_latest`.
     _tips: dict[str, State] = field(default_factory=dict)
-    # The branches whose manifests were last seen under names of the first scheme, and under those of the second.
+    # The branches whose manifests were last seen under names of the first scheme, and under names of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
     _ids: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Versions:
         return next(iter(self.newest_few(branch)), None)
 
     def newest_few(self, branch: str) -> list[int]:
-        """Return the newest versions of a branch, newest first: one at least, where there is one."""
+        """Return the newest versions of a branch, newest first: at least one version, if there is any."""
         folder = self._folder(branch)
         if self.store.ordered_listing:
             # Names count down from 2^64-1, so the first few of an ordered listing hold the newest version. Two cases
@@ -233,7 +233,7 @@ class Versions:
     def listed(self) -> State | None:
         """Read the version of `main` that was the newest when `has_versions` listed it; None where it is gone.
 
-        There may be newer ones.
+        There may be newer versions.
         """
         state = self.find(layout.MAIN, self._listed[0], fresh=True) if self._listed else None
         if state is not None and len(self._listed) > 1:
@@ -345,17 +345,17 @@ class Versions:
         transaction = transaction or self._stored_transaction(branch, manifest)
         return State(branch, manifest, transaction, path, own_id, len(data))
 
-    def find_range(self, branch: str, first: int, end: int, branch_id: str) -> list[State]:
-        """Read the versions `first` to `end` of a branch that exist, oldest first.
+    def find_range(self, branch: str, first: int, newest: int, branch_id: str) -> list[State]:
+        """Read the versions `first` to `newest` of a branch that exist, oldest first.
 
         The branch is listed only when a version is missing: most ranges are short and have no gap, and reading such a
         range takes no listing at all.
         """
         states: list[State] = []
-        for number in range(first, end + 1):
+        for number in range(first, newest + 1):
             state = self.find(branch, number, branch_id)
             if state is None:
-                later = [listed for listed in self.numbers(branch) if number < listed <= end]
+                later = [listed for listed in self.numbers(branch) if number < listed <= newest]
                 return states + [self.load(branch, listed, branch_id) for listed in later]
             states.append(state)
         return states
@@ -441,15 +441,15 @@ class Versions:
     def latest(self, branch: str) -> State | None:
         """Return the newest version of `main` that this object has read or committed; the store is not asked.
 
-        There may be newer ones, and it may be gone (`is_stored`).
+        There may be newer versions, and this version may be gone (`is_stored`).
         """
         return self._latest if branch == layout.MAIN else None
 
     def tip(self, branch: str) -> State | None:
         """Return the newest version that was committed to a branch other than `main`, with its branch; else None.
 
-        There may be newer ones, and it may be gone: whoever commits on it lists the newest number, and the fence of the
-        branch compares the id.
+        There may be newer versions, and this version may be gone: whoever commits on it lists the newest number, and
+        the fence of the branch compares the id.
         """
         return self._tips.get(branch)
 
@@ -480,7 +480,7 @@ class Versions:
             self._latest = state
 
     def read(self, branch: str, number: int, data: bytes) -> None:
-        """Cache a version of `main` whose manifest was read; a damaged one is left to those who read it again."""
+        """Cache a version of `main` whose manifest was read; a damaged manifest is left to the next reader."""
         if branch == layout.MAIN:
             with suppress(FormatError, StoreError):
                 self._read_state(branch, number, branch, (self.manifest_path(branch, number), data))

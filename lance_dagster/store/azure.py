@@ -58,7 +58,8 @@ class AzureStore(PrefixStore):
         account = host.partition(".")[0]
         if account and self._options.setdefault("account_name", account) != account:
             raise InvalidInputError(
-                f"{uri} names the storage account {account!r}, and the storage option account_name names another one"
+                f"{uri} names the storage account {account!r}, and the storage option account_name names another "
+                "account"
             )
         self._connected: tuple[int, Any] | None = None
 
@@ -149,7 +150,7 @@ class AzureStore(PrefixStore):
 
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy a blob, or all blobs below a prefix, on the server; return whether there are any."""
-        source = AzureStore(source_uri, self._given())
+        source = AzureStore(source_uri, self._pylance_options())
         names = [(entry.key, f"/{entry.key}") for entry in source.walk("")] or [("", "")]
         # Azure cannot copy a prefix: blobs are copied one by one, and an interrupted copy is repeated by the caller.
         return all(self._copy_blob(source, name, key + suffix) for name, suffix in names)
@@ -260,7 +261,7 @@ class AzureStore(PrefixStore):
 
         return self._ask(f"copy {source.uri}/{name} to {self._uri}/{key}", send)
 
-    def _given(self) -> Mapping[str, str]:
+    def _pylance_options(self) -> Mapping[str, str]:
         return {AZURE.options[name][0]: value for name, value in self._options.items()}
 
     def _if_match(self, tag: str) -> dict[str, object]:

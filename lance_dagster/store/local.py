@@ -98,8 +98,8 @@ class LocalStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object atomically, replacing any existing one; synced when it is `durable`."""
-        with self._written(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
-            # Atomic: a reader sees the old object or the new one, never a mixture.
+        with self._temporary_file(key, data, synced=durable and self._durable, moves=True) as (temporary, target):
+            # Atomic: a reader sees the old object or the new object, never a mixture.
             os.replace(temporary, target)
 
     def put_hint(self, key: str, data: bytes) -> None:
@@ -122,7 +122,7 @@ class LocalStore:
         The content is synced in any case, with the files and folders of `after`; the name unless `synced` is False.
         """
         try:
-            with self._written(key, data, synced=self._durable, moves=False, named=synced, after=after) as paths:
+            with self._temporary_file(key, data, synced=self._durable, moves=False, named=synced, after=after) as paths:
                 temporary, target = paths
                 # Atomic and exclusive: fails with FileExistsError when another writer was first.
                 os.link(temporary, target)
@@ -156,7 +156,9 @@ class LocalStore:
 
     def list_some(self, folder: str, limit: int) -> Collection[str]:
         """Return the names of at most `limit` files in a folder, unordered, without reading the rest of the folder."""
-        return list(islice(self._files(folder), limit))
+        with self._scanned(folder) as entries:
+            files = (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
+            return list(islice(files, limit))
 
     def folders(self, folder: str) -> tuple[str, ...]:
         """Return the names of the folders in a folder, sorted; links are not followed."""
@@ -183,10 +185,6 @@ class LocalStore:
             if error.errno == errno.ELOOP:
                 self.refuse_links(key)
             raise
-
-    def _files(self, folder: str) -> Iterator[str]:
-        with self._scanned(folder) as entries:
-            yield from (entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".tmp"))
 
     @contextmanager
     def _scanned(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
@@ -248,7 +246,7 @@ class LocalStore:
 
     def _copied(self, source: Path, key: str) -> None:
         target = self._root / key
-        self._made(str(target.parent), synced=self._durable)
+        self._make_folder(str(target.parent), synced=self._durable)
         copy_at_once(source, target, self._sync if self._durable else None)
         self.sync_folder(key.rpartition("/")[0])
 
@@ -341,7 +339,7 @@ class LocalStore:
         return self._tree.links(folder)
 
     @contextmanager
-    def _written(
+    def _temporary_file(
         self, key: str, data: bytes, *, synced: bool, moves: bool, named: bool = True, after: Sequence[str] = ()
     ) -> Iterator[tuple[str, str]]:
         """Yield a synced temporary file and its target; once the caller linked or renamed it, sync the name if `named`.
@@ -409,10 +407,10 @@ class LocalStore:
                 return open(path, "xb")  # without a path object; the caller closes it
             except FileNotFoundError:
                 # This is repeated, since a process that deletes what was there may remove the empty folder at once.
-                self._made(folder, synced=synced)
+                self._make_folder(folder, synced=synced)
         return open(path, "xb")  # as above
 
-    def _made(self, folder: str, *, synced: bool) -> None:
+    def _make_folder(self, folder: str, *, synced: bool) -> None:
         """Make a folder and the folders above it, and sync the entry of each new folder, the uppermost first."""
         missing: list[str] = []
         for _ in range(_ATTEMPTS):
@@ -474,7 +472,7 @@ class LocalStore:
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         # The kernel releases the lock when the process ends, so a killed writer cannot block others. The lock file is
-        # never deleted: a lock on an unlinked file would not exclude a process that creates a new one.
+        # never deleted: a lock on an unlinked file would not exclude a process that creates a new file.
         path = (self._root / key).parent.parent / ".lock"
         with _translated("lock", str(path)), path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -22,7 +22,7 @@ _TICK_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Searched:
+class _SearchedFolder:
     """The names of the links and of the folders in a folder, which had this number and time then."""
 
     stamp: tuple[int, int]
@@ -36,7 +36,7 @@ class LocalTree:
 
     root: str
     # What the folders held that were searched.
-    _searched: dict[str, _Searched] = field(default_factory=dict)
+    _searched: dict[str, _SearchedFolder] = field(default_factory=dict)
 
     def links(self, *folders: str) -> Sequence[str]:
         """Return the keys of the links at or below folders, sorted.
@@ -80,7 +80,7 @@ class LocalTree:
                     raise StoreError(f"cannot look at {self.root}/{key}: {error}") from error
                 yield ObjectInfo(key, status.st_size, status.st_mtime)
 
-    def _search(self, folder: str) -> _Searched:
+    def _search(self, folder: str) -> _SearchedFolder:
         path = f"{self.root}/{folder}"
         links, folders = list[str](), list[str]()
         try:
@@ -97,10 +97,10 @@ class LocalTree:
                     elif entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
         except (FileNotFoundError, NotADirectoryError):
-            return _Searched((0, 0))
+            return _SearchedFolder((0, 0))
         except OSError as error:
             raise StoreError(f"cannot list {path}: {error}") from error
-        searched = _Searched(stamp, tuple(links), tuple(folders))
+        searched = _SearchedFolder(stamp, tuple(links), tuple(folders))
         if time.time_ns() - status.st_mtime_ns > _TICK_NS:
             self._searched[folder] = searched
         return searched

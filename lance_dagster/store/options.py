@@ -205,7 +205,7 @@ def _refuse_control_characters(uri: str) -> None:
     """Refuse a NUL, a line break and the like, which pylance refuses or removes.
 
     Raises:
-        InvalidInputError: The URI has one.
+        InvalidInputError: The URI has a control character.
     """
     if re.search(r"[\x00-\x1f\x7f]|%00", uri):
         raise InvalidInputError(f"a table URI cannot contain control characters: {shown_uri(uri)!r}")

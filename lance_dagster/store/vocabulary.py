@@ -24,7 +24,7 @@ class Vocabulary(NamedTuple):
 
     provider: str
     options: Mapping[str, tuple[str, ...]]
-    # Credentials that exclude each other: any of them given as an option keeps those of the environment out.
+    # Credentials that exclude each other: any of them given as an option keeps all credentials of the environment out.
     credentials: frozenset[str]
     secrets: frozenset[str]
 
@@ -134,7 +134,7 @@ def _environment(vocabulary: Vocabulary, options: Mapping[str, str]) -> dict[str
     }
     for name, value in settings.items():
         check_option(name, value)
-    # For pylance, either of them applies to all providers.
+    # For pylance, each of the two variables applies to all providers.
     plain = os.environ.get("AZURE_STORAGE_ALLOW_HTTP", os.environ.get("AWS_ALLOW_HTTP"))
     return settings if plain is None else {**settings, "allow_http": plain}
 

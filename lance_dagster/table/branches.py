@@ -39,7 +39,7 @@ class Branches:
         self._context = context
 
     def list(self, pattern: str | None = None) -> dict[str, Branch]:
-        """Return the branches by name, without `main` and without those being created or deleted.
+        """Return the branches by name, without `main` and without branches that are being created or deleted.
 
         Args:
             pattern: A glob pattern such as `"run/*"`; the files of other branches are not read.
@@ -48,29 +48,29 @@ class Branches:
             InvalidInputError: The pattern has more than 256 characters.
         """
         # A branch that is not ready may lack its first version, so a reader could not open it.
-        return {name: found for name, found in self._context.refs.branches(pattern).items() if found.state == READY}
+        return {name: branch for name, branch in self._context.refs.branches(pattern).items() if branch.state == READY}
 
     def get(self, name: str) -> Branch:
-        """Return one branch; reads one file.
+        """Return a branch; reads one file.
 
         Raises:
             RefNotFoundError: The branch does not exist, or is `main`, which has no branch file.
         """
-        found = self._context.refs.branch(name)
+        branch = self._context.refs.branch(name)
         # A branch that is being created or deleted is reported as missing: its files are incomplete.
-        if found is None or found.state != READY:
+        if branch is None or branch.state != READY:
             raise self._context.refs.branch_not_found(name)
-        return found
+        return branch
 
     def recall(self, name: str) -> Branch:
-        """Return one branch as `get` does, from memory where it was read before; where it was forked never changes."""
-        found = self._context.refs.remembered(name)
-        return self.get(name) if found is None or found.state != READY else found
+        """Return a branch as `get` does, from memory where it was read before; its fork point never changes."""
+        branch = self._context.refs.remembered(name)
+        return self.get(name) if branch is None or branch.state != READY else branch
 
     def opened_at(self) -> Version:
-        """Return the version of `main` that was the newest when the table was opened, for a caller that just did that.
+        """Return the version of `main` that was the newest when the table was opened, for a caller that just opened it.
 
-        It saves object storage a listing. Where the version is gone, the newest one is returned.
+        This saves a listing on object storage. If the version is gone, the newest version is returned.
         """
         return self._context.versions.describe(self._context.versions.listed() or self._context.head(MAIN))
 
@@ -84,8 +84,8 @@ class Branches:
 
         `table.head` raises then, and reads the names of all branches for its error.
         """
-        found = self._context.find_head(name)
-        return None if found is None else self._context.versions.describe(found)
+        head = self._context.find_head(name)
+        return None if head is None else self._context.versions.describe(head)
 
     def create(
         self,
@@ -103,7 +103,7 @@ class Branches:
         Args:
             name: The new branch.
             at: The version to fork from.
-            exist_ok: Return the branch of that name when there is one, wherever it was forked.
+            exist_ok: Return an existing branch of that name, wherever it was forked.
             metadata: Stored with the branch.
 
         Raises:
@@ -124,30 +124,30 @@ class Branches:
         )
 
     def exists(self, name: str) -> bool:
-        """Return whether a branch has a file, also one that is being created or deleted; reads that file."""
+        """Return whether a branch has a file, even while it is being created or deleted; reads that file."""
         return self._context.refs.branch_to_change(name) is not None
 
     def unmerged(self, head: Version) -> Sequence[Version]:
-        """Return a version of a branch and those before it that `main` had not when it was last read, newest first.
+        """Return the versions of a branch up to `head` that `main` did not contain when it was last read, newest first.
 
         These are the versions of `table.log(head, after="main")`. For a branch of `main` that was read before, only
-        those are read that were not read yet.
+        versions that were not read yet are read.
         """
         context, versions = self._context, self._context.versions
-        # An older version of `main` contains less, so that no version is left out.
-        state, main = context.recall(head), versions.latest(MAIN) or versions.listed()
-        branch = state.of
+        # The version of `main` that was read last may be old. It then contains less, so no version is left out.
+        tip, main = context.recall(head), versions.latest(MAIN) or versions.listed()
+        branch = tip.of
         if branch is None or main is None or branch.parent_branch != MAIN:
             return first_parent_log(context, head, after=MAIN, limit=None, only=None)
         merged = lineage_of(main, context.refs).contained.get(branch.id, 0)
-        states = versions.find_range(branch.name, max(branch.first, merged), state.number, branch.id)
-        numbers = [each.number for each in states]
-        return [versions.describe(each, numbers) for each in reversed(states) if each.number > merged]
+        states = versions.find_range(branch.name, max(branch.first, merged), tip.number, branch.id)
+        numbers = [state.number for state in states]
+        return [versions.describe(state, numbers) for state in reversed(states) if state.number > merged]
 
     def is_ready(self, name: str) -> bool:
-        """Return whether there is a branch that takes commits; `main` is one. Reads one file."""
-        found = None if name == MAIN else self._context.refs.branch_to_change(name)
-        return name == MAIN or (found is not None and found.state == READY)
+        """Return whether there is a branch that takes commits, such as `main`. Reads one file."""
+        branch = None if name == MAIN else self._context.refs.branch_to_change(name)
+        return name == MAIN or (branch is not None and branch.state == READY)
 
     def fork(self, name: str, start: Version, *, metadata: Mapping[str, str] | None = None) -> Version:
         """Fork a branch from a version that the caller has just read, unless it exists; return its newest version.
@@ -160,7 +160,7 @@ class Branches:
             metadata: Stored with the branch.
 
         Raises:
-            InvalidRefNameError: As `create` says; so do the others.
+            InvalidRefNameError: The name breaks a rule, as for `create`.
             InvalidInputError: A key of the metadata is reserved.
             AlreadyExistsError: A tag has the name.
         """
@@ -169,7 +169,7 @@ class Branches:
         parent = self._context.recall(start)
         branch = branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
         tip = versions.tip(name)
-        # There is one only where this call made the branch; another process may have made it.
+        # There is a tip of this branch only if this call made it; another process may have made the branch.
         is_own = tip is not None and tip.of is not None and tip.of.id == branch.id
         return versions.describe(tip if tip is not None and is_own else self._context.head(name))
 
@@ -178,11 +178,11 @@ class Branches:
 
         Args:
             name: The branch.
-            newest: The newest of its versions that may be deleted; the branch is kept when there is a newer one, also
-                one that is committed at the same time. None for any.
+            newest: The newest of its versions that may be deleted; the branch is kept when there is a newer version,
+                even if that is committed at the same time. None for any.
 
         Raises:
-            InvalidInputError: The branch is `main`, or `newest` is not a version, or one of another branch.
+            InvalidInputError: The branch is `main`, or `newest` is not a version of the branch.
             RefNotFoundError: There is no such branch, or it is `main` and `newest` is given.
             ProtectedError: The branch is protected.
             ConflictError: A tag or another branch refers to it, or it has a version after `newest`.
@@ -213,7 +213,7 @@ class Branches:
             InvalidInputError: The branch is `main`.
             RefNotFoundError: There is no such branch.
             AlreadyExistsError: The new name is taken, or another branch had it until less than a day ago.
-            ProtectedError: One of the names is protected.
+            ProtectedError: The old or the new name is protected.
             ConflictError: A tag or another branch refers to it.
         """
         return rename.rename_branch(name, new_name, self._context.refs, self._context.versions)
@@ -221,11 +221,11 @@ class Branches:
     def reset(self, name: str, at: Ref = MAIN, *, message: str | None = None, properties: Properties = None) -> Branch:
         """Reset a branch to a version, as `git reset --hard` does; the branch keeps its metadata.
 
-        A reset to an older version of its own gives the branch a new version with the content of that one and with that
-        one as its parent, and drops the versions in between. `restore` goes back without dropping any, also on `main`.
-        A reset to a version of another branch works as if the branch was deleted and created again; its own versions
-        are lost. A concurrent commit to the branch then raises `CommitConflictError`, or `CommitStateUnknownError` when
-        it may have been merged before.
+        A reset of `run/7` from version 8 to its own version 5 makes version 9 with the content of version 5 and with
+        version 5 as its parent, and drops the versions 6 to 8. `restore` goes back without dropping versions, also on
+        `main`. A reset to a version of another branch works as if the branch was deleted and created again; its own
+        versions are lost. A concurrent commit to the branch then raises `CommitConflictError`, or
+        `CommitStateUnknownError` when it may have been merged before.
 
         Args:
             name: The branch; not `main`.
@@ -242,30 +242,37 @@ class Branches:
                 the branch began meanwhile and takes precedence.
             CommitConflictError: Another writer committed while the branch was reset to a version of its own.
         """
-        given = CommitInfo.of(name, message, properties).as_properties()
+        stored_properties = CommitInfo.of(name, message, properties).as_properties()
         target = self._context.at(at, fresh=True)
         # Two operations: a reset to one of its own versions keeps the branch; a reset to any other version replaces it
         # by a new branch of that name.
         if target.branch == name:
-            return reset.reset_to_own_version(target, self._context.refs, self._context.versions, given)
+            return reset.reset_to_own_version(target, self._context.refs, self._context.versions, stored_properties)
         refs, versions = self._context.refs, self._context.versions
-        return branch_operations.reset_branch(name, target, refs, versions, properties=given)
+        return branch_operations.reset_branch(name, target, refs, versions, properties=stored_properties)
 
     def recover(self, name: str) -> Branch:
         """Bring back a branch that lost its file or its versions, or that was deleted less than about a day ago.
 
-        The branch file is written anew from the first version, and missing versions are restored from the copies that
-        garbage collection has not deleted yet, except those that a reset dropped. Where the branch file was lost, its
-        own metadata is lost too. A branch that has its file and versions is returned unchanged. The files that the
-        versions name stay as long as the copies; where another program deleted one that the newest version needs, the
-        branch stays away. A slow deletion that began earlier may delete the restored versions; its process then
-        restores them. If that process dies first and the branch has no version, call this again; older versions may
-        then be missing. A commit that was under way when the branch was deleted may be on it afterwards, where it
-        raised a `CommitStateUnknownError`.
+        A branch that has its file and its versions is returned unchanged. Otherwise:
+
+        - A lost branch file is written anew from the first version; the metadata of the branch is lost.
+        - Missing versions are restored from copies, which exist until garbage collection deletes them. Versions that a
+          reset dropped stay away.
+        - The data files of the versions are kept as long as the copies. If another program deleted a data file that the
+          newest version needs, the branch is not recovered.
+
+        Concurrent work may change the result:
+
+        - A slow deletion that began earlier may delete the restored versions, and then its process restores them. If
+          the process dies in between and the branch has no version, call `recover` again; older versions may be
+          missing then.
+        - A commit that was under way when the branch was deleted, and raised `CommitStateUnknownError`, may be a
+          version of the recovered branch.
 
         Raises:
-            RefNotFoundError: Nothing of such a branch is left, it was renamed, it has later versions under another name
-                that it was given, or the branch that it was forked from is gone.
+            RefNotFoundError: Neither the file nor a version of the branch is left; or the branch was renamed, or has
+                later versions under another name; or the branch that it was forked from is gone.
             AlreadyExistsError: A tag has the name.
             ConflictError: A branch of the name is being created, deleted or reset; or another process took the name,
                 deleted the branch or recovered it meanwhile.
@@ -307,20 +314,20 @@ class Branches:
         """Remove patterns that `protect` added, of branches and of tags; one write for both.
 
         Raises:
-            InvalidInputError: Nothing is protected by such a pattern; then none is removed.
+            InvalidInputError: Nothing is protected by such a pattern; then no pattern is removed.
         """
         return protecting.change_protection(self._context.store, Protection(), _patterns(patterns, tags))
 
     def ahead_behind(self, ref: Ref, other: Ref = MAIN) -> tuple[int, int]:
-        """Return the number of versions that only `ref` contains, and of those that only `other` contains.
+        """Return the number of versions that only `ref` contains, and of the versions that only `other` contains.
 
         Versions are counted from file names.
         """
         refs = self._context.refs
         # One `AheadBehind` for both directions, because it keeps the listed names of each branch.
-        left, right = (lineage_of(self._context.at(found), refs) for found in (ref, other))
+        first, second = (lineage_of(self._context.at(side), refs) for side in (ref, other))
         distances = AheadBehind(refs.branches(), self._context.versions)
-        return distances.ahead(left, right), distances.ahead(right, left)
+        return distances.ahead(first, second), distances.ahead(second, first)
 
     def merge_base(self, ref: Ref, other: Ref) -> Version:
         """Return the newest version that two versions contain.
@@ -328,8 +335,8 @@ class Branches:
         Raises:
             InvalidInputError: The versions have nothing in common.
         """
-        found = merge_commit.base_of(self._context, self._context.at(ref), self._context.at(other))
-        return self._context.versions.describe(found)
+        base = merge_commit.base_of(self._context, self._context.at(ref), self._context.at(other))
+        return self._context.versions.describe(base)
 
     def status(self) -> TableStatus:
         """Return how far every branch and tag is ahead of `main` and behind it.
@@ -350,11 +357,11 @@ class Branches:
         if name == MAIN:
             uri = self._context.uri
             raise InvalidInputError(f"main of {uri} has no parent branch, so there is nothing to sync it with")
-        found = self._context.refs.branch(name)
-        if found is None:
+        branch = self._context.refs.branch(name)
+        if branch is None:
             raise self._context.refs.branch_not_found(name)
         options = MergeOptions(strategy=strategy, message=message, properties=properties or {})
-        merged = merge_commit.merge(self._context, self._context.at(found.parent_branch), name, options)
+        merged = merge_commit.merge(self._context, self._context.at(branch.parent_branch), name, options)
         return merged.described(self._context)
 
     def is_merged(self, source: Ref, into: str = MAIN) -> Version | None:
@@ -363,8 +370,8 @@ class Branches:
         Raises:
             RefNotFoundError: There is no such source, or no such branch `into`.
         """
-        found = merge_commit.find_merged(self._context, self._context.at(source), self._context.head(into))
-        return None if found is None else self._context.versions.describe(found)
+        version = merge_commit.find_merged(self._context, self._context.at(source), self._context.head(into))
+        return None if version is None else self._context.versions.describe(version)
 
     def preview(
         self,
@@ -400,12 +407,12 @@ class Branches:
         options = MergeOptions(strategy=strategy, message=message, properties=properties or {})
         state, head = self._context.at(source), self._context.head(into)
         # Conflicts are looked for first: a branch created in vain would have to be deleted, which a crash may prevent.
-        found = preview.preview(self._context, state, into, strategy=strategy)
-        if found.conflicts:
+        merge_preview = preview.preview(self._context, state, into, strategy=strategy)
+        if merge_preview.conflicts:
             raise MergeConflictError(
                 f"cannot merge {state} into {head} of {self._context.uri}; nothing was written:",
-                found.conflicts,
-                remedy=preview.remedy_of_branch(found, name),
+                merge_preview.conflicts,
+                remedy=preview.remedy_of_branch(merge_preview, name),
             )
         # The states that were read above, not the refs: a commit in between must not change what was checked.
         name = name or preview_name(state.branch, into)
@@ -425,7 +432,7 @@ class Branches:
         """List the numbers of a branch's versions after `after`, ascending, from file names alone."""
         check_string("the name of a branch", name)
         after = whole_number("after", after, 0)
-        return [found for found in self._context.versions.numbers(name) if found > after]
+        return [number for number in self._context.versions.numbers(name) if number > after]
 
 
 def preview_name(source: str, into: str) -> str:
@@ -434,5 +441,5 @@ def preview_name(source: str, into: str) -> str:
     return f"preview/{f'main-into-{into}' if source == MAIN else source}"
 
 
-def _patterns(given: Sequence[str], tags: Sequence[str]) -> Protection:
-    return Protection(branches=string_list("patterns", given, "release/*"), tags=string_list("tags", tags, "v*"))
+def _patterns(branches: Sequence[str], tags: Sequence[str]) -> Protection:
+    return Protection(branches=string_list("patterns", branches, "release/*"), tags=string_list("tags", tags, "v*"))

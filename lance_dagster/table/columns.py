@@ -19,7 +19,8 @@ from lance_dagster.history.versions import State, Version
 class Columns:
     """The columns of a table, as `table.columns`.
 
-    Each method makes one version, or none when nothing changes; `set_metadata` always makes one. No file is rewritten.
+    Each method makes one version, or no version when nothing changes; `set_metadata` always makes a version. No file is
+    rewritten.
 
     A path names a column, or `column.field` for a field inside a struct. When a concurrent commit conflicts, the edit
     is made again from the new head.
@@ -39,14 +40,14 @@ class Columns:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Add columns after the existing ones; their values are written to additional data files.
+        """Add columns after the existing columns; their values are written to additional data files.
 
         Args:
             columns: The source of the columns. Arrow fields or a schema: nulls, for which no file is written. A mapping
                 from name to Lance SQL expression, such as `{"speed": "distance / air_time", "source": "'FAA'"}`. A
                 function from a `pyarrow.RecordBatch` of the columns `reads` to a batch of the new columns with as many
                 rows; it is also called once for a sample row, to determine the columns. Or a `pyarrow.Table` with the
-                columns `on` and the new ones: each row gets the values of its key, or nulls.
+                columns `on` and the new columns: each row gets the values of its key, or nulls.
             reads: The columns passed to a function.
             on: The key columns of a table.
             branch: The branch to commit to.
@@ -62,9 +63,9 @@ class Columns:
         """
         info = CommitInfo.of(branch, message, properties)
         # Validated before anything is read: a single string would be taken for a sequence of one-character names.
-        read = None if reads is None else string_list("reads", reads, "id")
+        inputs = None if reads is None else string_list("reads", reads, "id")
         keys = None if on is None else string_list("on", on, "id")
-        return self._described(column_edits.add_columns(self._context, columns, info, reads=read, on=keys))
+        return self._described(column_edits.add_columns(self._context, columns, info, reads=inputs, on=keys))
 
     def add_fields(
         self,
@@ -78,14 +79,15 @@ class Columns:
         """Add nullable fields at the end of a struct; they are null in the rows that the table has.
 
         Args:
-            struct: The path of the struct: a column, a field inside of one, or `lines.item` for the structs in a list.
+            struct: The path of the struct: a column, a field inside of a column, or `lines.item` for the structs in a
+                list.
             fields: The fields.
             branch: The branch to commit to.
             message: The commit message.
             properties: Stored with the transaction.
 
         Raises:
-            InvalidInputError: The path is not that of a struct, or a field exists already or is not nullable.
+            InvalidInputError: The path does not lead to a struct, or a field exists already or is not nullable.
             CommitConflictError: Concurrent commits conflicted with each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
@@ -105,9 +107,9 @@ class Columns:
             InvalidInputError: A path names no field, or the table, a struct or a fragment would keep no field.
         """
         info = CommitInfo.of(branch, message, properties)
-        given = string_list("columns", columns, "note")
+        paths = string_list("columns", columns, "note")
         # A function instead of fields: after a concurrent commit it is applied to the fields of the new head.
-        return self._described(column_edits.project(self._context, info, partial(evolution.drop_fields, paths=given)))
+        return self._described(column_edits.project(self._context, info, partial(evolution.drop_fields, paths=paths)))
 
     def rename(
         self,
@@ -145,8 +147,8 @@ class Columns:
         """
         info = CommitInfo.of(branch, message, properties)
         # Only the order of the fields in the schema changes; data files keep their own order of columns.
-        given = string_list("columns", columns, "id")
-        reordered = partial(evolution.reorder_columns, names=given)
+        names = string_list("columns", columns, "id")
+        reordered = partial(evolution.reorder_columns, names=names)
         return self._described(column_edits.project(self._context, info, reordered))
 
     def cast(
@@ -185,8 +187,8 @@ class Columns:
         """Make a column nullable or non-nullable.
 
         Raises:
-            InvalidInputError: There is no such field, it has nulls and would forbid them, or is a key and would not;
-                or it is the entry or key of a map, or would forbid nulls inside of a list or map.
+            InvalidInputError: There is no such field; it has nulls and would forbid them; it is a key and would allow
+                nulls; it is the entry or key of a map; or it would forbid nulls inside of a list or map.
         """
         info = CommitInfo.of(branch, message, properties)
         # Nullable to non-nullable reads the column: the schema must not exclude nulls that the rows have.

@@ -59,8 +59,8 @@ class Config:
     def table_metadata(self, ref: Ref = MAIN) -> dict[str, str]:
         """Return the table metadata of a version, without the entries that merges recorded."""
         # Merges are recorded in table metadata, because pylance preserves it when it commits on top.
-        found = self._context.recall(ref).manifest.table_metadata
-        return {key: value for key, value in found.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
+        metadata = self._context.recall(ref).manifest.table_metadata
+        return {key: value for key, value in metadata.items() if not key.startswith(MERGE_RECORD_PREFIXES)}
 
     def set_table_metadata(
         self,
@@ -71,7 +71,7 @@ class Config:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Update the table metadata; the arguments are those of `set`.
+        """Update the table metadata; arguments as for `set`.
 
         Entries that merges recorded stay, even with `replace`.
 
@@ -80,9 +80,9 @@ class Config:
         """
         update = map_update("metadata", metadata, replace=replace)
         # A changed merge record would let a later merge start from a wrong merge base.
-        taken = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
-        if taken:
-            raise InvalidInputError(f"these keys are reserved for the records of merges: {', '.join(taken)}")
+        reserved = sorted(key for key in metadata if key.startswith(MERGE_RECORD_PREFIXES))
+        if reserved:
+            raise InvalidInputError(f"these keys are reserved for the records of merges: {', '.join(reserved)}")
         return self._committed(UpdateConfig(table_metadata=update), CommitInfo.of(branch, message, properties))
 
     def set_schema_metadata(
@@ -94,7 +94,7 @@ class Config:
         message: str | None = None,
         properties: Properties = None,
     ) -> Version:
-        """Update the schema metadata, which Arrow schemas carry; the arguments are those of `set`."""
+        """Update the schema metadata, which Arrow schemas carry; arguments as for `set`."""
         update = UpdateConfig(schema_metadata=map_update("metadata", metadata, replace=replace))
         return self._committed(update, CommitInfo.of(branch, message, properties))
 

@@ -43,7 +43,7 @@ class Maintenance(Generic[TableT]):
         self._context, self._table_of = context, table_of
 
     def verify(self, ref: Ref | None = None, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
-        """Look for damage in one version, or in all versions, files, branches and tags.
+        """Look for damage in a version, or in all versions, files, branches and tags.
 
         Nothing is written. Concurrent writers may continue.
 
@@ -60,15 +60,15 @@ class Maintenance(Generic[TableT]):
             NotFoundError: There is no such branch, tag, version or commit id.
         """
         check_flag("deep", deep)
-        # A `Version` goes in as its ref, which is resolved again: the verified manifest is that in the store.
+        # A `Version` goes in as its ref, which is resolved again: the manifest in the store is verified.
         return verification.verify(self._context, None if ref is None else str(ref), deep=deep, progress=progress)
 
     def record_digests(self, ref: Ref | None = None, *, progress: Progress | None = None) -> int:
-        """Record the SHA-256 of each data file that has none yet, for `verify(deep=True)` to compare.
+        """Record the SHA-256 of each data file that has no digest yet, for `verify(deep=True)` to compare.
 
         Each file is read once. With the storage option `record_digests` set to "true", writers do this for the files
         they write. A digest is an empty object beside the file, with the digest in its name; it is deleted with the
-        file. Files in format 0.1, and those of names with more than 183 bytes, get none. Idempotent.
+        file. Files in format 0.1, and files of names with more than 183 bytes, get no digest. Idempotent.
 
         Args:
             ref: The version whose files are read; None for all versions of all branches.
@@ -80,7 +80,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             NotFoundError: There is no such branch, tag, version or commit id.
             CorruptFileError: A manifest cannot be read.
-            PermissionRefusedError: The credentials may not write beside a data file, such as that of another table.
+            PermissionRefusedError: The credentials may not write beside a data file, such as a file of another table.
         """
         return verification.record_digests(self._context, None if ref is None else str(ref), progress)
 
@@ -116,14 +116,14 @@ class Maintenance(Generic[TableT]):
             AlreadyExistsError: The branch has another base path of that name or at that place.
             InvalidInputError: The place is in this or another table, or cannot be reached with the options known.
         """
-        wanted = NewBase(
+        base = NewBase(
             name=name,
             uri=check_table_alone(uri),
             is_dataset_root=is_dataset_root,
             message=message,
             properties=properties or {},
         )
-        return base_stores.add_base(self._context, branch, wanted)
+        return base_stores.add_base(self._context, branch, base)
 
     def allow_base(self, uri: str | os.PathLike[str]) -> None:
         """Allow versions of this table to name files at a place outside of it, for every reader.
@@ -140,8 +140,8 @@ class Maintenance(Generic[TableT]):
             StoreError: The place cannot be written. Readers can allow it with the storage option `allowed_base_paths`.
         """
         place = check_table_alone(uri)
-        known = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
-        self._context.versions.bases.allow_everyone(place, known)
+        base_id = next((base.id for base in self._context.at(MAIN).manifest.base_paths if base.path == place), 0)
+        self._context.versions.bases.allow_everyone(place, base_id)
 
     def move_base(
         self,
@@ -215,13 +215,13 @@ class Maintenance(Generic[TableT]):
         properties: Properties = None,
         **options: Unpack[CloneOptions],
     ) -> TableT:
-        """Clone one version to a new table, and return the new table.
+        """Clone a version to a new table, and return the new table.
 
-        A shallow clone is one manifest that references the files of this table, and can be read as long as they exist.
-        A tag `clone-<digest>` on the cloned version keeps them; delete it when the clone is deleted. Where this table
-        is a shallow clone itself, the tables that it was cloned from get such a tag for the new one. A deep clone
-        copies the files of the version, on the server when both tables are in one object store; repeat an interrupted
-        call to copy the rest. History, branches and tags are not cloned.
+        A shallow clone is a manifest that references the files of this table, and can be read as long as they exist.
+        A tag `clone-<digest>` on the cloned version keeps them; delete it when the clone is deleted. If this table is a
+        shallow clone itself, the tables that it was cloned from get such a tag for the new clone. A deep clone copies
+        the files of the version, on the server when both tables are in one object store; repeat an interrupted call to
+        copy the remaining files. History, branches and tags are not cloned.
 
         Args:
             uri: The URI of the clone.
@@ -229,7 +229,7 @@ class Maintenance(Generic[TableT]):
             shallow: Reference the files instead of copying them.
             message: The commit message of the clone's first version.
             properties: Stored with its transaction.
-            **options: `storage_options`, those of the clone; None for those of this table. `progress`, called with the
+            **options: `storage_options` of the clone; None for the options of this table. `progress`, called with the
                 number of copied files and their total.
 
         Raises:
@@ -240,7 +240,7 @@ class Maintenance(Generic[TableT]):
             ConflictError: Its branch is being reset or renamed.
         """
         # The ref is resolved once: a commit to the branch during a long copy must not change what is cloned.
-        made = clone.clone(
+        cloned = clone.clone(
             self._context,
             self._context.at(at, fresh=True),
             check_table_alone(uri),
@@ -248,7 +248,7 @@ class Maintenance(Generic[TableT]):
             properties=CommitInfo.of(MAIN, message, properties).as_properties(),
             **options,
         )
-        return self._table_of(made)
+        return self._table_of(cloned)
 
     def indices(self, ref: Ref = MAIN) -> tuple[IndexStatus, ...]:
         """Return the indices of a version by name, each with the number of rows that it covers."""
@@ -276,9 +276,9 @@ class Maintenance(Generic[TableT]):
         properties: Properties = None,
         progress: Progress | None = None,
     ) -> Version:
-        """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger ones; rows stay the same.
+        """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger fragments of the same rows.
 
-        Row ids and row versions are kept. A version that reserves fragment ids precedes the returned one; when no
+        Row ids and row versions are kept. A version that reserves fragment ids precedes the returned version; when no
         fragment needs rewriting, the newest version is returned. Tables with indices or blobs are compacted by pylance,
         which makes the versions. An index that a branch inherited no longer covers the rewritten rows; `indices` says
         how many rows it misses.
@@ -287,7 +287,7 @@ class Maintenance(Generic[TableT]):
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
             target_rows: The number of rows below which a fragment is small, unless its files have 512 MiB or more.
             deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
-            message: The commit message; a version that pylance makes has none.
+            message: The commit message; a version that pylance makes has no message.
             properties: Stored with the transaction, except where pylance compacts.
             progress: Called with the number of rewritten groups of fragments and their total; pylance does not call it.
 
@@ -296,7 +296,7 @@ class Maintenance(Generic[TableT]):
             CommitConflictError: Concurrent commits changed the same fragments at each attempt.
         """
         info = CommitInfo.of(branch, message, properties)
-        # Compaction needs ids for new fragments, which a first commit reserves, so that concurrent appends get others.
+        # A first commit reserves the ids of the new fragments, so that concurrent appends get other ids.
         goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
         return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
 
@@ -349,9 +349,9 @@ class Maintenance(Generic[TableT]):
         The digest covers the schema with its metadata, the data files and the deleted rows of each fragment, row ids,
         table config, table metadata and indices. It does not cover the number, time and transaction of the version,
         fragment ids, and the place of files. A new branch therefore has the content id of the version it was forked
-        from, and after a fast-forward merge `main` has that of the merged branch. Equal rows that were written twice
-        have different digests, because they are in different data files. Reads one deletion file for each fragment
-        that has one.
+        from, and after a fast-forward merge `main` has the content id of the merged branch. Equal rows that were
+        written twice have different digests, because they are in different data files. Reads the deletion file of each
+        fragment that has deleted rows.
         """
         return content_id_of(self._context.versions, self._context.at(ref))
 
@@ -377,8 +377,8 @@ class Maintenance(Generic[TableT]):
         table file has, are never deleted.
 
         Args:
-            older_than: How long a version is kept after a newer one replaced it; None for the stored rules, or 14 days
-                without stored rules.
+            older_than: How long a version is kept after a newer version replaced it; None for the stored rules, or 14
+                days without stored rules.
             dry_run: Report what would be deleted without deleting it.
             keep_last: The number of newest versions of each branch that are kept at any age.
             branches: Other ages for branches whose names match a pattern: `{"run/*": timedelta(days=2)}`. The first
@@ -406,16 +406,16 @@ class Maintenance(Generic[TableT]):
             stored, dry_run = None, True
         age = _duration(older_than if older_than is not None else stored.default.older_than if stored else DEFAULT_AGE)
         # An age of zero keeps nothing by itself, so without `older_than` the stored rules alone decide.
-        rest = timedelta(0) if stored and older_than is None else age
-        given = Retention(
-            default=Rule(older_than=rest, keep_last=keep_last),
-            branches={pattern: Rule(older_than=found, keep_last=keep_last) for pattern, found in ages.items()},
+        default_age = timedelta(0) if stored and older_than is None else age
+        arguments = Retention(
+            default=Rule(older_than=default_age, keep_last=keep_last),
+            branches={pattern: Rule(older_than=limit, keep_last=keep_last) for pattern, limit in ages.items()},
         )
         # A writer stages files before it commits them, so an unreferenced file may belong to a commit in progress.
         grace = max(age, _SHORTEST_GRACE) if grace is None else _duration(grace)
         options = GarbageOptions(
             # Both apply, and each can only keep more versions: a call cannot override the stored rules.
-            rules=(given, stored) if stored else (given,),
+            rules=(arguments, stored) if stored else (arguments,),
             grace=grace,
             # With a shorter grace, the caller takes responsibility for other writers, so it shortens both waits.
             settling=min(grace, SETTLING),
@@ -433,11 +433,11 @@ class Maintenance(Generic[TableT]):
         return None if text is None else retention_from_json(text)
 
 
-def _ages(given: object) -> dict[str, timedelta]:
-    found = require_mapping("branches", given, "{'run/*': timedelta(days=2)}")
-    for pattern in found:
+def _ages(branches: object) -> dict[str, timedelta]:
+    ages = require_mapping("branches", branches, "{'run/*': timedelta(days=2)}")
+    for pattern in ages:
         check_string("a pattern of branches", pattern)
-    return {pattern: _duration(age) for pattern, age in found.items()}
+    return {pattern: _duration(age) for pattern, age in ages.items()}
 
 
 def _duration(value: object) -> timedelta:

@@ -9,7 +9,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import SQUASHED_PREFIX
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
-from lance_dagster.history.refs.ref_files import READY, Branch, Tag
+from lance_dagster.history.refs.ref_files import READY, Branch
 from lance_dagster.history.versions import State, Version
 
 # Loading a head is a wait for the store, so a few threads shorten the status of many branches.
@@ -20,9 +20,9 @@ _READERS = 8
 class RefStatus:
     """A branch or tag compared with `main`.
 
-    `ahead` is the number of versions that only the ref contains, `behind` of those that only `main` contains. When the
-    version was removed, `version` is None and the counts are 0. `squashed` says whether its changes reached `main` by a
-    squash merge, which records no second parent. `held` says who holds a tag and why; None when it is not held.
+    `ahead` is the number of versions that only the ref contains, `behind` the number that only `main` contains. When
+    the version was removed, `version` is None and the counts are 0. `squashed` says whether its changes reached `main`
+    by a squash merge, which records no second parent. `held` says who holds a tag and why; None when it is not held.
     """
 
     name: str
@@ -70,12 +70,16 @@ def status_of(context: TableContext) -> TableStatus:
     ready = sorted(name for name, branch in branches.items() if branch.state == READY)
     with ThreadPoolExecutor(_READERS) as pool:
         heads = list(pool.map(survey.head, ready))
-    tags = sorted(refs.tags().values(), key=_name)
+    tags = sorted(refs.tags().values(), key=lambda tag: tag.name)
     return TableStatus(
         main=versions.describe(main),
-        branches=tuple(survey.status(name, found) for name, found in zip(ready, heads, strict=True)),
+        branches=tuple(survey.status(name, lineage) for name, lineage in zip(ready, heads, strict=True)),
         tags=tuple(
-            replace(survey.status(tag.name, survey.version(tag.branch, tag.version)), held=_held(tag)) for tag in tags
+            replace(
+                survey.status(tag.name, survey.version(tag.branch, tag.version)),
+                held=None if tag.hold is None else str(tag.hold),
+            )
+            for tag in tags
         ),
     )
 
@@ -91,7 +95,7 @@ class _Survey:
 
     def head(self, branch: str) -> Lineage | None:
         """Return the newest version of a branch, or None when it has none."""
-        # The names are listed already for the counts, so the newest one costs no further request.
+        # The names are listed already for the counts, so the newest name costs no further request.
         numbers = self.distances.numbers(branch)
         return self.version(branch, numbers[-1]) if numbers else None
 
@@ -100,36 +104,28 @@ class _Survey:
         try:
             return lineage_of(self.context.versions.load(branch, number), self.context.refs)
         except (NotFoundError, InvalidInputError):
-            # One damaged ref must not hide the status of all others.
+            # A damaged ref must not hide the status of all other refs.
             return None
 
-    def status(self, name: str, found: Lineage | None) -> RefStatus:
+    def status(self, name: str, lineage: Lineage | None) -> RefStatus:
         """Compare the version of a ref with `main`."""
-        if found is None:
+        if lineage is None:
             return RefStatus(name=name, version=None)
         return RefStatus(
             name=name,
-            version=str(found.state),
-            rows=found.state.manifest.rows,
-            ahead=self.distances.ahead(found, self.main),
-            behind=self.distances.ahead(self.main, found),
-            squashed=_squashed(self.main.state, self.branches.get(found.state.branch), found.state),
+            version=str(lineage.state),
+            rows=lineage.state.manifest.rows,
+            ahead=self.distances.ahead(lineage, self.main),
+            behind=self.distances.ahead(self.main, lineage),
+            squashed=_squashed(self.main.state, self.branches.get(lineage.state.branch), lineage.state),
         )
 
 
-def _name(tag: Tag) -> str:
-    return tag.name
-
-
-def _held(tag: Tag) -> str | None:
-    return None if tag.hold is None else str(tag.hold)
-
-
 def _squashed(main: State, branch: Branch | None, state: State) -> bool:
-    """Return whether a squash merge into `main` contained this version, and not only an older one of its branch."""
+    """Return whether a squash merge into `main` contained this version, and not only an older version of its branch."""
     if branch is None:
         return False
     name, _, number = main.manifest.table_metadata.get(f"{SQUASHED_PREFIX}{branch.id}", "").rpartition("@")
-    # The record is looked up by branch id and compared by name: the record of a branch that was merged through another
-    # branch names the other one.
+    # The record is looked up by branch id and compared by name: if the branch was merged through another branch, the
+    # record names that branch.
     return name == branch.name and number.isdecimal() and int(number) >= state.number

@@ -53,7 +53,7 @@ class LanceTable:
 
     A ref that names nothing raises `RefNotFoundError`, a ref whose version was cleaned up raises
     `VersionNotFoundError`. When others commit meanwhile, a write is rebased or repeated; it raises
-    `CommitConflictError` where the others replaced the table or were faster at each attempt, and
+    `CommitConflictError` where other writers replaced the table or were faster at each attempt, and
     `CommitStateUnknownError` where it may or may not have landed.
     """
 
@@ -66,7 +66,7 @@ class LanceTable:
         """Open an existing table.
 
         Args:
-            uri: A local path or `s3://bucket/path`. `split_table_uri` splits one that names a version.
+            uri: A local path or `s3://bucket/path`. `split_table_uri` splits a URI that names a version.
             storage_options: Credentials and endpoint, under pylance's names.
 
         Raises:
@@ -104,12 +104,12 @@ class LanceTable:
 
         Raises:
             AlreadyExistsError: There is a table already.
-            InvalidInputError: As for `open`; or the place is a base path of another table, or in a folder of one.
+            InvalidInputError: As for `open`; or the place is a base path of another table, or in a folder of a table.
         """
         check_table_alone(uri)
-        given = CommitInfo.of(MAIN, message, properties).as_properties()
+        stored_properties = CommitInfo.of(MAIN, message, properties).as_properties()
         context = open_context(uri, storage_options)
-        create(context, schema, given, **options)
+        create(context, schema, stored_properties, **options)
         return cls(context)
 
     @staticmethod
@@ -243,7 +243,7 @@ class LanceTable:
         *,
         isolated: bool = False,
     ) -> pa.Table:
-        """Read rows into memory; the arguments are those of `scan`."""
+        """Read rows into memory; arguments as for `scan`."""
         if isolated:
             return self.scan(ref, columns, filter, isolated=True).read_all()
         return datafiles.read(self.to_lance(ref), columns, filter)
@@ -276,7 +276,7 @@ class LanceTable:
 
     def to_lance(self, ref: "Ref" = MAIN, *, rows_only: bool = False) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for all that pylance reads; `rows_only` saves three requests."""
-        # For its rows alone, a version that was read before is not asked for again, and that of a branch is opened
+        # With `rows_only`, a version that was read before is not asked for again, and a version of a branch is opened
         # without `main`: such a dataset knows neither tags nor other branches.
         context = self._context
         return context.open_rows(context.recall(ref)) if rows_only else context.dataset(context.at(ref))
@@ -314,7 +314,7 @@ class LanceTable:
         properties: "Properties" = None,
         partitions: Sequence[str] = (),
     ) -> "WriteResult":
-        """Replace all rows, and the schema where the new rows do not fit the old one; arguments as for `append`."""
+        """Replace all rows, and the schema if the new rows do not fit it; arguments as for `append`."""
         info = CommitInfo.of(branch, message, properties, partitions)
         return self._result(write.overwrite(self._context, data, info))
 
@@ -405,8 +405,8 @@ class LanceTable:
 
         Rows that change keep their ids and the version they were created at, on a table with stable row ids. A key
         with a null in it equals no other key, so a source row with such a key is always inserted. When several rows of
-        the table have a key, all of them change. When two writers insert the same key at the same time, the second one
-        updates the row that the first one inserted.
+        the table have a key, all of them change. When two writers insert the same key at the same time, the second
+        writer updates the row that the first writer inserted.
 
         Args:
             data: Arrow rows, held in memory, or the result of `stage_upsert` for a Spark frame. Rows may lack columns
@@ -449,7 +449,7 @@ class LanceTable:
         """Return the target with which another process stages data files: `write_files(target, batches)`.
 
         Args:
-            schema: The columns of the files; None for those of the version. The files can be committed to any branch.
+            schema: The columns of the files; None for all columns of the version. Any branch can commit the files.
             ref: The version that decides the columns, the base paths and the file format.
             base: The name of the base path to write the files to, which the version must have; None for the
                 table itself. Pass the target's `base` on to the `StagedFiles` made of them.
@@ -478,7 +478,7 @@ class LanceTable:
     ) -> "MergePreview":
         """Return a preview of a merge, with all its conflicts; nothing is written.
 
-        The arguments are those of `merge`; the preview's `conflicting_rows` reads the rows in conflict.
+        Arguments as for `merge`; the preview's `conflicting_rows` reads the rows in conflict.
         """
         return preview.preview(self._context, self._context.at(source), into, strategy=strategy, mode=mode)
 
@@ -499,8 +499,8 @@ class LanceTable:
 
         Args:
             source: The branch, or another ref, to merge.
-            strategy: The side that wins conflicts, "source-wins" or "dest-wins": for all of them, or by unit or kind of
-                conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others.
+            strategy: The side that wins conflicts, "source-wins" or "dest-wins": for all conflicts, or by unit or kind
+                of conflict, such as `{"rows": "source-wins", "column price": "dest-wins"}`, with "*" for all others.
                 Changes that do not conflict are kept from both sides, whatever the strategy.
             mode: "merge"; "ff-only" to refuse when `into` has changes that `source` does not contain; "squash" to
                 apply the changes as one commit that does not record the merge, after which the branch can
@@ -523,11 +523,11 @@ class LanceTable:
         message: str | None = None,
         properties: "Properties" = None,
     ) -> "WriteResult":
-        """Apply the change of one version to another branch.
+        """Apply the change of a version to another branch.
 
         The head of the branch is returned, and nothing is written, when the branch has the change already or the
         version only moved rows, such as a compaction. A branch that reverted the change gets it again. The new version
-        keeps the committer of the picked one, and its message unless another one is given; the property
+        keeps the committer of the picked version, and its message unless `message` is given; the property
         `lance_dagster.cherry_pick.by` says who picked it.
 
         Args:
@@ -580,14 +580,14 @@ class LanceTable:
         A branch whose newest version is a restore of that version is left as it is.
 
         Args:
-            ref: The version to go back to: one of that branch, or one from before its fork point.
+            ref: The version to go back to: a version of the branch, or a version from before its fork point.
         """
         to = self._context.at(ref, fresh=True)
         options = PickOptions(properties=CommitInfo.of(branch, message or f"restore {to}", properties).as_properties())
         return self._result(picks.restore(self._context, to, branch, options))
 
-    def _result(self, written: Written) -> "WriteResult":
-        return written.described(self._context)
+    def _result(self, committed: Written) -> "WriteResult":
+        return committed.described(self._context)
 
     def _described(self, state: State) -> "Version":
         return self._context.versions.describe(state)

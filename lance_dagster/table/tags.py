@@ -38,15 +38,15 @@ class Tags:
         return self._context.refs.tags(pattern, limit, exempt=tuple(exempt))
 
     def get(self, name: str) -> Tag:
-        """Return one tag; reads one file.
+        """Return a tag; reads one file.
 
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        found = self._context.refs.tag_to_change(name)
-        if found is None:
+        tag = self._context.refs.tag_to_change(name)
+        if tag is None:
             raise self._context.refs.tag_not_found(name)
-        return found
+        return tag
 
     def create(self, name: str, at: Ref, *, metadata: Mapping[str, str] | None = None, immutable: bool = False) -> Tag:
         """Name a version.
@@ -77,7 +77,7 @@ class Tags:
         metadata: Mapping[str, str] | None = None,
         force: bool = False,
     ) -> Tag:
-        """Point a tag to another version by compare-and-swap; create it when there is none and none is expected.
+        """Point a tag to another version by compare-and-swap; create the tag if it is missing and `expected` is None.
 
         Args:
             name: The tag.
@@ -89,8 +89,8 @@ class Tags:
         Raises:
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
-            RefNotFoundError: There is no such tag and one was expected; or no such version, or its branch was deleted
-                meanwhile.
+            RefNotFoundError: There is no such tag, and `expected` is given; or there is no such version, or its branch
+                was deleted meanwhile.
             ProtectedError: It is held or immutable; or protected, and the version on a branch that is not; or it
                 follows a channel, and `force` is False.
         """
@@ -98,8 +98,8 @@ class Tags:
         refs, versions = self._context.refs, self._context.versions
         state = self._context.at(at)
         target = TagTarget(state=state, metadata=metadata or {}, guard=self._guard("move", state, force=force))
-        read = refs.tag_to_change(name)
-        if expected is None and read is None:
+        stored = refs.tag_to_change(name)
+        if expected is None and stored is None:
             try:
                 return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
@@ -108,7 +108,7 @@ class Tags:
                 if refs.tag(name) is None:
                     raise
         where = None if expected is None else str(expected)
-        return tag_operations.move_tag(name, target, refs, versions, expected=where, stored=read)
+        return tag_operations.move_tag(name, target, refs, versions, expected=where, stored=stored)
 
     def rollback(
         self,
@@ -289,5 +289,5 @@ class Tags:
         return protecting.change_protection(self._context.store, Protection(), _patterns(patterns))
 
 
-def _patterns(given: Sequence[str]) -> Protection:
-    return Protection(tags=string_list("patterns", given, "v*"))
+def _patterns(patterns: Sequence[str]) -> Protection:
+    return Protection(tags=string_list("patterns", patterns, "v*"))

@@ -1,1 +1,1 @@
-"""Rules by which one version becomes the next. Nothing here reads or writes files, or looks at a clock."""
+"""Rules by which a transaction turns a version into the next version. No module here reads files or a clock."""

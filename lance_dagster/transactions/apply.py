@@ -96,12 +96,12 @@ def next_version(head: Manifest, changed: Manifest, *, timestamp: int, writer: W
         replace(
             changed,
             version=head.version + 1,
-            # It is never before that of the parent: clock skew must not reorder a log or a time travel by date.
+            # It is never before the parent's timestamp: clock skew must not reorder a log or a time travel by date.
             timestamp=max(timestamp, head.timestamp),
             # The manifest file holds the transaction itself.
             transaction_file="",
             writer=writer,
-            # These two describe the parent version, not the new one.
+            # These two describe the parent version.
             version_aux_data=0,
             tag="",
         )
@@ -129,12 +129,12 @@ def _refuse_unknown_numbers(changed: Manifest) -> None:
 def _before_bitmaps_were_right(writer: WriterVersion | None) -> bool:
     if writer is None:
         return True
-    found = re.fullmatch(r"0\.(\d{1,9})\.(\d{1,9})", writer.version)
-    return writer.library == "lance" and found is not None and (int(found[1]), int(found[2])) < (8, 15)
+    release = re.fullmatch(r"0\.(\d{1,9})\.(\d{1,9})", writer.version)
+    return writer.library == "lance" and release is not None and (int(release[1]), int(release[2])) < (8, 15)
 
 
 def with_feature_flags(manifest: Manifest) -> Manifest:
-    """Recompute the feature flags that depend on the content of a manifest; keep the others."""
+    """Recompute the feature flags that depend on the content of a manifest; keep all other flags."""
     shared = Flag(0)
     if manifest.fragments.deletions:
         shared |= Flag.DELETION_FILES
@@ -161,16 +161,16 @@ def _delete(head: Manifest, operation: ops.Delete) -> Manifest:
 
 
 def _with_vectors(head: Manifest, updated: Sequence[Fragment]) -> list[Fragment]:
-    """Return the fragments of head with the deletion files of the updated ones.
+    """Return the fragments of `head` that an operation updated, with the new deletion files.
 
     Only the deletion file is taken over: the change may have been prepared on an older version, and its data files may
     since have been replaced by a column change.
     """
-    found = []
+    fragments = []
     for fragment in updated:
         own = head.fragments.find(fragment.id)
-        found.append(fragment if own is None else replace(own, deletion=fragment.deletion))
-    return found
+        fragments.append(fragment if own is None else replace(own, deletion=fragment.deletion))
+    return fragments
 
 
 def _update(head: Manifest, operation: ops.Update) -> Manifest:
@@ -183,8 +183,8 @@ def _update(head: Manifest, operation: ops.Update) -> Manifest:
     added = operation.new_fragments
     if head.stable_row_ids:
         added = _with_creation(head, operation)
-    kept = _without(head, operation.removed_fragment_ids, updated)
-    changed = _with_added(head, kept, added)
+    remaining = _without(head, operation.removed_fragment_ids, updated)
+    changed = _with_added(head, remaining, added)
     if operation.writes_columns:
         touched = [fragment.id for fragment in operation.updated_fragments]
         changed = uncover_fields(changed, operation.fields_modified, touched)
@@ -204,8 +204,8 @@ def _with_creation(head: Manifest, operation: ops.Update) -> list[Fragment]:
         return list(operation.new_fragments)
     sources = [own for number in ids if (own := head.fragments.find(number)) is not None]
     return [
-        with_creation(fragment, sources) if wanted else fragment
-        for fragment, wanted in zip(operation.new_fragments, missing, strict=True)
+        with_creation(fragment, sources) if lacks_versions else fragment
+        for fragment, lacks_versions in zip(operation.new_fragments, missing, strict=True)
     ]
 
 
@@ -227,7 +227,7 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
     if restored is None:
         raise InvalidInputError(f"cannot restore version {number}: its manifest was not passed as `restored`")
     # None means that no fragment was ever numbered.
-    ids = [known for known in (head.max_fragment_id, restored.max_fragment_id) if known is not None]
+    ids = [fragment_id for fragment_id in (head.max_fragment_id, restored.max_fragment_id) if fragment_id is not None]
     return replace(
         restored,
         branch=head.branch,
@@ -237,7 +237,11 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
         max_fragment_id=max(ids, default=None),
         next_row_id=max(head.next_row_id, restored.next_row_id),
         max_allocated_field_id=max(
-            (known for known in (head.max_allocated_field_id, restored.max_allocated_field_id) if known is not None),
+            (
+                field_id
+                for field_id in (head.max_allocated_field_id, restored.max_allocated_field_id)
+                if field_id is not None
+            ),
             default=None,
         ),
     )
@@ -246,30 +250,32 @@ def _restored(head: Manifest, restored: Manifest | None, number: int) -> Manifes
 def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
     # The ids of the new fragments were reserved by an earlier commit, so they are kept instead of being assigned.
     fragments = head.fragments
-    last = -1 if head.max_fragment_id is None else head.max_fragment_id
+    highest = -1 if head.max_fragment_id is None else head.max_fragment_id
     for group in operation.groups:
         new = [fragment.id for fragment in group.new]
         fragments = _exchanged(fragments, [fragment.id for fragment in group.old], group.new)
-        last = max(last, *new) if new else last
-    moved = replace(head, fragments=fragments, max_fragment_id=last if last >= 0 else None)
+        highest = max(highest, *new) if new else highest
+    moved = replace(head, fragments=fragments, max_fragment_id=highest if highest >= 0 else None)
     return apply_rewrite(moved, operation)
 
 
 def _exchanged(fragments: Fragments, old: Sequence[int], new: Sequence[Fragment]) -> Fragments:
-    """Replace fragments by others, ordered by id: `validate` of pylance requires that order."""
-    kept = fragments.changed(old, {})
-    taken = set(kept.ids).intersection(fragment.id for fragment in new)
-    if taken:
-        raise InvalidInputError(f"there is a fragment {min(taken)} already; a rewrite needs ids that were reserved")
+    """Replace the fragments `old` by the fragments `new`, ordered by id: `validate` of pylance requires this order."""
+    remaining = fragments.changed(old, {})
+    duplicates = set(remaining.ids).intersection(fragment.id for fragment in new)
+    if duplicates:
+        raise InvalidInputError(
+            f"there is a fragment {min(duplicates)} already; a rewrite needs ids that were reserved"
+        )
     # Unchanged items stay encoded: only ids are needed for sorting.
-    together = [*zip(kept.ids, kept.items, strict=True), *((fragment.id, fragment) for fragment in new)]
-    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], kept.decoder)
+    together = [*zip(remaining.ids, remaining.items, strict=True), *((fragment.id, fragment) for fragment in new)]
+    return Fragments([item for _, item in sorted(together, key=lambda pair: pair[0])], remaining.decoder)
 
 
 def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
-    given = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
-    known, named = set(head.fragments.ids), set(given.ids)
-    unknown, lost = sorted(named - known), sorted(known - named)
+    fragments = operation.fragments if isinstance(operation.fragments, Fragments) else Fragments(operation.fragments)
+    ids, named = set(head.fragments.ids), set(fragments.ids)
+    unknown, lost = sorted(named - ids), sorted(ids - named)
     if unknown:
         raise InvalidInputError(f"version {head.version} has no fragment {unknown[0]}")
     # A fragment is missing when another commit added it after the merge operation was prepared.
@@ -278,16 +284,16 @@ def _merge(head: Manifest, operation: ops.Merge) -> Manifest:
     # Encoded items are compared first: only fragments that differ are decoded.
     before = dict(zip(head.fragments.ids, head.fragments.items, strict=True))
     changed: dict[int, Fragment] = {}
-    for number, item in zip(given.ids, given.items, strict=True):
+    for number, item in zip(fragments.ids, fragments.items, strict=True):
         if item != before[number]:
-            own, fragment = head.fragments.find(number), given.find(number)
+            own, fragment = head.fragments.find(number), fragments.find(number)
             if own is not None and fragment is not None and own.files != fragment.files:
                 changed[number] = with_new_values(fragment, head.version + 1) if head.stable_row_ids else fragment
     merged = replace(
         head,
         fields=operation.fields,
         schema_metadata=operation.schema_metadata,
-        fragments=given.changed((), changed),
+        fragments=fragments.changed((), changed),
     )
     return drop_indices_without_fields(drop_unused_files(merged, head.fields))
 
@@ -299,8 +305,8 @@ def _project(head: Manifest, operation: ops.Project) -> Manifest:
 def drop_unused_files(manifest: Manifest, before: Sequence[Field]) -> Manifest:
     """Drop data files that contain only fields missing from the schema, when the schema lost fields."""
     live = {field.id for field in manifest.fields}
-    gone = not live.issuperset(field.id for field in before)
-    return _without_dead_files(manifest, manifest.fragments.ids) if gone else manifest
+    lost_fields = not live.issuperset(field.id for field in before)
+    return _without_dead_files(manifest, manifest.fragments.ids) if lost_fields else manifest
 
 
 def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifest:
@@ -323,8 +329,8 @@ def _without_dead_files(manifest: Manifest, fragments: Iterable[int]) -> Manifes
 
 
 def _reserve(head: Manifest, operation: ops.ReserveFragments) -> Manifest:
-    last = -1 if head.max_fragment_id is None else head.max_fragment_id
-    return replace(head, max_fragment_id=last + operation.count)
+    highest = -1 if head.max_fragment_id is None else head.max_fragment_id
+    return replace(head, max_fragment_id=highest + operation.count)
 
 
 def _config(head: Manifest, operation: ops.UpdateConfig) -> Manifest:
@@ -359,14 +365,14 @@ def _replace_data(head: Manifest, operation: ops.DataReplacement) -> Manifest:
 
 
 def _with_file(fragment: Fragment, file: DataFile) -> tuple[DataFile, ...]:
-    wanted = set(file.fields)
+    fields = set(file.fields)
     for place, own in enumerate(fragment.files):
-        if set(own.fields) - {TOMBSTONE_FIELD} == wanted:
+        if set(own.fields) - {TOMBSTONE_FIELD} == fields:
             return (*fragment.files[:place], file, *fragment.files[place + 1 :])
     # Replacing part of a file would leave two files with values of one field.
-    if any(wanted.intersection(own.fields) for own in fragment.files):
+    if any(fields.intersection(own.fields) for own in fragment.files):
         raise InvalidInputError(
-            f"a file of fields {list(file.fields)} cannot replace one of fragment {fragment.id}: no file of the "
+            f"a file of fields {list(file.fields)} cannot replace a file of fragment {fragment.id}: no file of the "
             "fragment holds exactly these fields"
         )
     return (*fragment.files, file)
@@ -387,11 +393,11 @@ def _without(head: Manifest, removed: Sequence[int], updated: Sequence[Fragment]
         raise InvalidInputError(f"in version {head.version} {error}") from error
 
 
-def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> Manifest:
+def _with_added(head: Manifest, remaining: Fragments, added: Sequence[Fragment]) -> Manifest:
     """Add fragments: assign fragment ids and, with stable row ids, row ids and row versions."""
     # Other writers may have recorded a maximum that is too low; an id assigned twice would lose rows.
-    last = -1 if head.max_fragment_id is None else head.max_fragment_id
-    fragment_id = max(last, max(head.fragments.ids, default=-1))
+    highest = -1 if head.max_fragment_id is None else head.max_fragment_id
+    fragment_id = max(highest, max(head.fragments.ids, default=-1))
     if fragment_id + len(added) > MAX_FRAGMENT_ID:
         raise InvalidInputError(f"version {head.version} has a fragment {fragment_id}; there are no more ids after it")
     # Both limits are checked before anything is assigned: beyond them, ids would wrap around and be used twice.
@@ -409,7 +415,7 @@ def _with_added(head: Manifest, kept: Fragments, added: Sequence[Fragment]) -> M
         numbered.append(new)
     return replace(
         head,
-        fragments=kept.added(numbered),
+        fragments=remaining.added(numbered),
         max_fragment_id=fragment_id if fragment_id >= 0 else None,
         next_row_id=row_id,
     )

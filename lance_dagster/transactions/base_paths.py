@@ -32,7 +32,7 @@ def fork(parent: Manifest, branch: str, *, root_uri: str, parent_uri: str) -> Ma
     """
     bases = list(parent.base_paths)
     root = _base_for(bases, root_uri, ROOT_BASE)
-    # A branch of a branch needs two base paths: one for the files of its parent, one for those of the root.
+    # A branch of a branch needs two base paths: one for the files of its parent, one for the files of the root.
     own = root if parent_uri == root_uri else _base_for(bases, parent_uri, parent.branch or ROOT_BASE)
     return _named_through(replace(parent, branch=branch, base_paths=tuple(bases)), own.id, parent_uri)
 
@@ -47,9 +47,9 @@ def shallow_clone(source: Manifest, *, source_uri: str, name: str) -> Manifest:
     """
     # The base path "root" of the source is the root of another table.
     bases = [replace(base, name=f"{name}-root") if base.name == ROOT_BASE else base for base in source.base_paths]
-    taken = {base.name for base in bases}
+    used = {base.name for base in bases}
     names = (name if count == 1 else f"{name}-{count}" for count in range(1, len(bases) + 2))
-    own = _base_for(bases, source_uri, next(free for free in names if free not in taken))
+    own = _base_for(bases, source_uri, next(free for free in names if free not in used))
     return _named_through(replace(_as_new_table(source), base_paths=tuple(bases)), own.id, source_uri)
 
 
@@ -83,21 +83,25 @@ def _named_through(manifest: Manifest, base_id: int, uri: str) -> Manifest:
     )
 
 
-def add_base_paths(known: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
-    """Return base paths followed by new ones; a new one with the id 0 gets the next free id.
+def add_base_paths(existing: Sequence[BasePath], new: Sequence[BasePath]) -> tuple[BasePath, ...]:
+    """Return base paths followed by new base paths; a new base path with the id 0 gets the next free id.
 
     Raises:
         InvalidInputError: An id, a name or a path is taken.
     """
-    bases = list(known)
+    bases = list(existing)
     for base in new:
         # In a transaction, the id 0 means that an id has to be assigned.
-        number = base.id or max((other.id for other in bases), default=0) + 1
-        for other in bases:
-            if other.id == number or other.path == base.path or (other.name is not None and other.name == base.name):
+        number = base.id or max((present.id for present in bases), default=0) + 1
+        for present in bases:
+            if (
+                present.id == number
+                or present.path == base.path
+                or (present.name is not None and present.name == base.name)
+            ):
                 raise InvalidInputError(
-                    f"there is a base path {other.id} named {other.name!r} at {other.path} already; "
-                    f"another one needs another id, name and path than {number}, {base.name!r}, {base.path}"
+                    f"there is a base path {present.id} named {present.name!r} at {present.path} already; "
+                    f"a new base path needs another id, name and path than {number}, {base.name!r}, {base.path}"
                 )
         bases.append(replace(base, id=number))
     return tuple(bases)
@@ -136,8 +140,8 @@ def find_base_path(manifest: Manifest, name: str, branch_uri: str) -> BasePath:
         if base.name == name:
             return base
     # Base paths without a name cannot be addressed by callers.
-    known = ", ".join(repr(base.name) for base in manifest.base_paths if base.name) or "none"
-    raise InvalidInputError(f"{branch_uri} has no base path named {name!r}; it has {known}; add_base adds one")
+    names = ", ".join(repr(base.name) for base in manifest.base_paths if base.name) or "none"
+    raise InvalidInputError(f"{branch_uri} has no base path named {name!r}; it has {names}; add_base adds one")
 
 
 def with_base(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, ...]:
@@ -149,21 +153,20 @@ def with_base(fragments: Iterable[Fragment], base: BasePath) -> tuple[Fragment, 
 
 
 def shared_base_ids(source: Manifest, dest: Manifest, root_uri: str) -> dict[int | None, int]:
-    """Map base ids of `source` to those of `dest` for locations outside of the table that both reference.
+    """Map base ids of `source` to base ids of `dest`, for locations outside of the table that both reference.
 
-    A merge can keep files in such a location as they are, under the base id of `dest`.
+    {3: 5} says that base path 3 of `source` is at the same place as base path 5 of `dest`. A merge can keep files in
+    such a location as they are, under the base id of `dest`.
     """
-    known = {(base.path, base.is_dataset_root): base.id for base in dest.base_paths}
+    ids = {(base.path, base.is_dataset_root): base.id for base in dest.base_paths}
     outside = (base for base in source.base_paths if not _is_at(base.path, root_uri))
     return {
-        base.id: known[base.path, base.is_dataset_root]
-        for base in outside
-        if (base.path, base.is_dataset_root) in known
+        base.id: ids[base.path, base.is_dataset_root] for base in outside if (base.path, base.is_dataset_root) in ids
     }
 
 
 def with_root_base(
-    fragments: Sequence[Fragment], manifest: Manifest, root_uri: str, kept: Mapping[int | None, int] | None = None
+    fragments: Sequence[Fragment], manifest: Manifest, root_uri: str, elsewhere: Mapping[int | None, int] | None = None
 ) -> tuple[Fragment, ...]:
     """Return fragments in the root's `data/` with the base id under which `manifest` references the root.
 
@@ -171,16 +174,16 @@ def with_root_base(
         fragments: The fragments.
         manifest: A manifest of the branch that will reference them.
         root_uri: The canonical URI of the table.
-        kept: For files in other locations: their base id, and the base id of the same location in `manifest`.
+        elsewhere: For files in other locations: their base id, and the base id of the same location in `manifest`.
 
     Raises:
         InvalidInputError: The branch references the root under another URI.
     """
-    base_id, known = root_base_id(manifest, root_uri), kept or {}
+    base_id, base_ids = root_base_id(manifest, root_uri), elsewhere or {}
     return tuple(
         replace(
             fragment,
-            files=tuple(replace(file, base_id=known.get(file.base_id, base_id)) for file in fragment.files),
+            files=tuple(replace(file, base_id=base_ids.get(file.base_id, base_id)) for file in fragment.files),
         )
         for fragment in fragments
     )
@@ -288,7 +291,7 @@ def moved_base_paths(
 
 
 def replace_base_paths(manifest: Manifest, changed: Iterable[BasePath]) -> Manifest:
-    """Return a manifest with base paths replaced by those with the same ids."""
+    """Return a manifest with base paths replaced by the changed base paths with the same ids."""
     new = {base.id: base for base in changed}
     return replace(manifest, base_paths=tuple(new.get(base.id, base) for base in manifest.base_paths))
 
@@ -296,8 +299,8 @@ def replace_base_paths(manifest: Manifest, changed: Iterable[BasePath]) -> Manif
 def restored_base_paths(bases: Iterable[BasePath], newer: Iterable[BasePath]) -> tuple[BasePath, ...]:
     """Return the base paths of an older version, at their newer locations where a newer version defines them."""
     # The id alone is not enough: an older version may have given it to another base path.
-    known = {(base.id, base.name, base.is_dataset_root): base for base in newer}
-    return tuple(known.get((base.id, base.name, base.is_dataset_root), base) for base in bases)
+    relocated = {(base.id, base.name, base.is_dataset_root): base for base in newer}
+    return tuple(relocated.get((base.id, base.name, base.is_dataset_root), base) for base in bases)
 
 
 def _is_at(path: str, folder: str) -> bool:

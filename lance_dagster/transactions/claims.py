@@ -63,12 +63,12 @@ class Claim:
         """Whether the commit claims to provide all rows of its scope."""
         return self.mode != APPEND and not (self.mode == UPSERT and self.predicate == NO_KEYS)
 
-    def shared_partitions(self, other: "Claim") -> tuple[str, ...] | None:
+    def shared_partitions(self, claim: "Claim") -> tuple[str, ...] | None:
         """Return the partitions that both claim; None when either does not name its partitions."""
         # None is not "no common partition": rows of unknown partitions may be in any.
-        if not self.partitions or not other.partitions:
+        if not self.partitions or not claim.partitions:
             return None
-        return tuple(key for key in self.partitions if key in other.partitions)
+        return tuple(key for key in self.partitions if key in claim.partitions)
 
 
 def encode_claims(claims: Iterable[Claim]) -> str:
@@ -87,17 +87,17 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
     """Decode the claims of a commit; empty when it has none, or the property has another format."""
     # Any program can set the property, so an invalid value must not make a table unmergeable.
     try:
-        found = parsed_json(properties.get(CLAIMS, "[]"))
+        entries = parsed_json(properties.get(CLAIMS, "[]"))
         return tuple(
             Claim(
-                # A kind that only a newer release knows counts as one that claims all of its rows.
+                # A kind that only a newer release knows counts as a claim of all its rows.
                 mode=_MODES.get(entry["mode"], REPLACE),
                 predicate=entry["predicate"] and str(entry["predicate"]),
                 partitions=tuple(map(str, entry["partitions"])),
                 on=tuple(map(str, entry.get("on", ()))),
                 origin=_origin(entry.get("origin")),
             )
-            for entry in found
+            for entry in entries
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ()
@@ -119,12 +119,21 @@ _MOVES_NO_ROW = (CreateIndex, ReserveFragments, UpdateBases, UpdateConfig)
 class Change:
     """A version that one side of a merge made since the merge base.
 
-    `transaction` is None when its file was removed, `before` and `after` (the manifests around it) when they were
-    cleaned up. `undone` means that the merge input applies the reverse change, from `after` to `before`; `in_both` that
-    the other side contains the same change, or picked it after this side took it back; `taken_back` that this side took
-    it back (`taken_back.mark_taken_back`). None of these claims anything. `known` is what the other side contains, by
-    branch id: claims of these versions, which a merge repeats, do not count either. `id` is the commit id of the
-    version and `parent_id` that of the version before it on its branch, empty where it was cleaned up.
+    A change that is `undone`, `in_both` or `taken_back` claims nothing.
+
+    Attributes:
+        version: The version, such as `run/7@3`.
+        writer: The program or person that wrote it.
+        transaction: Its transaction; None when the file of the transaction was removed.
+        before: The manifest of the version before; None when it was cleaned up.
+        after: The manifest of the version; None when it was cleaned up.
+        undone: Whether the merge input applies the reverse change, from `after` to `before`.
+        in_both: Whether the other side contains the same change, or picked it after this side took it back.
+        taken_back: Whether this side took the change back (`taken_back.mark_taken_back`).
+        known: How far the other side contains each branch, by branch id. Claims of the versions that it contains, which
+            a merge repeats, do not count.
+        id: The commit id of the version.
+        parent_id: The commit id of the version before it on its branch; empty where that was cleaned up.
     """
 
     version: str
@@ -169,14 +178,14 @@ class Change:
 
     @cached_property
     def adds_no_copy(self) -> bool:
-        """Whether the operation deletes rows, brings them back or gives them values, and puts none elsewhere."""
+        """Whether the operation deletes rows, brings rows back or changes them in place, and adds no row elsewhere."""
         in_place = isinstance(self.operation, Update) and not self.operation.new_fragments
         return in_place or isinstance(self.operation, Delete)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the version. An overwrite claims everything, even without recorded claims."""
-        # A change that is undone provides no rows, and one that both sides contain cannot conflict with itself.
+        # A change that is undone provides no rows, and a change that both sides contain cannot conflict with itself.
         if self.transaction is None or self.undone or self.in_both or self.taken_back:
             return ()
         claims = decode_claims(self.transaction.properties)
@@ -184,10 +193,10 @@ class Change:
         if not (claims or takes_back or self.is_merge) and isinstance(self.transaction.operation, Overwrite):
             # pylance records no claims, but its overwrite replaces the rows of every partition.
             return (Claim(mode=OVERWRITE),)
-        made = (claim.origin or ("", 0) for claim in claims)
+        origins = (claim.origin or ("", 0) for claim in claims)
         return tuple(
             claim
-            for claim, (own, number) in zip(claims, made, strict=True)
+            for claim, (own, number) in zip(claims, origins, strict=True)
             if not own or self.known.get(own, -1) < number
         )
 
@@ -196,13 +205,20 @@ class Change:
 class SideHistory:
     """The history of one side since the merge base.
 
-    `changes` are the versions it made that the other side does not contain, oldest first. `anchor` is the merge base
-    as the side's own line of versions has it, None when there is no such version; `since` is what the line did after
-    it, merges included. Where `same_ids`, the anchor's fragments and fields have the ids they have in the merge base.
-    Else `fields` maps ids of fields of the merge base to their ids on this side, where these differ; None when no merge
-    recorded them. Up to the version number `common`, this side and the merge base are on one line of versions; beyond
-    it, equal numbers are different versions. `settled` are its merges of versions that the other side contains, if
-    they were given a strategy: what such a merge decided is not in `changes`.
+    Attributes:
+        name: The version of the side, such as `run/7@3`.
+        manifest: Its manifest.
+        changes: The versions that the side made and the other side does not contain, oldest first.
+        anchor: The merge base as the side's own line of versions has it; None when there is no such version.
+        since: What the line did after the anchor, merges included.
+        same_ids: Whether the fragments and fields of the anchor have the same ids as in the merge base.
+        space: The origin of the side's row ids.
+        common: The number of the last version that this side and the merge base share on their line of versions; beyond
+            it, equal numbers are different versions.
+        fields: Without `same_ids`, the ids of fields of the merge base and their ids on this side, where they differ;
+            None when no merge recorded them.
+        settled: The side's merges, with a strategy, of versions that the other side contains: what such a merge decided
+            is not in `changes`.
     """
 
     name: str

@@ -1,15 +1,15 @@
-"""Decide whether a pending transaction can be committed after a concurrent one.
+"""Decide whether a pending transaction can be committed after a concurrent transaction.
 
-A writer reads a version, prepares its transaction, and finds that other transactions were committed meanwhile. Each of
-these is classified against the pending transaction:
-- compatible: the pending transaction is applied on top unchanged;
+A writer reads a version, prepares its transaction, and finds that other transactions were committed meanwhile. Each
+committed transaction is classified against the pending transaction:
+- compatible: the pending transaction is applied on top unchanged, such as an append after an append;
 - rebase: both deleted rows of the same fragment, and the deletion vectors have to be combined first;
-- retryable: the writer has to read again and redo its work;
+- retryable: the writer has to read again and redo its work, such as a row change after a compaction of its fragments;
 - incompatible: a retry would overwrite the intention of the committed writer, so a person has to decide.
 
-The rules are those that pylance 14 applies to its own commits, checked pair by pair against it, because pylance and
-this package write the same tables: a pair that only one of them refuses gives no protection. Where this package is
-stricter, a comment gives the reason.
+The rules are the rules that pylance 14 applies to its own commits, checked pair by pair against pylance, because
+pylance and this package write the same tables: a pair that only one of them refuses gives no protection. Where this
+package is stricter, a comment gives the reason.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -47,33 +47,33 @@ def classify(pending: Transaction, committed: Transaction) -> Compatibility:
         pending: The transaction that is to be committed.
         committed: The transaction that was committed first.
     """
-    operation, other = pending.operation, committed.operation
+    operation, landed = pending.operation, committed.operation
     # New base paths conflict only with other base paths, whatever else was committed.
     if isinstance(operation, ops.UpdateBases):
-        return _classify_bases(operation, other)
-    if isinstance(other, _HAS_NO_ROWS):
+        return _classify_bases(operation, landed)
+    if isinstance(landed, _HAS_NO_ROWS):
         return COMPATIBLE
-    if isinstance(other, ops.UpdateMemWalState):
+    if isinstance(landed, ops.UpdateMemWalState):
         unaffected = isinstance(operation, ops.Update | ops.Rewrite | ops.UpdateConfig)
         return COMPATIBLE if unaffected else INCOMPATIBLE
     # This package cannot read overlays, so no rule could combine them with a change.
-    if isinstance(other, ops.DataOverlay):
+    if isinstance(landed, ops.DataOverlay):
         return RETRYABLE
-    if _adds_keys(pending) and isinstance(other, ops.Append | ops.Update):
-        # An upsert inserts the keys it did not find; the other rows may contain those keys by now.
+    if _adds_keys(pending) and isinstance(landed, ops.Append | ops.Update):
+        # An upsert inserts the keys it did not find; the committed rows may contain these keys by now.
         return RETRYABLE
     # Stricter than pylance: a merge that also changes columns may bring deleted rows back, or other values, in
     # fragments that the index would claim to cover.
-    if isinstance(operation, ops.CreateIndex) and isinstance(other, ops.Merge) and _merges_branches(committed):
+    if isinstance(operation, ops.CreateIndex) and isinstance(landed, ops.Merge) and _merges_branches(committed):
         return RETRYABLE
     # Stricter than pylance, which adds the rows of the same file twice.
-    if _add_same_files(operation, other):
+    if _add_same_files(operation, landed):
         return RETRYABLE
     # Fail closed: an operation without a rule is prepared again.
     rule = _RULES.get(type(operation))
-    found = RETRYABLE if rule is None else rule(operation, other)
+    verdict = RETRYABLE if rule is None else rule(operation, landed)
     # Stricter than pylance, which knows no claims.
-    return RETRYABLE if found in (COMPATIBLE, REBASE) and _replaces_claimed(pending, committed) else found
+    return RETRYABLE if verdict in (COMPATIBLE, REBASE) and _replaces_claimed(pending, committed) else verdict
 
 
 def is_plain_append(transaction: Transaction) -> bool:
@@ -83,30 +83,30 @@ def is_plain_append(transaction: Transaction) -> bool:
 
 
 def appended_since(pending: Transaction, before: Manifest, after: Manifest) -> bool:
-    """Return whether two versions alone show that all that was committed between them is compatible with an append.
+    """Return whether two versions alone show that every commit between them is compatible with an append.
 
-    They do where the later version has the fragments of the earlier one, and others behind them that were all added in
-    between and none of which was removed again; and where schema and indices are the same. So one version is read
-    instead of each that landed. A False says nothing: the transactions have to be classified one by one.
+    They show it if schema and indices are the same, and the later version has the fragments of the earlier version,
+    followed by all fragments that were added in between. So a writer reads one version instead of every version that
+    landed. A False says nothing: the transactions have to be classified one by one.
 
     Args:
         pending: An append that `is_plain_append`.
         before: A version that the append is compatible with.
         after: A later version of the same branch.
     """
-    known, now = before.fragments, after.fragments
-    added = now[len(known) :]
+    earlier, later = before.fragments, after.fragments
+    added = later[len(earlier) :]
     # An overwrite of a table without fragments would look like an append.
-    kept = len(known) > 0 and now.items[: len(known)] == known.items
+    has_earlier = len(earlier) > 0 and later.items[: len(earlier)] == earlier.items
     numbered = (after.max_fragment_id or 0) - (before.max_fragment_id or 0) == len(added)
     same_schema = after.fields == before.fields and after.max_allocated_field_id == before.max_allocated_field_id
-    if not (kept and numbered and same_schema and after.index_section == before.index_section):
+    if not (has_earlier and numbered and same_schema and after.index_section == before.index_section):
         return False
     return not _add_same_files(pending.operation, ops.Append(fragments=added))
 
 
 def same_columns(before: Manifest, after: Manifest) -> bool:
-    """Return whether rows that fit one version by the names of its columns mean the same in the other one."""
+    """Return whether rows that fit `before` by the names of its columns mean the same in `after`."""
     return before.fields == after.fields or _described(before) == _described(after)
 
 
@@ -132,14 +132,15 @@ def _adds_keys(pending: Transaction) -> bool:
 
 
 def _replaces_claimed(pending: Transaction, committed: Transaction) -> bool:
-    """Return whether a replacement may be about rows that the other change claims, such as one of the same partition.
+    """Return whether the pending change may replace rows that the committed change claims.
 
-    It did not see the rows that the other one added. Where both found no row to remove, no fragment tells, and the
-    partition would have the rows of both, which neither order of the two gives.
+    Two replacements of partition `2026-01-31` are an example. The pending replacement did not see the rows that the
+    committed replacement added. If both found no row to remove, no fragment shows the conflict, and the partition would
+    have the rows of both, which is the result of neither order.
     """
     own = _replacements(pending)
-    other = [claim for claim in decode_claims(committed.properties) if claim.exclusive] if own else []
-    return any(claim.shared_partitions(there) != () for claim in own for there in other)
+    claimed = [claim for claim in decode_claims(committed.properties) if claim.exclusive] if own else []
+    return any(claim.shared_partitions(there) != () for claim in own for there in claimed)
 
 
 def _replacements(transaction: Transaction) -> list[Claim]:
@@ -178,7 +179,7 @@ def _add_same_files(pending: Operation, committed: Operation) -> bool:
 
 
 def _added_files(operation: Operation) -> frozenset[tuple[str, int | None]]:
-    """Return the names and base ids of the data files with the rows that an operation adds to others."""
+    """Return the names and base ids of the data files of an operation that adds rows to the existing rows."""
     match operation:
         case ops.Append(fragments=added) | ops.Update(new_fragments=added):
             return frozenset((file.path, file.base_id) for fragment in added for file in fragment.files)
@@ -191,8 +192,8 @@ def _still_read(added: Iterable[Fragment], committed: ops.Merge | ops.Project) -
     Stricter than pylance: a cast changes the field id of a column, so values written under the old id would be read as
     nulls; and the id of a dropped column may be assigned to a new column, which would show the old values.
     """
-    known = {TOMBSTONE_FIELD, *(field.id for field in committed.fields)}
-    return all(known.issuperset(file.fields) for fragment in added for file in fragment.files)
+    ids = {TOMBSTONE_FIELD, *(field.id for field in committed.fields)}
+    return all(ids.issuperset(file.fields) for fragment in added for file in fragment.files)
 
 
 def _classify_row_change(pending: RowChange, committed: Operation) -> Compatibility:
@@ -243,8 +244,8 @@ def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Co
     match committed:
         case ops.CreateIndex():
             names = {index.name for index in (*pending.new_indices, *pending.removed_indices)}
-            taken = names.intersection(index.name for index in (*committed.new_indices, *committed.removed_indices))
-            return RETRYABLE if taken else COMPATIBLE
+            shared = names.intersection(index.name for index in (*committed.new_indices, *committed.removed_indices))
+            return RETRYABLE if shared else COMPATIBLE
         # A compaction removes fragments that the new index covers by address.
         case ops.Rewrite():
             return RETRYABLE if _covers(pending.new_indices, _fragments_of(committed)) else COMPATIBLE
@@ -256,8 +257,8 @@ def _classify_create_index(pending: ops.CreateIndex, committed: Operation) -> Co
             return RETRYABLE
         # An index on a field that was dropped meanwhile could never be used.
         case ops.Merge() | ops.Project():
-            gone = fields.difference(field.id for field in committed.fields)
-            return RETRYABLE if gone else COMPATIBLE
+            dropped = fields.difference(field.id for field in committed.fields)
+            return RETRYABLE if dropped else COMPATIBLE
         case _:
             return COMPATIBLE
 
@@ -322,8 +323,8 @@ def _classify_config(pending: ops.UpdateConfig, committed: Operation) -> Compati
             return RETRYABLE
         case ops.Project() if pending.field_metadata:
             # Stricter than pylance: the projection may have dropped the field.
-            known = {field.id for field in committed.fields}
-            return COMPATIBLE if known.issuperset(pending.field_metadata) else RETRYABLE
+            ids = {field.id for field in committed.fields}
+            return COMPATIBLE if ids.issuperset(pending.field_metadata) else RETRYABLE
         case _:
             return COMPATIBLE
 
@@ -335,15 +336,17 @@ def _same_keys(pending: ops.UpdateConfig, committed: ops.UpdateConfig) -> bool:
         (pending.schema_metadata, committed.schema_metadata),
         *((own, committed.field_metadata.get(number)) for number, own in pending.field_metadata.items()),
     ]
-    return any(one is not None and two is not None and _overlap(one, two) for one, two in pairs)
+    return any(first is not None and second is not None and _overlap(first, second) for first, second in pairs)
 
 
-def _overlap(one: ops.MapUpdate, two: ops.MapUpdate) -> bool:
-    if one.replace or two.replace:
+def _overlap(first: ops.MapUpdate, second: ops.MapUpdate) -> bool:
+    if first.replace or second.replace:
         return True
     # Two deletions of a key agree, in whichever order they are applied.
     return any(
-        not (value is None and two.entries[key] is None) for key, value in one.entries.items() if key in two.entries
+        not (value is None and second.entries[key] is None)
+        for key, value in first.entries.items()
+        if key in second.entries
     )
 
 
@@ -377,14 +380,17 @@ def _rewrites(
     """Return whether a change moved rows of the fragments, or wrote values of the fields in them."""
     match committed:
         case ops.Update(writes_columns=True):
-            written, touched = set(committed.fields_modified), touched_fragments(committed)
+            fields_written, touched = set(committed.fields_modified), touched_fragments(committed)
         case ops.Update():
-            written, touched = fields, touched_fragments(committed)
+            fields_written, touched = fields, touched_fragments(committed)
         case ops.Rewrite():
-            written, touched = fields, _fragments_of(committed)
+            fields_written, touched = fields, _fragments_of(committed)
         case ops.DataReplacement():
-            written, touched = {n for _, file in committed.replacements for n in file.fields}, _fragments_of(committed)
-    return bool(fragments & touched and fields & written)
+            fields_written, touched = (
+                {n for _, file in committed.replacements for n in file.fields},
+                _fragments_of(committed),
+            )
+    return bool(fragments & touched and fields & fields_written)
 
 
 def _classify_bases(pending: ops.UpdateBases, committed: Operation) -> Compatibility:

@@ -49,7 +49,7 @@ def content_id(manifest: Manifest, deleted: DeletedOffsets, path: str) -> str:
 
 
 def _sections(manifest: Manifest) -> Iterator[object]:
-    yield [_field(each) for each in manifest.fields]
+    yield [_field(field) for field in manifest.fields]
     yield {key: value.hex() for key, value in manifest.schema_metadata.items()}
     yield dict(manifest.config)
     yield without_merge_records(manifest.table_metadata)

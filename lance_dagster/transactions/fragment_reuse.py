@@ -1,9 +1,9 @@
-"""The fragment-reuse index: which fragments replaced others while the indices were left as they were.
+"""The fragment-reuse index: which fragments replaced which while the indices were left as they were.
 
 A compaction by pylance with `defer_index_remap` moves rows and stores no index anew. It records in this index which
-fragments it replaced by which. Readers follow both the addresses in an index and the fragments in its bitmap by this
-record: an index that covers the old fragments of a compaction covers the new ones, as long as its own bitmap names the
-old ones. The other indices lose that coverage when the old fragments are removed from their bitmaps.
+fragments it replaced by which, such as 1 and 2 by 7. Readers follow the addresses in an index and the fragments in its
+bitmap by this record: an index whose bitmap names the fragments 1 and 2 covers fragment 7 too. An index loses this
+coverage when 1 or 2 is removed from its bitmap.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,15 @@ def defers_indices(indices: Iterable[IndexMetadata]) -> bool:
 
 def deferred_compactions(indices: Iterable[IndexMetadata]) -> list[Replaced] | None:
     """Return the fragments that compactions replaced, oldest first; None where the record is not in the manifest."""
-    found: list[Replaced] = []
+    compactions: list[Replaced] = []
     for index in indices:
         if index.name == FRAGMENT_REUSE:
             pairs = replaced_fragments(index.details[1]) if index.details is not None else None
-            # A large record is in a file, and what is pure cannot read it.
+            # A large record is in a file, which this pure module cannot read.
             if pairs is None:
                 return None
-            found += [(BitMap(old), BitMap(new)) for old, new in pairs]
-    return found
+            compactions += [(BitMap(old), BitMap(new)) for old, new in pairs]
+    return compactions
 
 
 def followed(bitmap: BitMap, compactions: Sequence[Replaced]) -> BitMap:
@@ -54,10 +54,10 @@ def with_replaced(fragments: BitMap, compactions: Sequence[Replaced] | None, man
         manifest: The version that has the fragments.
     """
     if compactions is None:
-        # Any of the fragments that are gone may lead to these.
+        # Any fragment that is gone may lead to `fragments`.
         return fragments | (BitMap(range((manifest.max_fragment_id or 0) + 1)) - BitMap(manifest.fragments.ids))
     for old, new in reversed(compactions):
-        # A reader that finds one of the old fragments takes all new ones to be covered, so all old ones have to go.
+        # A reader that finds an old fragment takes all new fragments to be covered, so all old fragments have to go.
         if fragments & new:
             fragments = fragments | old
     return fragments

@@ -1,11 +1,11 @@
 """Update the indices of a manifest for a change: which indices remain valid, and which fragments each covers.
 
 An index maps values to row addresses, or to row ids on a table with stable row ids, and records the covered fragments
-in a bitmap. A query uses the index for covered fragments and scans the others. Removing a fragment from a bitmap is
-therefore always safe; keeping it is safe only while the index contains the values of that fragment.
+in a bitmap. A query uses the index for covered fragments and scans all other fragments. Removing a fragment from a
+bitmap is therefore always safe; keeping it is safe only while the index contains the values of the fragment.
 
 Removed fragments stay in the bitmap: they have no effect on queries, and show that the index was built on rows which
-no longer exist. Where there is a fragment-reuse index, readers follow them to other fragments (`fragment_reuse`).
+no longer exist. If there is a fragment-reuse index, readers follow them to other fragments (`fragment_reuse`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,7 +25,7 @@ _SYSTEM_INDICES = frozenset({FRAGMENT_REUSE, "__lance_mem_wal"})
 
 def indices_of(manifest: Manifest) -> tuple[IndexMetadata, ...]:
     """Return the indices of a version, with each segment as an entry of its own."""
-    return decode_indices(manifest.index_section, _section_name(manifest))
+    return decode_indices(manifest.index_section, f"the index section of version {manifest.version}")
 
 
 def index_type(segments: Iterable[IndexMetadata]) -> str:
@@ -51,7 +51,7 @@ def covered_fragments(index: IndexMetadata) -> BitMap | None:
 def covered_by_readers(manifest: Manifest) -> list[tuple[IndexMetadata, BitMap]]:
     """Return the indices that answer queries, each with the fragments that readers take it to cover.
 
-    An index without a recorded bitmap covers none.
+    An index without a recorded bitmap covers no fragment.
 
     Raises:
         CorruptFileError: A bitmap cannot be decoded.
@@ -65,10 +65,10 @@ def covered_by_readers(manifest: Manifest) -> list[tuple[IndexMetadata, BitMap]]
 
 def drop_indices_without_fields(manifest: Manifest) -> Manifest:
     """Drop the indices on fields that are missing from the schema."""
-    known = {field.id for field in manifest.fields}
+    field_ids = {field.id for field in manifest.fields}
     return _changed(
         manifest,
-        [index for index in indices_of(manifest) if known.issuperset((*index.fields, *index.covering_fields))],
+        [index for index in indices_of(manifest) if field_ids.issuperset((*index.fields, *index.covering_fields))],
     )
 
 
@@ -106,15 +106,15 @@ def incomplete_indices(manifest: Manifest) -> list[str]:
     coverage: dict[str, BitMap] = {}
     for index, covered in covered_by_readers(manifest):
         coverage[index.name] = coverage.get(index.name, BitMap()) | covered
-    wanted = BitMap(manifest.fragments.ids)
-    return sorted(name for name, known in coverage.items() if wanted - known)
+    fragments = BitMap(manifest.fragments.ids)
+    return sorted(name for name, bitmap in coverage.items() if fragments - bitmap)
 
 
 def _uncovered(manifest: Manifest, fragments: Collection[int], select: Callable[[IndexMetadata], bool]) -> Manifest:
     """Remove fragments from the coverage of some indices."""
     indices = indices_of(manifest)
-    gone = with_replaced(BitMap(fragments), deferred_compactions(indices), manifest)
-    return _changed(manifest, [_without(index, gone) if select(index) else index for index in indices])
+    removed = with_replaced(BitMap(fragments), deferred_compactions(indices), manifest)
+    return _changed(manifest, [_without(index, removed) if select(index) else index for index in indices])
 
 
 def _without(index: IndexMetadata, fragments: BitMap) -> IndexMetadata:
@@ -129,15 +129,15 @@ def apply_create_index(manifest: Manifest, operation: CreateIndex) -> Manifest:
     Raises:
         InvalidInputError: A new index is on a field that does not exist.
     """
-    known = {field.id for field in manifest.fields}
+    field_ids = {field.id for field in manifest.fields}
     for index in operation.new_indices:
-        missing = [number for number in index.fields if number not in known]
+        missing = [number for number in index.fields if number not in field_ids]
         if missing and index.name not in _SYSTEM_INDICES:
             raise InvalidInputError(f"index {index.name!r} is on field {missing[0]}, which the table does not have")
-    # A new index replaces an old one with the same uuid, so that applying an operation twice does not duplicate it.
-    gone = {index.uuid for index in (*operation.removed_indices, *operation.new_indices)}
-    kept = [index for index in indices_of(manifest) if index.uuid not in gone]
-    return _changed(manifest, [*kept, *operation.new_indices])
+    # A new index replaces an index with the same uuid, so that applying an operation twice does not duplicate it.
+    removed = {index.uuid for index in (*operation.removed_indices, *operation.new_indices)}
+    remaining = [index for index in indices_of(manifest) if index.uuid not in removed]
+    return _changed(manifest, [*remaining, *operation.new_indices])
 
 
 def apply_rewrite(manifest: Manifest, operation: Rewrite) -> Manifest:
@@ -147,14 +147,14 @@ def apply_rewrite(manifest: Manifest, operation: Rewrite) -> Manifest:
     addresses even on tables with stable row ids.
     """
     replacements = {index.old: index for index in operation.rewritten_indices}
-    found = []
+    updated = []
     for index in indices_of(manifest):
         replacement = replacements.get(index.uuid)
         index = replace(  # noqa: PLW2901
             index, bitmap=_moved(index, operation.groups, follow=replacement is not None)
         )
-        found.append(index if replacement is None else _with_replacement(index, replacement))
-    return _changed(manifest, found)
+        updated.append(index if replacement is None else _with_replacement(index, replacement))
+    return _changed(manifest, updated)
 
 
 def _with_replacement(index: IndexMetadata, replacement: RewrittenIndex) -> IndexMetadata:
@@ -164,7 +164,7 @@ def _with_replacement(index: IndexMetadata, replacement: RewrittenIndex) -> Inde
         details=replacement.details or index.details,
         index_version=replacement.index_version if replacement.details else index.index_version,
         files=replacement.files,
-        # The rewritten index is stored in this branch, even when the old one was inherited through a base path.
+        # The rewritten index is stored in this branch, even when the old index was inherited through a base path.
         base_id=None,
     )
 
@@ -189,7 +189,3 @@ def _changed(manifest: Manifest, indices: Sequence[IndexMetadata]) -> Manifest:
         # Keep the original bytes: re-encoding could drop fields that this package does not know.
         return manifest
     return replace(manifest, index_section=encode_indices(indices))
-
-
-def _section_name(manifest: Manifest) -> str:
-    return f"the index section of version {manifest.version}"

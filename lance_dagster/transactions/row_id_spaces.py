@@ -50,10 +50,10 @@ class Piece:
         """The ids of the branch, for the record of a merge."""
         return Alias(first=self.first, end=self.first + self.end - self.start, here=self.start)
 
-    def is_within(self, other: "Piece") -> bool:
-        """Tell whether another piece says the same of these ids."""
-        same = (self.origin, self.first - self.start) == (other.origin, other.first - other.start)
-        return same and other.start <= self.start and self.end <= other.end
+    def is_within(self, piece: "Piece") -> bool:
+        """Tell whether `piece` gives all ids of this piece the same origin."""
+        same = (self.origin, self.first - self.start) == (piece.origin, piece.first - piece.start)
+        return same and piece.start <= self.start and self.end <= piece.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,13 @@ class RowSpace:
         """Return the row ids of a version with their origins.
 
         Args:
-            lines: The branches the version lies on, from main up to its own: the id of each, and the next row id at
-                the version it was forked at; 0 for main.
+            lines: The branches the version lies on, from main up to its own: the id of each branch, and the next row id
+                at its fork point; 0 for main. [("main", 0), ("4f2a", 100)] says that a branch was forked when main had
+                assigned the ids 0 to 99.
             next_row_id: The next free id of the version.
             aliases: By branch id, the rows of that branch that merges added.
         """
-        # Each branch inserted rows until the next one was forked from it; its later rows are not in this version.
+        # Each branch inserted rows until the next branch was forked from it; its later rows are not in this version.
         ends = [*(start for _, start in lines[1:]), next_row_id]
         own = [
             Piece(start=start, end=end, origin=origin, first=start)
@@ -94,48 +95,47 @@ class RowSpace:
         merged = sorted(
             (
                 Piece(start=alias.here, end=alias.here + alias.end - alias.first, origin=origin, first=alias.first)
-                for origin, found in aliases.items()
-                for alias in found
+                for origin, branch_aliases in aliases.items()
+                for alias in branch_aliases
             ),
             key=lambda piece: piece.start,
         )
         return cls(tuple(_overlaid(own, merged)), (*own, *merged))
 
-    def translation(self, other: "RowSpace") -> "Translation":
-        """Return a translation of the row ids of this version to those of another one."""
-        found = _in_both(self.pieces, other.pieces)
+    def translation(self, target: "RowSpace") -> "Translation":
+        """Return a translation of the row ids of this version to the row ids of `target`."""
+        by_origin = _in_both(self.pieces, target.pieces)
         # Another name decides only for rows whose origins tell nothing: after a restore, a row that was merged once
-        # more has a second id, and the name on the branch itself still means the first one.
-        return found.joined(_in_both(self.names, other.names).beyond(found))
+        # more has a second id, and the name on the branch itself still means the first id.
+        return by_origin.joined(_in_both(self.names, target.names).beyond(by_origin))
 
     def assigned_ids_of(
-        self, other: "RowSpace", again: "Translation | None" = None
+        self, target: "RowSpace", again: "Translation | None" = None
     ) -> "tuple[RowSpace, dict[str, list[Alias]]]":
-        """Assign ids of another version to the rows of this one that it does not have.
+        """Assign ids of `target` to the rows of this version that `target` does not have.
 
         Args:
-            other: The ids of the other version.
-            again: Rows that come back to it under the ids that it has for them. It may know them by fewer names, since
-                a reset or a restore drops the records of merges.
+            target: The row ids of the version that gets the rows.
+            again: Rows that come back to `target` under the ids that it has for them. It may know them by fewer names,
+                since a reset or a restore drops the records of merges.
 
         Returns:
-            The ids of the other version with these rows, and the aliases to record, by branch id.
+            The ids of `target` with these rows, and the aliases to record, by branch id.
         """
-        pieces, names, end = list(other.pieces), list(other.names), other.end
+        pieces, names, end = list(target.pieces), list(target.names), target.end
         aliases: dict[str, list[Alias]] = {}
-        # Only rows without an id in the other version get one: a second merge of the same rows must not assign ids
-        # again.
-        for first, last in _gaps(self.translation(other), self.end):
+        # Only rows without an id in `target` get an id: a second merge of the same rows must not assign ids again.
+        for first, stop in _gaps(self.translation(target), self.end):
             # The rows keep their first origins, even when a merge added them to this version: after merges along
             # different paths, a row still has the same origin.
-            pieces += _moved(self.pieces, first, last, end)
-            new = _moved(self.names, first, last, end)
+            pieces += _moved(self.pieces, first, stop, end)
+            new = _moved(self.names, first, stop, end)
             names += new
             for piece in new:
                 aliases.setdefault(piece.origin, []).append(piece.alias)
-            end += last - first
-        for first, last, there in again.stretches if again is not None else ():
-            for piece in _moved(self.names, first, last, there):
+            end += stop - first
+        for first, stop, there in again.stretches if again is not None else ():
+            for piece in _moved(self.names, first, stop, there):
                 if not any(piece.is_within(name) for name in names):
                     names.append(piece)
                     aliases.setdefault(piece.origin, []).append(piece.alias)
@@ -144,7 +144,10 @@ class RowSpace:
 
 @dataclass(frozen=True)
 class Translation:
-    """A map from ids of one version to ids of another: ranges (start, end, start in the other version), sorted."""
+    """A map from row ids of a version to row ids of a target: sorted ranges (start, end, start in the target).
+
+    (10, 15, 200) maps the ids 10 to 14 to 200 to 204.
+    """
 
     stretches: tuple[tuple[int, int, int], ...]
 
@@ -164,32 +167,32 @@ class Translation:
         """The translation in the opposite direction."""
         return Translation(tuple(sorted((there, there + end - start, start) for start, end, there in self.stretches)))
 
-    def joined(self, other: "Translation") -> "Translation":
-        """Return a translation of the ids of both, which have none in common."""
-        return Translation(tuple(sorted((*self.stretches, *other.stretches)))) if other.stretches else self
+    def joined(self, translation: "Translation") -> "Translation":
+        """Return a translation of the ids of this translation and of another, which have no id in common."""
+        return Translation(tuple(sorted((*self.stretches, *translation.stretches)))) if translation.stretches else self
 
-    def beyond(self, other: "Translation") -> "Translation":
-        """Return the part of this translation whose ids another translation, from the same version, does not have."""
-        taken = _covered(other.stretches)
-        ends = [last for _, last in taken]
-        left: list[tuple[int, int, int]] = []
+    def beyond(self, excluded: "Translation") -> "Translation":
+        """Return the part of this translation whose ids are not in `excluded`, a translation from the same version."""
+        covered = _covered(excluded.stretches)
+        ends = [stop for _, stop in covered]
+        remaining: list[tuple[int, int, int]] = []
         for start, end, there in self.stretches:
             at = start
-            for first, last in islice(taken, bisect_right(ends, start), None):
+            for first, stop in islice(covered, bisect_right(ends, start), None):
                 if first >= end:
                     break
                 if at < first:
-                    left.append((at, first, there + at - start))
-                at = last
+                    remaining.append((at, first, there + at - start))
+                at = stop
             if at < end:
-                left.append((at, end, there + at - start))
-        return Translation(tuple(left))
+                remaining.append((at, end, there + at - start))
+        return Translation(tuple(remaining))
 
     @cached_property
     def runs(self) -> RowRuns:
         """The translation as a map to look ids up in: `ids.through(translation.runs)`.
 
-        Where two ranges contain an id, the one that starts first counts. Both mean the same row.
+        If two ranges contain an id, the range that starts first counts. Both mean the same row.
         """
         return RowRuns.first_of(RowRuns.of([(start, end - start, there) for start, end, there in self.stretches]))
 
@@ -209,24 +212,28 @@ class Translation:
         return runs.at.tolist(), (runs.at + runs.count).tolist(), runs.first.tolist()
 
     def apply(self, ids: U64Array) -> "tuple[U64Array, np.ndarray[tuple[int], np.dtype[np.bool_]]]":
-        """Translate ids; return the ids of the other version, and a mask of those that could be translated."""
+        """Translate ids; return the ids of the target, and a mask of the ids that could be translated."""
         translated = np.zeros_like(ids)
-        known = np.zeros(len(ids), np.bool_)
+        is_translated = np.zeros(len(ids), np.bool_)
         # As runs, because ids of neighbouring rows mostly follow each other.
-        found = RowRuns.of_values(ids).through(self.runs)
-        places = elements(found.positions)
-        translated[places], known[places] = found.values(), True
-        return translated, known
+        runs = RowRuns.of_values(ids).through(self.runs)
+        places = elements(runs.positions)
+        translated[places], is_translated[places] = runs.values(), True
+        return translated, is_translated
 
 
 def encode_aliases(aliases: Iterable[Alias]) -> str:
-    """Encode aliases for the record of a merge; adjacent ones become one."""
+    """Encode aliases for the record of a merge; adjacent aliases become one."""
     joined: list[Alias] = []
     # The record is kept in every later version, so it is made as short as possible.
     for alias in sorted(aliases, key=lambda alias: alias.first):
-        last = joined[-1] if joined else None
-        if last is not None and last.end == alias.first and last.here + last.end - last.first == alias.here:
-            joined[-1] = Alias(first=last.first, end=alias.end, here=last.here)
+        previous = joined[-1] if joined else None
+        if (
+            previous is not None
+            and previous.end == alias.first
+            and previous.here + previous.end - previous.first == alias.here
+        ):
+            joined[-1] = Alias(first=previous.first, end=alias.end, here=previous.here)
         else:
             joined.append(alias)
     return " ".join(f"{alias.first}-{alias.end}={alias.here}" for alias in joined)
@@ -236,8 +243,8 @@ def decode_aliases(text: str) -> list[Alias]:
     """Decode aliases; parts that are not aliases are skipped."""
     # Any program can change table metadata, and the record has entries of fields too. An entry that is left out makes
     # its rows count as unknown to the other branch.
-    found = [_ALIAS.fullmatch(part) for part in text.split()]
-    return [Alias(first=int(m[1]), end=int(m[2]), here=int(m[3])) for m in found if m and int(m[1]) < int(m[2])]
+    matches = [_ALIAS.fullmatch(part) for part in text.split()]
+    return [Alias(first=int(m[1]), end=int(m[2]), here=int(m[3])) for m in matches if m and int(m[1]) < int(m[2])]
 
 
 def encode_fields(fields: Mapping[int, int]) -> str:
@@ -247,18 +254,18 @@ def encode_fields(fields: Mapping[int, int]) -> str:
 
 def decode_fields(text: str) -> dict[int, int]:
     """Decode the fields of a branch that have other ids; other parts are skipped."""
-    found = [_FIELD.fullmatch(part) for part in text.split()]
-    return {int(m[1]): int(m[2]) for m in found if m}
+    matches = [_FIELD.fullmatch(part) for part in text.split()]
+    return {int(m[1]): int(m[2]) for m in matches if m}
 
 
-def _in_both(own: Iterable[Piece], other: Iterable[Piece]) -> Translation:
-    """Translate ids by comparing pieces: an equal id of two origins is two different rows."""
-    known: dict[str, list[Piece]] = {}
-    for piece in other:
-        known.setdefault(piece.origin, []).append(piece)
+def _in_both(source: Iterable[Piece], target: Iterable[Piece]) -> Translation:
+    """Translate row ids of `source` to row ids of `target`: the same row has the same origin and id there."""
+    by_origin: dict[str, list[Piece]] = {}
+    for piece in target:
+        by_origin.setdefault(piece.origin, []).append(piece)
     stretches: set[tuple[int, int, int]] = set()
-    for piece in own:
-        for there in known.get(piece.origin, ()):
+    for piece in source:
+        for there in by_origin.get(piece.origin, ()):
             first = max(piece.first, there.first)
             end = min(piece.first + piece.end - piece.start, there.first + there.end - there.start)
             if first < end:
@@ -270,18 +277,18 @@ def _in_both(own: Iterable[Piece], other: Iterable[Piece]) -> Translation:
 
 def _covered(stretches: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Return the ids that sorted stretches contain, as disjoint ranges."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for start, end, _ in stretches:
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], max(end, ranges[-1][1])
         else:
-            found.append((start, end))
-    return found
+            ranges.append((start, end))
+    return ranges
 
 
-def _moved(pieces: Iterable[Piece], first: int, last: int, to: int) -> list[Piece]:
-    """Return the parts of pieces whose ids are in a range, with the ids from `to` on."""
-    parts = ((max(first, piece.start), min(last, piece.end), piece) for piece in pieces)
+def _moved(pieces: Iterable[Piece], first: int, end: int, to: int) -> list[Piece]:
+    """Return the parts of pieces whose ids are from `first` up to `end`, with new ids from `to` on."""
+    parts = ((max(first, piece.start), min(end, piece.end), piece) for piece in pieces)
     return [
         Piece(
             start=to + start - first,

@@ -28,7 +28,8 @@ _NEW = "a new fragment"
 def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragment, int]:
     """Give the rows of a new fragment their ids and versions.
 
-    Moved rows come first; the fragment contains their ids and the versions they were created at. The others are new.
+    Moved rows come first; the fragment contains their ids and the versions they were created at. All later rows are
+    new.
 
     Returns:
         The fragment, and the next row id that is free.
@@ -43,23 +44,23 @@ def stamped(fragment: Fragment, next_row_id: int, version: int) -> tuple[Fragmen
     new = fragment.physical_rows - moved
     if new < 0:
         raise InvalidInputError(
-            f"a new fragment has {moved} row ids; its {fragment.physical_rows} rows have one each at most"
+            f"a new fragment has {moved} row ids for {fragment.physical_rows} rows; each row has at most one row id"
         )
     if moved and fragment.created_at is None:
         raise InvalidInputError("a new fragment with row ids needs the versions that its rows were created at, too")
     if moved:
         # An id at or above the counter would be assigned again by a later commit, and two rows would share it.
-        last = decode_row_runs(fragment.row_ids, moved, _NEW).largest
-        if last is not None and last >= next_row_id:
-            raise InvalidInputError(f"a new fragment brings the row id {last}, but the next row id is {next_row_id}")
+        largest = decode_row_runs(fragment.row_ids, moved, _NEW).largest
+        if largest is not None and largest >= next_row_id:
+            raise InvalidInputError(f"a new fragment brings the row id {largest}, but the next row id is {next_row_id}")
         # Decoded only to refuse damaged bytes, before they are stored in the manifest.
         decode_version_runs(fragment.created_at, moved, _NEW)
     # Both are repeated messages in protobuf, so encoded segments can be concatenated.
     row_ids = (fragment.row_ids or b"") + (row_id_range(next_row_id, new) if new else b"")
     # Moved rows too: a row only moves to a new fragment in an update because it has new values.
     updated = version_run(fragment.physical_rows, version)
-    made = (updated if not moved else version_run(new, version)) if new else b""
-    created = (fragment.created_at or b"" if moved else b"") + made
+    inserted = (updated if not moved else version_run(new, version)) if new else b""
+    created = (fragment.created_at or b"" if moved else b"") + inserted
     return replace(fragment, row_ids=row_ids, created_at=created, updated_at=updated), next_row_id + new
 
 
@@ -94,8 +95,8 @@ def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
     for own in sources:
         where = f"fragment {own.id}"
         offsets = decode_row_runs(own.row_ids, own.physical_rows, where).inverse()
-        found = missing.through(offsets)
-        created = created.overlaid(found.versions(decode_version_runs(own.created_at, own.physical_rows, where)))
+        located = missing.through(offsets)
+        created = created.overlaid(located.versions(decode_version_runs(own.created_at, own.physical_rows, where)))
         missing = missing.without(offsets)
     if len(missing):
         raise InvalidInputError("a new fragment brings the id of a row that was in none of the fragments it came from")
@@ -103,10 +104,10 @@ def with_creation(fragment: Fragment, sources: Sequence[Fragment]) -> Fragment:
 
 
 def with_new_values(fragment: Fragment, version: int, offsets: BitMap | None = None) -> Fragment:
-    """Record that rows of a fragment were last updated by a version: those at some offsets, or every row.
+    """Record that rows of a fragment were last updated by a version: the rows at some offsets, or every row.
 
     Raises:
-        CorruptFileError: The versions of the other rows cannot be read.
+        CorruptFileError: The versions of the remaining rows cannot be read.
     """
     if offsets is None:
         return replace(fragment, updated_at=version_run(fragment.physical_rows, version))

@@ -16,7 +16,9 @@ _START = -1
 
 
 def mark_taken_back(changes: Sequence[Change], base: str) -> list[Change]:
-    """Return the changes of a line, those marked that later ones took back and none brought again.
+    """Return the changes of a line; a change that a later change took back, and none brought again, is marked.
+
+    If change 3 reverts change 1, change 1 is marked. If change 4 then reverts change 3, change 3 is marked instead.
 
     Args:
         changes: The changes of the line since a version, oldest first.
@@ -25,8 +27,10 @@ def mark_taken_back(changes: Sequence[Change], base: str) -> list[Change]:
     line = _Line(changes, base)
     for position, change in enumerate(changes):
         line.states.append(line.after(position, change))
-    taken = line.states[-1] if line.states else frozenset[int]()
-    return [replace(change, taken_back=True) if number in taken else change for number, change in enumerate(changes)]
+    positions = line.states[-1] if line.states else frozenset[int]()
+    return [
+        replace(change, taken_back=True) if number in positions else change for number, change in enumerate(changes)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +43,20 @@ class _Line:
 
     def after(self, position: int, change: Change) -> frozenset[int]:
         """Return the positions that are taken back after a change."""
-        transaction, taken = change.transaction, self._state(position - 1)
+        transaction, undone = change.transaction, self._state(position - 1)
         if transaction is None:
-            return taken
+            return undone
         if isinstance(transaction.operation, Restore):
             return self._restored(self._at(change, transaction.operation.version, position), position)
         if (to := transaction.properties.get(RESTORED)) is not None:
             place = self._find(to, position)
-            return taken if place is None else self._restored(place, position)
+            return undone if place is None else self._restored(place, position)
         place = self._find(transaction.properties.get(REVERTED), position)
         if place is None or place == _START or not self._reverts_all(transaction, place):
-            return taken
+            return undone
         before, after = self._state(place - 1), self._state(place)
-        # What the change took back comes again, and what it brought again goes.
-        return (taken - (after - before)) | (before - after) | {place}
+        # Changes that the reverted change took back come again, and changes that it brought again are taken back.
+        return (undone - (after - before)) | (before - after) | {place}
 
     def _state(self, position: int) -> frozenset[int]:
         return frozenset() if position == _START else self.states[position]
@@ -64,18 +68,20 @@ class _Line:
         """Return the position of a version that properties name, before another position."""
         if name is None:
             return None
-        known = (number for number in range(end) if name in (self.changes[number].id, self.changes[number].version))
-        return next(known, _START if name == self.base else None)
+        matches = (number for number in range(end) if name in (self.changes[number].id, self.changes[number].version))
+        return next(matches, _START if name == self.base else None)
 
     def _at(self, change: Change, number: int, end: int) -> int:
         """Return the position of the last change up to a version of the same branch, which a restore names by number.
 
-        Changes of branches below come before those of the branch.
+        Changes of branches below come before changes of the branch.
         """
         branch = change.version.rpartition("@")[0]
         later = (
             position
-            for position, (own, _, count) in enumerate(one.version.rpartition("@") for one in self.changes[:end])
+            for position, (own, _, count) in enumerate(
+                earlier.version.rpartition("@") for earlier in self.changes[:end]
+            )
             if own == branch and int(count) > number
         )
         return next(later, end) - 1

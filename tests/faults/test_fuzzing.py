@@ -29,7 +29,7 @@ from lance_dagster.format.codec import (
     summarize_manifest,
 )
 from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE, decode_offsets
-from lance_dagster.history.refs.ref_encoding import parse_branch, parse_tag
+from lance_dagster.history.refs.ref_files import parse_branch, parse_tag
 from lance_dagster.repository.commits.snapshot import parse_commit, parse_entry
 from tests.faults.probe_process import rows
 from tests.soak import examples

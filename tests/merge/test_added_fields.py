@@ -115,7 +115,7 @@ def test_a_field_of_two_types_is_a_conflict(folded: Folded) -> None:
 @pytest.mark.parametrize(
     "path,field,says",
     [
-        ("value.number", TEXT, "only a struct whose fields are stored apart gets new ones, and 'value.number' is of"),
+        ("value.number", TEXT, "only a struct whose fields are stored apart gets new fields, and 'value.number' is of"),
         ("id", TEXT, "and 'id' is of type int64"),
         ("nothing", TEXT, "there is no column 'nothing'"),
         ("value", pa.field("number", pa.int64()), "there is a column 'number' already"),

@@ -150,7 +150,9 @@ def test_a_pickled_preview_does_not_read_another_branch(conflicting: LanceTable)
     again = run_again(conflicting)
     again.append(entries("stranger", 78), branch="run")
     assert preview.source == str(again.head("run"))
-    with pytest.raises(VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted, and another one has"):
+    with pytest.raises(
+        VersionNotFoundError, match=r"run@3 of .* is gone: its branch was deleted, and another branch has"
+    ):
         copied(preview).conflicting_rows()
 
 

@@ -69,13 +69,13 @@ def head() -> Manifest:
         (DataReplacement(replacements=((7, fragment("z.lance").files[0]),)), "version 2 has no fragment 7"),
         (
             DataReplacement(replacements=((0, replace(fragment("z.lance").files[0], fields=(0,))),)),
-            "a file of fields .0. cannot replace one of fragment 0",
+            "a file of fields .0. cannot replace a file of fragment 0",
         ),
         (Project(fields=(Field(id=9, name="n", logical_type="int64"),)), "fragment 0 would be left without a file"),
         (CreateIndex(new_indices=(INDEX,)), "index 'by_c' is on field 7, which the table does not have"),
         (
             Update(new_fragments=(replace(fragment("z.lance"), row_ids=row_id_range(0, 6)),)),
-            "the id of a row that was in none|has 6 row ids; its 5 rows",
+            "the id of a row that was in none|has 6 row ids for 5 rows",
         ),
         (Restore(version=1), "cannot restore version 1"),
         (Clone(is_shallow=True, ref_version=1, ref_path="p"), "cannot commit the operation Clone"),

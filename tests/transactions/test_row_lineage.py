@@ -49,7 +49,7 @@ def test_another_attempt_gives_other_versions() -> None:
 @pytest.mark.parametrize(
     "bad,said",
     [
-        (fragment(1, [1, 2], [1, 1]), "has 2 row ids; its 1 rows"),
+        (fragment(1, [1, 2], [1, 1]), "has 2 row ids for 1 rows"),
         (fragment(2, [1, 2]), "needs the versions that its rows were created at"),
         (fragment(2, [1, 10], [1, 1]), "brings the row id 10, but the next row id is 10"),
     ],

@@ -333,7 +333,7 @@ def _refuse_unknown(message: wire.Manifest, path: str) -> None:
         features.append("clustering")
     if message.data_format.file_format not in ("", "lance"):
         features.append(f"data file format {message.data_format.file_format!r}")
-    # Some releases of pylance wrote "default" for every column, and later ones dropped the field: it has no effect.
+    # Some releases of pylance wrote "default" for every column, and later releases dropped the field: it has no effect.
     classes = {field.storage_class for field in message.fields} - {"", "default"}
     features += [f"columns of storage class {name!r}" for name in sorted(classes)]
     if not _FILE_VERSION.fullmatch(message.data_format.version):

@@ -346,7 +346,7 @@ def _clone_to(operation: ops.Clone) -> _T.Clone:
 
 
 def _overlay_from(message: _T.DataOverlay, _: ProtobufFragmentDecoder) -> ops.DataOverlay:
-    def one(entry: wire.DataOverlayFile) -> ops.Overlay:
+    def overlay_from(entry: wire.DataOverlayFile) -> ops.Overlay:
         return ops.Overlay(
             file=file_from_wire(entry.data_file),
             committed_version=entry.committed_version,
@@ -356,12 +356,12 @@ def _overlay_from(message: _T.DataOverlay, _: ProtobufFragmentDecoder) -> ops.Da
         )
 
     return ops.DataOverlay(
-        groups=tuple((group.fragment_id, tuple(map(one, group.overlays))) for group in message.groups)
+        groups=tuple((group.fragment_id, tuple(map(overlay_from, group.overlays))) for group in message.groups)
     )
 
 
 def _overlay_to(operation: ops.DataOverlay) -> _T.DataOverlay:
-    def one(overlay: ops.Overlay) -> wire.DataOverlayFile:
+    def overlay_to(overlay: ops.Overlay) -> wire.DataOverlayFile:
         entry = wire.DataOverlayFile(
             data_file=file_to_wire(overlay.file),
             committed_version=overlay.committed_version,
@@ -374,7 +374,9 @@ def _overlay_to(operation: ops.DataOverlay) -> _T.DataOverlay:
 
     groups: Sequence[tuple[int, Sequence[ops.Overlay]]] = operation.groups
     kind = _T.DataOverlay.Group
-    return _T.DataOverlay(groups=[kind(fragment_id=number, overlays=map(one, files)) for number, files in groups])
+    return _T.DataOverlay(
+        groups=[kind(fragment_id=number, overlays=map(overlay_to, files)) for number, files in groups]
+    )
 
 
 _READERS: Mapping[str, Callable[[Any, ProtobufFragmentDecoder], ops.Operation]] = {

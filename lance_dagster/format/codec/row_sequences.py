@@ -49,7 +49,7 @@ def count_row_ids(sequence: bytes, path: str = "a sequence of row ids") -> int:
 
 
 def single_range(sequence: bytes, path: str = "a sequence of row ids") -> tuple[int, int] | None:
-    """Return the first id and the number of ids of a sequence that is one range; None for any other.
+    """Return the first id and the number of ids of a sequence that is one range; None for any other sequence.
 
     Most fragments of a table have one range, whose two numbers cost a fraction of the arrays of `decode_row_runs`.
 

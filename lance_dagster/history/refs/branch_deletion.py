@@ -1,27 +1,28 @@
 """Delete a branch, so that nothing of another branch of the name goes with it.
 
-The folder of a branch bears its name, since pylance looks for it there. So another process can finish a deletion, and
-give the name to a new branch that takes commits, while this one is still at work. Therefore every removal is of one
-branch *id*, however late it arrives:
+The folder of a branch bears its name, since pylance looks for it there. So while this process deletes a branch, another
+process can finish the deletion and give the name to a new branch that takes commits. Therefore each step removes only
+what belongs to one branch *id*, however late its requests arrive. In the example, `run/7` has the versions 1 to 5.
 
-1. The file, in state "closing", with a random id of this attempt. A process that refers to the branch from here on sees
-   the mark and withdraws, and no commit begins.
-2. A search for tags and branches that refer to it. If there are some, the state is set back and the deletion refused.
-3. The file, in state "deleting", with the highest number that a version of it may have. It is never taken back. An
-   attempt that was set back by another process, and begun again, has another id, and the search is repeated.
-4. The fence file, an empty file whose name says how far the version numbers went. The next branch of the name begins
-   above them, which keeps late commits out of it (`refs.branch_fence`). It is removed when a branch of any name is
-   created at least a day later, when no commit can be in flight any more, if the creator may delete it.
-5. Copies of the manifests in `_expired/`, for merges of the branch that are in flight, and for `branches.recover`. The
-   files that they name stay in the folder of the branch as long as the copies; a collection deletes them.
-6. The keys of its manifests and transactions are listed, and the branch is read again: while its file says "deleting",
-   no other branch can have written what was listed. Exactly these keys are deleted. They are never used again: a
-   manifest's number is below the first number of the next branch, and transactions have random names.
-7. The file, by compare-and-delete. Where the storage cannot do that, only one process may send the request, and
-   a writer that wants the name waits until it cannot arrive any more (`Refs.adopt_removal`).
-8. If the file changed after step 6, the branch is read again: a second process may have finished the deletion and a
-   third process recovered the branch, with the same id and numbers. Then the versions that step 6 deleted are put back,
-   and deleted once more where a later deletion may have missed them, and so on.
+1. Write the branch's file in state "closing", with a random id of this attempt. A process that refers to the branch
+   from here on sees the state and withdraws, and no commit begins.
+2. Search for tags and branches that refer to the branch. If there are some, set the state back and refuse the deletion.
+3. Write the branch's file in state "deleting", with the highest number that a version of the branch may have: 5. This
+   state is never set back. If another process set the state back after step 1 and began a new attempt, the id in the
+   file differs, and the search is repeated.
+4. Put the fence file, an empty file whose name has the number 5. The next `run/7` begins above it, which keeps late
+   commits out of it (`refs.branch_fence`). The fence file is deleted when a branch of any name is created at least a
+   day later, when no commit can be in flight any more, if the creator may delete it.
+5. Copy the manifests to `_expired/`, for merges of the branch that are in flight, and for `branches.recover`. The files
+   that they name stay in the folder of the branch as long as the copies; a collection deletes them.
+6. List the keys of the branch's manifests and transactions, and read its file again: while the file says "deleting", no
+   other branch can have written a listed key. Delete exactly these keys. They are never used again: the numbers 1 to 5
+   are below the first number of the next branch, and transactions have random names.
+7. Delete the branch's file, by compare-and-delete. Where the storage cannot do that, only one process may send the
+   request, and a writer that wants the name waits until the request cannot arrive any more (`Refs.adopt_removal`).
+8. If the file changed after step 6, read the branch again: a second process may have finished the deletion and a third
+   process recovered the branch, with the same id and numbers. Then put the versions back that step 6 deleted, and
+   delete them once more if a later deletion may have missed them, and so on.
 
 A reset writes its own mark in step 1. The last mark decides: a deletion takes away the mark of a reset, a reset
 replaces the mark of an earlier reset, and a process that does not find its own mark at the end reports a conflict.
@@ -197,7 +198,7 @@ def _newest(closing: Branch, versions: Versions) -> int:
 
 
 def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Branch:
-    """Take a branch from "closing" to "deleting", if the attempt is still the one that was looked at."""
+    """Take a branch from "closing" to "deleting", if the file still belongs to the same attempt."""
     if closing.state == DELETING and closing.last is not None:
         return refs.adopt_removal(closing)
     highest = f"{_highest(closing, newest, versions)} {int(time.time())}"
@@ -375,7 +376,7 @@ def restore_version(name: str, number: int, data: bytes, versions: Versions, *, 
     decode_manifest_file(data, f"{versions.store.uri}/{key}")
     put_once(versions.store, key, data)
     if late and versions.store.get(key) != data:
-        # However late this request arrives: under the id of the branch, the number is that of the copied version.
+        # However late this request arrives: under the id of the branch, the number belongs to the copied version.
         versions.store.put(key, data)
 
 

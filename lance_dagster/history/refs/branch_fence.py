@@ -120,7 +120,7 @@ class BranchFence:
             branch.id if head.of is None else head.of.id,
         }
         if head.number < branch.first or branch_ids != {branch.id}:
-            raise self._gone(head)
+            raise self._branch_deleted(head)
         target = self.refs.renamed_to(branch)
         if target is not None:
             raise CommitConflictError(
@@ -190,10 +190,10 @@ class BranchFence:
         # A version below the first number of the branch that has the name was never read as a version of it.
         below = branch is None or branch.first > version.number
         if below and withdraw(version, path, branch, self.refs):
-            raise self._gone(version)
+            raise self._branch_deleted(version)
         return "deleted"
 
-    def _gone(self, state: State) -> CommitConflictError:
+    def _branch_deleted(self, state: State) -> CommitConflictError:
         return CommitConflictError(
             f"cannot commit to {self.name} of {self.refs.store.uri}: the branch was deleted meanwhile",
             str(state),

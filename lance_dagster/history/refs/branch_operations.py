@@ -119,7 +119,9 @@ def create_branch(
         created = existing.id == described.id
     if existing.state != READY:
         existing = _finish_creating(existing, refs, versions)
-    return existing if created else _existing(existing, versions, exist_ok=exist_ok)
+    if not created and not exist_ok:
+        raise AlreadyExistsError(f"branch {name!r} of {refs.store.uri} exists, forked from {existing.parent}")
+    return existing
 
 
 def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
@@ -189,7 +191,7 @@ def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dic
         if not closed:
             stay = {name: in_use(name, "delete", users[name], refs) for name in remaining if name in users}
             return {**refusals, **stay}
-        # The branches that were deleted may have been all that referred to some of the others.
+        # The branches that were deleted may have been all that referred to some remaining branches.
         remaining = {name: branch for name, branch in remaining.items() if name in users or name in refusals}
     return refusals
 
@@ -238,7 +240,7 @@ def _replace_deleted(
 
 
 def _replaced(dead: Branch, successor: Branch, refs: Refs, versions: Versions) -> Branch | None:
-    """Empty a branch in state "deleting" and replace its file by that of a new branch.
+    """Empty a branch in state "deleting" and replace its file by the file of a new branch.
 
     Returns:
         The new branch; None when another process deleted or replaced the branch first.
@@ -433,7 +435,7 @@ def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
         abandon_creation(branch, refs, versions)
         raise refs.branch_not_found(branch.parent_branch)
     try:
-        # A rename looks for branches that were forked from it after its mark, and may have missed this one.
+        # A rename looks for branches that were forked from it after its mark, and may have missed this branch.
         refuse_renaming(parent, "fork", refs)
         refuse_dropped(branch.parent_branch, branch.parent_version, refs)
     except ConflictError:
@@ -454,12 +456,6 @@ def _above_fences(branch: Branch, refs: Refs) -> Branch:
         return with_metadata(current, {FIRST: str(lowest)}) if current.state == CREATING else current
 
     return refs.change_branch(branch, raised)
-
-
-def _existing(branch: Branch, versions: Versions, *, exist_ok: bool) -> Branch:
-    if not exist_ok:
-        raise AlreadyExistsError(f"branch {branch.name!r} of {versions.store.uri} exists, forked from {branch.parent}")
-    return branch
 
 
 def refuse_leftovers(name: str, versions: Versions) -> None:

@@ -89,7 +89,7 @@ class _StoredVersion:
     problem: CorruptFileError | None = None
 
     def is_fork(self, branch: Branch | None) -> bool:
-        """Tell whether this is the first version of `branch`; without `branch`, whether it is that of any branch."""
+        """Tell whether this is the first version of `branch`; without `branch`, the first version of any branch."""
         if self.transaction is None or not isinstance(self.transaction.operation, Clone):
             return False
         return branch is None or self.transaction.uuid == branch.id
@@ -388,9 +388,9 @@ def _refuse_renamed(name: str, branch_id: str, newest: int, refs: Refs) -> None:
         instead = f"the branch is called {branches[0].name!r} now"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
     # Copies are listed after the files: a branch that was deleted between the two lists has left copies by then.
-    copies = newest_copies_of(refs.store, branch_id)
-    latest = max(copies.keys() - {name}, key=lambda alias: copies[alias], default=name)
-    if latest != name and copies[latest] > newest:
+    copies = {alias: number for alias, number in newest_copies_of(refs.store, branch_id).items() if alias != name}
+    latest = max(copies, key=lambda alias: copies[alias], default=name)
+    if copies.get(latest, 0) > newest:
         instead = f"the branch has later versions under the name {latest!r}, which was deleted; recover {latest!r}"
         raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
 

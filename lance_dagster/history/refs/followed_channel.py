@@ -38,8 +38,8 @@ class Place(Protocol):
 def folders_above(uri: str) -> Iterator[tuple[str, str]]:
     """Return the folders above a place, nearest first, each with the name that leads from there towards the place.
 
-    The last one is the bucket or the root of the file system, or the first folder that no repository above it searches
-    for tables: its name begins with `_` or `.`.
+    The last folder is the bucket or the root of the file system, or the first folder that no repository above it
+    searches for tables: its name begins with `_` or `.`.
     """
     scheme, separator, path = uri.rpartition("://")
     *parents, name = path.split("/")

@@ -32,7 +32,7 @@ class Protection:
     tags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the patterns, those of branches first."""
+        """Return the patterns, first of branches and then of tags."""
         kinds = (("branches", self.branches), ("tags", self.tags))
         return "; ".join(f"{kind} {', '.join(own)}" for kind, own in kinds if own) or "nothing is protected"
 

@@ -29,9 +29,9 @@ _COMMON: tuple[_Rule, ...] = (
     ("it cannot contain '\\'", lambda name: "\\" in name),
     ("it cannot contain '..'", lambda name: ".." in name),
     ("it cannot start with '-', which would read as an option of a command", lambda name: name.startswith("-")),
-    ("no segment can start with '.', as hidden and temporary files do", lambda name: _any(name, _starts_hidden)),
-    ("no segment can end with '.', or 'a...b' could be read in two ways", lambda name: _any(name, _ends_with_dot)),
-    ("no segment can end with '.lock'", lambda name: _any(name, _is_lock)),
+    ("no segment can start with '.', as hidden and temporary files do", lambda name: "/." in f"/{name}"),
+    ("no segment can end with '.', or 'a...b' could be read in two ways", lambda name: "./" in f"{name}/"),
+    ("no segment can end with '.lock'", lambda name: ".lock/" in f"{name}/"),
     (
         "it cannot be only digits, which would read as a version number",
         lambda name: name.replace("/", "").isdigit() and name.isascii(),
@@ -91,19 +91,3 @@ def _reserved(name: str) -> str | None:
         return f"no segment can be {reserved[0]!r}, which names a version"
     # A branch is a folder `tree/<name>/` with the folders of a table inside: a segment `data` would collide with them.
     return f"no segment can be {reserved[0]!r}, which names a folder of the table"
-
-
-def _any(name: str, holds: Callable[[str], bool]) -> bool:
-    return any(map(holds, name.split("/")))
-
-
-def _starts_hidden(segment: str) -> bool:
-    return segment.startswith(".")
-
-
-def _ends_with_dot(segment: str) -> bool:
-    return segment.endswith(".")
-
-
-def _is_lock(segment: str) -> bool:
-    return segment.endswith(".lock")

@@ -8,7 +8,7 @@ Invariants:
 - Every change starts from the bytes it replaces. A branch is changed only while it has the expected id: a branch
   that was deleted and made again under the same name is another branch.
 - No file is deleted by its name alone: `remove` deletes the bytes that were read. Not every S3 server can do that; on
-  the others one process at a time has the right to delete a file, and `REMOVAL_SECONDS` says for how long.
+  the other servers one process at a time has the right to delete a file, and `REMOVAL_SECONDS` says for how long.
 - An HTTP client may send a request twice and report the second answer, so "exists" and "changed meanwhile" are
   believed only after the stored object was read back. A branch file is compared as a whole; a tag carries the random
   id of the write that produced it, since two writers may want the same content.
@@ -40,7 +40,6 @@ from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_pattern, check_string, optional_limit
 from lance_dagster.history.ref_expressions import branch_of_version
-from lance_dagster.history.refs.ref_encoding import branch_file_of, parse_branch, parse_tag, tag_file_of
 from lance_dagster.history.refs.ref_files import (
     CLOSING_ID,
     CREATING,
@@ -57,6 +56,10 @@ from lance_dagster.history.refs.ref_files import (
     Branch,
     BranchState,
     Tag,
+    branch_file_of,
+    parse_branch,
+    parse_tag,
+    tag_file_of,
     with_metadata,
 )
 from lance_dagster.store import Store, together
@@ -67,7 +70,7 @@ REMOVAL_SECONDS = 15 * 60
 This is far longer than a request lives: the client gives up after minutes.
 """
 _ATTEMPTS = 5
-# A thread pool costs more than reading a few small files one after the other.
+# A thread pool costs more than reading a few small files in a row.
 _READERS, _FEW = 8, 4
 Ref = TypeVar("Ref", Branch, Tag)
 
@@ -82,7 +85,7 @@ class Refs:
     _known_tags: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
 
     def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
-        """Read every branch whose name matches a glob pattern, including those that are being created or deleted.
+        """Read every branch whose name matches a glob pattern, including branches that are being created or deleted.
 
         Branches whose names begin with an exempt prefix are not read.
         """
@@ -146,7 +149,7 @@ class Refs:
         return None if tag is None or REMOVER in tag.metadata else tag
 
     def referrers_of(self, branch: str) -> list[str]:
-        """Describe the tags and branches that refer to a branch, including those that are being created."""
+        """Describe the tags and branches that refer to a branch, including branches that are being created."""
         # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
         # there was, and they refer only to `main` and to their own kind.
         repository_refs = (layout.PUBLISHED, layout.PIN)
@@ -216,11 +219,11 @@ class Refs:
     def known(self) -> list[str]:
         """Return the names of the branches that are ready, `main` included, for the hint of an error."""
         ready = [branch.name for branch in self.branches().values() if branch.state == READY]
-        # Nobody names the branches of publications by hand, and there is one for each publication.
+        # Nobody names the branches of publications by hand, and each publication has its own branch.
         return [layout.MAIN, *(name for name in ready if not name.startswith(layout.PUBLISHED))]
 
     def known_tags(self) -> list[str]:
-        """Return the names of the tags that are not those of a repository for its commits, for the hint of an error."""
+        """Return the names of the tags that no repository keeps for its commits, for the hint of an error."""
         pins = (layout.PIN, layout.BRANCH_PIN, layout.LANDING_PIN)
         # A table may have very many tags of a repository, so none is read.
         return [name for name in self.tag_names("") if not name.startswith(pins)]
@@ -229,7 +232,7 @@ class Refs:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
         path, data = layout.branch_file(branch.name), branch_file_of(branch)
         if self._put_once(path, data):
-            return self._written(branch, self.store.written_tag(path, data))
+            return self._with_etag(branch, self.store.written_tag(path, data))
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
         existing = self.branch(branch.name)
@@ -266,7 +269,7 @@ class Refs:
             if changed == current:
                 return current
             if self.store.compare_and_swap(path, data := branch_file_of(changed), current.etag):
-                return self._written(changed, self.store.written_tag(path, data))
+                return self._with_etag(changed, self.store.written_tag(path, data))
         raise StoreError(f"cannot change branch {branch.name!r} of {self.store.uri}: it keeps changing")
 
     def _changed_at_once(self, branch: Branch, change: Callable[[Branch], Branch]) -> tuple[Branch | None, bool]:
@@ -286,9 +289,9 @@ class Refs:
             return None, False
         path, data = layout.branch_file(branch.name), branch_file_of(changed)
         stored = self.store.compare_and_swap(path, data, branch.etag)
-        return self._written(changed, self.store.written_tag(path, data) if stored else None), stored
+        return self._with_etag(changed, self.store.written_tag(path, data) if stored else None), stored
 
-    def _written(self, branch: Branch, etag: str | None) -> Branch:
+    def _with_etag(self, branch: Branch, etag: str | None) -> Branch:
         """Return a branch with the ETag of its file, and keep it, where the store tells the ETag."""
         branch = replace(branch, etag=etag or "")
         if etag:
@@ -323,10 +326,10 @@ class Refs:
 
         def marked(current: Branch) -> Branch:
             # A deletion that marked the branch may have listed its versions already: commits to a branch that became
-            # ready now would be deleted with the others.
+            # ready now would be deleted with the other versions.
             if state == READY and current.state not in (CREATING, READY):
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted; try again")
-            # A branch that was created, deleted and is being recovered may have more versions than its first one.
+            # A branch that was created, deleted and is being recovered may have more versions than its first version.
             if state == READY and current.state == CREATING and RECOVERING in current.metadata:
                 raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being recovered; try again")
             # A branch that is ready is not being reset any more, and its version numbers may grow again.
@@ -346,12 +349,12 @@ class Refs:
         current = None if stored is None else parse_branch(branch.name, stored[0], f"{self.store.uri}/{path}")
         if stored is None or current is None or current.id != branch.id or current.state != DELETING:
             return None
-        # The process that wrote its mark last owns the branch. After a reset the file is that of the new branch, and
+        # The process that wrote its mark last owns the branch. After a reset the file describes the new branch, and
         # deleting it would lose the branch.
         if current.metadata.get(RESETTING) != branch.metadata.get(RESETTING):
             raise ConflictError(f"branch {branch.name!r} of {self.store.uri} is being deleted or reset by two at once")
-        # Another process got the right to delete the file while this one slept. Two unconditional requests could be on
-        # their way then, and the later one would delete the next branch of the name.
+        # Another process got the right to delete the file while this process slept. Two unconditional requests could be
+        # on their way then, and the later request would delete the next branch of the name.
         if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
             raise self._removed_elsewhere("branch", branch.name)
         return current, stored[1]
@@ -376,7 +379,7 @@ class Refs:
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
             deleting = self.read_deleting(self._refreshed(branch))
-            # Another id is that of a later deletion, of a branch that was recovered meanwhile.
+            # Another id belongs to a later deletion, of a branch that was recovered meanwhile.
             if deleting is None or deleting[0].metadata.get(CLOSING_ID) != branch.metadata.get(CLOSING_ID):
                 return False
             branch, etag = deleting
@@ -501,7 +504,7 @@ class Refs:
         current = None if stored is None else parse_tag(tag.name, stored[0], f"{self.store.uri}/{path}")
         if stored is None or current is None or REMOVER not in current.metadata:
             return False
-        # Until then, the request of the process that removes the old tag could arrive late and delete the new one.
+        # Until then, the request of the process that removes the old tag could arrive late and delete the new tag.
         if not self._is_free(current):
             raise self._removed_elsewhere("tag", tag.name)
         return self._swapped(path, tag, stored[1])
@@ -641,7 +644,7 @@ def _file_of(folder: str, name: object, what: str) -> str | None:
     Raises:
         InvalidInputError: The name is not a string, or cannot be encoded.
     """
-    # Printable strings can always be encoded; only the others need the check, which raises the error.
+    # Printable strings can always be encoded; only other names need the check, which raises the error.
     if not isinstance(name, str) or not name.isprintable():
         check_string(what, name)
     return layout.ref_file(folder, str(name))

@@ -6,21 +6,23 @@ the name of the branch, so commit ids change. Steps:
 
 1. Create the file of the new name, with a mark that says which branch it is made from, and a random id of this rename.
 2. Mark the old branch, with the same id: no commit begins from here on (`refs.branch_fence`). Then look for references
-   to it, and record in the new file how far its version numbers go: a deletion of the new name fences those off, too.
+   to the old branch, and record in the new file how far its version numbers go: a deletion of the new name puts a fence
+   above these numbers, too.
 3. Copy the files, then the versions, oldest first. Then copy the files again that a collection deleted meanwhile: it
    may have begun while no version named them, and found copies that an interrupted rename had left long before.
 4. Set the new branch to "ready".
-5. Delete the old branch, while it has the mark with the id of this rename. Both have the same branch id; without the id
-   of the rename, a process that was slow would delete a branch that was renamed back meanwhile.
+5. Delete the old branch, while it has the mark with the id of this rename. Old and new branch have the same branch id;
+   without the id of the rename, a slow process would delete a branch that was renamed back meanwhile.
 
-A deletion, a reset, a new tag and a new fork look for the mark of step 2, each after a write of its own, which step 2
-finds if it came first. So one of the two withdraws, and the branch is not taken away while it is copied.
+A deletion, a reset, a new tag or a new fork of the old branch first writes its own mark or file, and then looks for the
+mark of step 2; the rename writes the mark of step 2, and then looks for these marks and files. So at least one of the
+two finds the other and withdraws, and the branch is not taken away while it is copied.
 
-Readers use the old name until step 4 and may use the new one afterwards; both hold the same versions. Calling the
+Readers use the old name until step 4 and may use the new name afterwards; both hold the same versions. Calling the
 rename again continues where a crash stopped it. If references turn up after step 2, the new name is given up; the mark
-on the old branch means nothing without it.
+on the old branch means nothing without the new name.
 
-A tag is renamed in the same way: mark the old tag, create the new one, delete the old one. The new tag records from
+A tag is renamed in the same way: mark the old tag, create the new tag, delete the old tag. The new tag records from
 which write of the old tag it was made. That tells an unfinished rename from a tag that has had its name for long.
 """
 

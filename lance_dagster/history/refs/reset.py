@@ -59,7 +59,7 @@ def reset_to_own_version(target: State, refs: Refs, versions: Versions, properti
         CommitConflictError: Another writer committed to the branch meanwhile; nothing was changed.
     """
     for _ in range(_ATTEMPTS):
-        branch = _attempted(target, refs, versions, properties)
+        branch = _attempt_reset(target, refs, versions, properties)
         if branch is not None:
             return branch
         # The target is read again: another reset may have dropped it.
@@ -67,18 +67,18 @@ def reset_to_own_version(target: State, refs: Refs, versions: Versions, properti
     raise StoreError(f"cannot reset branch {target.branch!r} of {refs.store.uri}: other resets keep replacing the mark")
 
 
-def _attempted(target: State, refs: Refs, versions: Versions, properties: Mapping[str, str]) -> Branch | None:
+def _attempt_reset(target: State, refs: Refs, versions: Versions, properties: Mapping[str, str]) -> Branch | None:
     """Reset a branch; return None when another reset replaced the mark, or had to be finished first."""
-    branch, head = _resettable(target, refs), versions.head(target.branch)
+    branch, head = _branch_to_reset(target, refs), versions.head(target.branch)
     pending = dropped_versions(branch)
     if head.number == target.number and pending is None:
         return branch
-    begun = (
+    pending_committed = (
         pending is not None and head.number == pending.newest + 1 and reset_target(head.transaction) == pending.target
     )
-    if begun and pending is not None and pending.target != target.number:
+    if pending_committed and pending is not None and pending.target != target.number:
         _drop(branch, pending, versions)
-        _unmarked(branch, branch.metadata[DROPPING], refs)
+        _without_mark(branch, branch.metadata[DROPPING], refs)
         return None
     # A head that a reset to the same version committed is not dropped: an earlier attempt was interrupted after it.
     committed = reset_target(head.transaction) == target.number
@@ -88,12 +88,12 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
     try:
         # Once a reset is committed under a mark, a process that refers to a dropped version finds the mark and
         # withdraws, so the search is not repeated.
-        if not begun:
+        if not pending_committed:
             _refuse_needed(marked, dropped, refs, versions)
         if not committed:
             _commit(target, dropped, versions, properties)
     except ConflictError:
-        _unmarked(marked, mark, refs)
+        _without_mark(marked, mark, refs)
         # An earlier attempt, whose mark was taken away, committed the reset. Versions that got references since then
         # stay.
         if committed:
@@ -102,10 +102,10 @@ def _attempted(target: State, refs: Refs, versions: Versions, properties: Mappin
     if dropped_versions(stored := refs.branch(branch.name) or marked) is None or stored.metadata[DROPPING] != mark:
         return None
     _drop(marked, dropped, versions)
-    return _unmarked(marked, mark, refs)
+    return _without_mark(marked, mark, refs)
 
 
-def _resettable(target: State, refs: Refs) -> Branch:
+def _branch_to_reset(target: State, refs: Refs) -> Branch:
     name, uri = target.branch, refs.store.uri
     if name == MAIN:
         raise InvalidInputError(f"main of {uri} cannot be reset; restore an older version instead")
@@ -125,7 +125,7 @@ def _with_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
     return with_metadata(branch, {DROPPING: mark})
 
 
-def _unmarked(branch: Branch, mark: str, refs: Refs) -> Branch:
+def _without_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
     """Take back the mark of a reset; a mark that another reset has put in its place stays."""
 
     def unmarked(current: Branch) -> Branch:

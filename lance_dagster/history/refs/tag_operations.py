@@ -391,7 +391,7 @@ def _moves(tag: Tag) -> tuple[TagMove, ...]:
 
 
 def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
-    """Return the moves of a tag, oldest first, the last one with the id of its branch, which still exists."""
+    """Return the moves of a tag, oldest first; the newest has the id of its branch, which still exists."""
     *older, newest = _moves(tag)
     # The id is recorded while the branch exists: later its name may belong to another branch, whose version of that
     # number would be taken for the version of this branch.
@@ -453,7 +453,7 @@ def ready_branch_id(name: str, refs: Refs) -> str:
 
     Raises:
         RefNotFoundError: The branch does not exist, or is not ready.
-        ConflictError: It is being renamed. The rename looks for tags after its mark, and may have missed a new one.
+        ConflictError: It is being renamed. The rename looks for tags after its mark, and may have missed a new tag.
     """
     # `main` is never deleted and made again, so its name identifies it.
     if name == MAIN:
