@@ -91,31 +91,33 @@ class Adoption:
         for tag in tags:
             check_tag_name(tag)
         head = self._repository.head()
-        wanted = self._all() if names is None else sorted(set(names))
+        tables = self._all() if names is None else sorted(set(names))
         # Tables that a commit names were registered and read when they were committed, so they cost no request here.
-        new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
+        new, skipped = self._registered(
+            [table for table in tables if table not in head.tables], strict=names is not None
+        )
         # `main` before the channels: the commit of a channel has that of `main` as its parent.
         head, adopted = self._committed(head, new, message, properties)
-        present = [one for one in wanted if one in head.tables]
-        taken: dict[str, AdoptedChannel] = {}
+        present = [table for table in tables if table in head.tables]
+        begun_channels: dict[str, AdoptedChannel] = {}
         for tag in tags:
-            found, left = self._tagged(tag, present)
-            begun = self._begun(tag, found, head, properties) if found else None
-            skipped += left
+            tagged, reasons = self._tagged(tag, present)
+            begun = self._begun(tag, tagged, head, properties) if tagged else None
+            skipped += reasons
             if begun is not None:
-                taken[tag] = begun
-        return Adopted(commit=head, tables=adopted, channels=taken, skipped=tuple(skipped))
+                begun_channels[tag] = begun
+        return Adopted(commit=head, tables=adopted, channels=begun_channels, skipped=tuple(skipped))
 
     def _all(self) -> list[str]:
         """Return the tables that are registered or found, without those that were removed from the repository."""
-        known = set(self._repository.registry.names())
-        found = [
+        registered = set(self._repository.registry.names())
+        discovered = [
             name
-            for name in self._repository.registry.discover(known)
+            for name in self._repository.registry.discover(registered)
             if not self._repository.registry.was_removed(name)
         ]
         # The search skips registered tables, and an adoption that died may have left one without a commit.
-        return sorted({*known, *found})
+        return sorted({*registered, *discovered})
 
     def _registered(self, names: Iterable[str], *, strict: bool) -> tuple[list[str], list[str]]:
         """Register tables; return those that can be committed, and why others cannot be."""
@@ -129,15 +131,15 @@ class Adoption:
                 return error
             return None
 
-        found, skipped = [], []
+        registered, skipped = [], []
         for name, error in for_each_table(register, names).items():
             if error is None:
-                found.append(name)
+                registered.append(name)
             elif strict:
                 raise error
             else:
                 skipped.append(f"{name}: {error}")
-        return found, skipped
+        return registered, skipped
 
     def _committed(
         self, head: RepositoryCommit, names: list[str], message: str, properties: Mapping[str, str]
@@ -152,10 +154,15 @@ class Adoption:
             context = self._repository.table(name)
             return capture(context, self._repository.registry.register(name), context.head(MAIN))
 
-        said = message or f"adopt {', '.join(names)}"
-        request = CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said, properties=properties)
-        done = commit_tables(self._repository.logs, request)
-        return done.commit, tuple(sorted(done.changed))
+        request = CommitRequest(
+            branch=MAIN,
+            stage=stage,
+            names=tuple(names),
+            message=message or f"adopt {', '.join(names)}",
+            properties=properties,
+        )
+        committed = commit_tables(self._repository.logs, request)
+        return committed.commit, tuple(sorted(committed.changed))
 
     def _tagged(self, name: str, tables: Iterable[str]) -> tuple[dict[str, Tagged], list[str]]:
         """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
@@ -165,7 +172,7 @@ class Adoption:
             return {}, []
         named = {} if newest is None else self._repository.logs.commit(newest.commit).tables
 
-        def look(table: str) -> Tagged | str | None:
+        def tagged_or_reason(table: str) -> Tagged | str | None:
             context = self._repository.table(table)
             tag = context.refs.tag(name)
             # A tag with this key was set by a channel that no longer names the table: it was rolled back to a commit
@@ -178,57 +185,57 @@ class Adoption:
             except (FormatError, NotFoundError) as error:
                 return f"tag {name} of {table}: {error}"
 
-        looked = for_each_table(look, [table for table in tables if table not in named])
-        found = {table: each for table, each in looked.items() if isinstance(each, Tagged)}
-        left = [each for each in looked.values() if isinstance(each, str)]
-        # A held channel names the same tables until it is released; the next adoption after that adds these.
-        if found and newest is not None and newest.hold is not None:
-            left += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in found]
-            return {}, left
-        return found, left
+        results = for_each_table(tagged_or_reason, [table for table in tables if table not in named])
+        tagged = {table: tag for table, tag in results.items() if isinstance(tag, Tagged)}
+        reasons = [reason for reason in results.values() if isinstance(reason, str)]
+        # A held channel names the same tables until it is released; the next adoption after that adds its tags.
+        if tagged and newest is not None and newest.hold is not None:
+            reasons += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in tagged]
+            return {}, reasons
+        return tagged, reasons
 
     def _begun(
-        self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit, properties: Mapping[str, str]
+        self, name: str, tagged: Mapping[str, Tagged], head: RepositoryCommit, properties: Mapping[str, str]
     ) -> AdoptedChannel | None:
         """Add tables to a channel at the versions of their tags; the tables that it names stay."""
         # Outside of the decision, which may be made several times: capturing a version costs requests.
         versions = for_each_table(
-            lambda table: capture(self._repository.table(table), head.tables[table].id, found[table].state), found
+            lambda table: capture(self._repository.table(table), head.tables[table].id, tagged[table].state), tagged
         )
-        taken: list[str] = []
+        added: list[str] = []
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
             # Filled anew by each decision: the last one is what happened.
-            taken[:] = sorted(versions.keys() - named.keys())
+            added[:] = sorted(versions.keys() - named.keys())
             # Another process added the tables, or held the channel since it was read.
-            if not taken or (before is not None and before.hold is not None):
-                taken.clear()
+            if not added or (before is not None and before.hold is not None):
+                added.clear()
                 return None
-            reason = f"adopt the tags {name} of {', '.join(taken)}"
-            tables = {**named, **{table: versions[table] for table in taken}}
+            reason = f"adopt the tags {name} of {', '.join(added)}"
+            tables = {**named, **{table: versions[table] for table in added}}
             # With the commit of `main` as a parent the channel contains it, so a publication that has nothing new does
             # not bring the channel to `main`, past the tags.
             parents = (head,) if present is None else (present, head)
             target, data = new_commit(tables, parents, author=person(), message=reason, properties=properties)
             self._repository.logs.put_commit(target, data)
-            hold = _hold([found[table] for table in taken])
+            hold = _hold([tagged[table] for table in added])
             return with_properties(next_entry(before, "promote", target.id, reason=reason, hold=hold), properties)
 
         moved = ChannelMoves(self._repository).move(name, entry, create=True)
-        if not taken:
+        if not added:
             return None
         return AdoptedChannel(
             channel=moved,
-            tables={table: str(found[table].state) for table in taken},
-            behind_main=tuple(table for table in taken if not found[table].is_newest),
+            tables={table: str(tagged[table].state) for table in added},
+            behind_main=tuple(table for table in added if not tagged[table].is_newest),
         )
 
 
-def _hold(found: Iterable[Tagged]) -> ChannelHold | None:
+def _hold(tagged: Iterable[Tagged]) -> ChannelHold | None:
     """Return the hold of a channel whose tags were held: an adoption must not release a hold."""
-    holds = [each.tag.hold for each in found if each.tag.hold is not None]
+    holds = [table.tag.hold for table in tagged if table.tag.hold is not None]
     if not holds:
         return None
     # A channel has one hold, so it gets the reasons of all tags and the earliest time.

@@ -154,13 +154,13 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         # Before new marks: marks of a collection that died would keep this one from deleting their commits.
         logs.drop_marks(before)
         going = _marked(needs, going, newest)
-    gone = set(going)
+    deleted = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
-    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - gone, needed)
+    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - deleted, needed)
     # What is older than all times of the retention.
     past = min(before, now - retention.keep_for.total_seconds())
     ended = _ended(branches, newest, past)
-    entries = list(_entries_of(logs, gone, {name: log for name, log in branches.items() if name not in ended}))
+    entries = list(_entries_of(logs, deleted, {name: log for name, log in branches.items() if name not in ended}))
     if not dry_run:
         # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
@@ -169,14 +169,14 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         # Not after the grace period: a run of several days must not read another commit from then on.
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
     tables = repository.registry.all_tables()
-    refs, kept = _unnamed(repository, tables, named, before, dry_run=dry_run)
+    refs, undeleted = _unnamed(repository, tables, named, before, dry_run=dry_run)
     recorded = _record_of(repository, tables, settled, past).collect(dry_run=dry_run)
     return RepositoryGarbage(
         dry_run=dry_run,
         commits=tuple(going),
         entries=len(entries) + sum(len(log.numbers) for log in ended.values()),
         branches=refs,
-        kept=kept,
+        kept=undeleted,
         candidates=recorded.candidates,
         writes=recorded.writes,
         audits=recorded.audits,
@@ -203,7 +203,7 @@ def _branches_of(
     names = [name for name, table_id in tables.items() if table_id in table_ids]
     # Branches of any name: a tag of a run may give its branch another one.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
-    return {tables[name]: {*found} for name, found in branches.items()}
+    return {tables[name]: {*branch_names} for name, branch_names in branches.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,20 +220,20 @@ class _Needs:
         The value of a commit is whether `main` or a channel names it, or may go back to it by its own log.
         """
         logs, since = self.logs, self.now - self.retention.keep_for.total_seconds()
-        kept = [tag.commit for tag in list_tags(logs).values()]
-        kept += self._pinned()
+        kept_commits = [tag.commit for tag in list_tags(logs).values()]
+        kept_commits += self._pinned()
         for name, entry in newest.items():
             # The commits of an ended branch are needed only by the refs that contain them.
             if not entry.deleted and name != MAIN:
-                kept += _named_since(logs, "branch", name, since)
-        found = [*_named_since(logs, "branch", MAIN, since)]
+                kept_commits += _named_since(logs, "branch", name, since)
+        named = [*_named_since(logs, "branch", MAIN, since)]
         # Deleted channels too: their commits stay readable for `keep_for` after the deletion.
         for name in logs.names("channel"):
-            found += _named_since(logs, "channel", name, since)
+            named += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
                 # `islice` takes no larger number than `maxsize`, and a person may ask to keep more promotions.
-                found += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
-        return {commit: False for commit in kept if commit} | {commit: True for commit in found if commit}
+                named += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
+        return {commit: False for commit in kept_commits if commit} | {commit: True for commit in named if commit}
 
     def _pinned(self) -> Iterator[str]:
         """Return the commits that runs are pinned to.
@@ -273,7 +273,7 @@ def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry])
     with ThreadPoolExecutor(_WORKERS) as pool:
         own_marks = pool.map(lambda commit: logs.mark(commit, own), going)
         # Commits that another collection marked are left to it: only that collection may delete the mark.
-        marked = [commit for commit, done in zip(going, own_marks, strict=True) if done]
+        marked = [commit for commit, is_own in zip(going, own_marks, strict=True) if is_own]
     if not marked:
         return []
     # All marks are written before this second look. A ref that came to name a commit before its mark is seen here; a
@@ -283,17 +283,19 @@ def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry])
     return [commit for commit in marked if commit not in needed]
 
 
-def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]) -> Iterator[tuple[RefKind, str, int]]:
+def _entries_of(
+    logs: RefLogs, deleted: set[str], branches: Mapping[str, BranchLog]
+) -> Iterator[tuple[RefKind, str, int]]:
     """Return the entries from which on a log can no longer be followed.
 
     A log is cut and not thinned out: `production~1` must always name the promotion just before, never an older one.
     """
     # Most collections delete nothing, and then no log is read.
-    if not gone:
+    if not deleted:
         return
-    found: list[tuple[RefKind, str, Sequence[int]]] = [("branch", name, log.numbers) for name, log in branches.items()]
-    found += [("channel", name, logs.numbers("channel", name)) for name in logs.names("channel")]
-    for kind, name, numbers in found:
+    refs: list[tuple[RefKind, str, Sequence[int]]] = [("branch", name, log.numbers) for name, log in branches.items()]
+    refs += [("channel", name, logs.numbers("channel", name)) for name in logs.names("channel")]
+    for kind, name, numbers in refs:
         # The newest entry stays, also that of a deleted ref: the next number is counted from it, and a number must
         # not be given twice.
         keeps = True
@@ -303,7 +305,7 @@ def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]
                 # Another collection may have been faster.
                 with suppress(NotFoundError):
                     entry = logs.entry(kind, name, number)
-                    keeps = entry.commit not in gone and (is_newest or not entry.deleted)
+                    keeps = entry.commit not in deleted and (is_newest or not entry.deleted)
             if not keeps and not is_newest:
                 yield kind, name, number
 
@@ -317,9 +319,9 @@ def _unnamed(
     dry_run: bool,
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
-    kept: list[str] = []
+    undeleted: list[str] = []
 
-    def one(name: str) -> tuple[str, ...]:
+    def collect_refs(name: str) -> tuple[str, ...]:
         context, used = repository.table(name), named.get(tables[name], set())
         branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used, before)
         if dry_run:
@@ -333,16 +335,16 @@ def _unnamed(
             except (RefNotFoundError, RefMovedError, ProtectedError) as error:
                 # Another collection was faster, a publication needs it, or a person holds it.
                 stay[tag.name] = str(error)
-        kept.extend(f"{ref} of {name}: {error}" for ref, error in sorted(stay.items()))
+        undeleted.extend(f"{ref} of {name}: {error}" for ref, error in sorted(stay.items()))
         return tuple(ref for ref in (*branches, *(tag.name for tag in tags)) if ref not in stay)
 
-    found = for_each_table(one, tables)
-    return {name: refs for name, refs in found.items() if refs}, tuple(sorted(kept))
+    refs_by_table = for_each_table(collect_refs, tables)
+    return {name: refs for name, refs in refs_by_table.items() if refs}, tuple(sorted(undeleted))
 
 
 def _unnamed_branches(context: TableContext, named: set[str], before: float) -> list[str]:
     """Return the branches that hold versions for no commit, without those that a publication may be making."""
-    found = []
+    unnamed = []
     for name in context.refs.branch_names(PUBLISHED):
         # A person may have made a branch in the table itself whose name begins so.
         if not _HOLDING.fullmatch(name):
@@ -350,12 +352,12 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
         # Only branches that no commit names are read; the others can be as many as there were publications.
         branch = None if name in named else context.refs.branch(name)
         if branch is not None and branch.created_at.timestamp() <= before:
-            found.append(name)
-    if not found:
+            unnamed.append(name)
+    if not unnamed:
         return []
     # A publisher whose clock is behind by more than the grace makes branches that look old at once.
     old = {info.key for info in context.store.walk(BRANCHES) if info.modified <= before}
-    return [name for name in found if branch_file(name) in old]
+    return [name for name in unnamed if branch_file(name) in old]
 
 
 def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list[Tag]:
@@ -363,8 +365,8 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
     pins = []
     for name in context.refs.tag_names(_PINS_OF_TABLES):
         # The name of a pin of `main` has the number of the version, so most tags need not be read.
-        known = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
-        tag = None if known or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
+        is_named = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
+        tag = None if is_named or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
         if tag is not None and tag.ref not in named:
             pins.append(tag)
     if not pins:
@@ -379,7 +381,7 @@ def _named_versions(
     logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, bool]
 ) -> tuple[dict[str, set[str]], SettledWrites]:
     """Return by the id of a table the versions, and their branches, that commits name; and what the commits closed."""
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     settled = SettledWrites()
 
     def read(commit_id: str) -> RepositoryCommit | None:
@@ -392,10 +394,10 @@ def _named_versions(
     # memory, unlike the commits.
     waiting = iter(sorted(commit_ids))
     with ThreadPoolExecutor(_WORKERS) as pool:
-        while some := list(islice(waiting, _READ_AT_ONCE)):
-            for commit in filter(None, pool.map(read, some)):
+        while batch := list(islice(waiting, _READ_AT_ONCE)):
+            for commit in filter(None, pool.map(read, batch)):
                 settled.add(commit.writes, is_named=needed.get(commit.id, False))
                 for at in commit.tables.values():
                     # The version of `main` too that has the content of a version which has landed there.
-                    found.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
-    return found, settled
+                    versions.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
+    return versions, settled

@@ -168,27 +168,29 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    known = context.refs.remembered_tag(tag.name)
+    remembered = context.refs.remembered_tag(tag.name)
     for attempt in range(_TRIES):
         # Read at each try: what has to be done depends on where another process left the tag. A tag that was read
         # before is moved only where its file is still the same.
-        is_known = not attempt and known is not None and known.ref != str(target.state)
-        found = known if is_known else context.refs.tag_to_change(tag.name)
-        moves = found is not None and found.ref != str(target.state)
+        is_remembered = not attempt and remembered is not None and remembered.ref != str(target.state)
+        table_tag = remembered if is_remembered else context.refs.tag_to_change(tag.name)
+        moves = table_tag is not None and table_tag.ref != str(target.state)
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
-            if found is None:
+            if table_tag is None:
                 _create(context, tag, target)
-            elif found.hold is not None and (_is_over(found, tag) or (moves and _is_of_channel(found, tag))):
+            elif table_tag.hold is not None and (
+                _is_over(table_tag, tag) or (moves and _is_of_channel(table_tag, tag))
+            ):
                 # A held tag cannot be moved, so it is released here and moved by the next try. A tag that a person
                 # holds stays where it is and is reported.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
-                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref, read=found)
+                move_tag(tag.name, target, context.refs, context.versions, expected=table_tag.ref, read=table_tag)
             else:
-                _marked(found, target, context)
-            if target.hold is not None and (found is None or found.hold is None):
+                _marked(table_tag, target, context)
+            if target.hold is not None and (table_tag is None or table_tag.hold is None):
                 # A new tag is created without a hold, and a tag that was already in place was not moved. Where the move
                 # has set the hold already, this call changes nothing.
                 hold_tag(tag.name, target.hold, context.refs)
@@ -196,19 +198,19 @@ def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
     raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
 
 
-def _is_of_channel(found: Tag, tag: FollowingTag) -> bool:
+def _is_of_channel(table_tag: Tag, tag: FollowingTag) -> bool:
     """Return whether the hold of a tag follows one of its channel."""
-    if found.hold is None:
+    if table_tag.hold is None:
         return False
     # A hold that the channel adopted from the tag, or that an earlier version put, has only the reason of the channel.
     reasons = {tag.past, "" if tag.hold is None else tag.hold.reason}
-    return found.hold.channel == tag.name or found.hold.reason in reasons
+    return table_tag.hold.channel == tag.name or table_tag.hold.reason in reasons
 
 
-def _is_over(found: Tag, tag: FollowingTag) -> bool:
+def _is_over(table_tag: Tag, tag: FollowingTag) -> bool:
     """Return whether a tag is held for a hold of its channel that has ended."""
     present = "" if tag.hold is None else tag.hold.reason
-    return _is_of_channel(found, tag) and found.hold is not None and found.hold.reason != present
+    return _is_of_channel(table_tag, tag) and table_tag.hold is not None and table_tag.hold.reason != present
 
 
 def _marked(tag: Tag, target: TagTarget, context: TableContext) -> None:

@@ -113,10 +113,10 @@ class BranchRecorder:
             RefNotFoundError: No table has a branch of a run that was given.
         """
         branches = for_each_table(lambda name: self._table(name).branches.list(f"{_RUNS}*"), self._tables())
-        known = {name for of_table in branches.values() for name in of_table}
+        branch_names = {name for of_table in branches.values() for name in of_table}
         for run_id in run_ids or ():
-            if f"{_RUNS}{run_id}" not in known:
-                raise RefNotFoundError(f"{_RUNS}{run_id}", sorted(known), self.repository.root)
+            if f"{_RUNS}{run_id}" not in branch_names:
+                raise RefNotFoundError(f"{_RUNS}{run_id}", sorted(branch_names), self.repository.root)
         # In a table that the parent run did not write, the branch of a run is forked from `main`.
         parents = {
             branch.name: branch.parent_branch
@@ -126,15 +126,19 @@ class BranchRecorder:
         }
 
         def record(name: str) -> list[BranchWrites]:
-            of_table = branches[name].values()
-            chosen = [each for each in of_table if run_ids is None or each.name.removeprefix(_RUNS) in run_ids]
+            chosen = [
+                branch
+                for branch in branches[name].values()
+                if run_ids is None or branch.name.removeprefix(_RUNS) in run_ids
+            ]
             return self._recorded(name, chosen, parents) if chosen else []
 
-        looked = [each for of_table in for_each_table(record, sorted(branches)).values() for each in of_table]
+        by_table = for_each_table(record, sorted(branches))
+        branch_writes = [writes for name in sorted(branches) for writes in by_table[name]]
         return RecordedBranches(
             dry_run=self.dry_run,
-            recorded=tuple(each for each in looked if not each.reason),
-            left=tuple(each for each in looked if each.reason),
+            recorded=tuple(writes for writes in branch_writes if not writes.reason),
+            left=tuple(writes for writes in branch_writes if writes.reason),
         )
 
     def _tables(self) -> list[str]:
@@ -150,7 +154,7 @@ class BranchRecorder:
         """Record some branches of one table, in the order of their commits."""
         table_id = self.repository.registry.id_of(name)
         open_writes = [] if table_id is None else self._open_writes(table_id)
-        looked: list[BranchWrites] = []
+        branch_writes: list[BranchWrites] = []
         commits: list[_RowsCommit] = []
         for branch in branches:
             reader = _BranchReader(
@@ -164,18 +168,18 @@ class BranchRecorder:
             try:
                 own = reader.unrecorded()
             except (_UnclearError, FormatError, NotFoundError) as error:
-                looked.append(BranchWrites(table=name, branch=branch.name, reason=str(error)))
+                branch_writes.append(BranchWrites(table=name, branch=branch.name, reason=str(error)))
                 continue
             commits += own
             if own:
                 requests = tuple(commit.request for commit in own)
-                looked.append(BranchWrites(table=name, branch=branch.name, writes=requests))
+                branch_writes.append(BranchWrites(table=name, branch=branch.name, writes=requests))
         try:
             self._put(name, commits)
         except LanceDagsterError as error:
             # Such as a copy of another table, which has no identity of its own.
-            return [replace(each, writes=(), reason=each.reason or str(error)) for each in looked]
-        return looked
+            return [replace(writes, writes=(), reason=writes.reason or str(error)) for writes in branch_writes]
+        return branch_writes
 
     def _open_writes(self, table_id: str) -> list[RecordedWrite]:
         """Return the open writes of a table; complete what an earlier call did not, because it died."""
@@ -254,8 +258,15 @@ class _BranchReader:
     def _rows_commit(self, version: Version, before: Sequence[Version]) -> _RowsCommit:
         request = self._request(version)
         write = RecordedWrite(table_id=self.table_id, number=0, request=request, id="")
-        of_same_rows = (each for each in self.open_writes if write.depends_on_order(each))
-        if (newer := next((each for each in of_same_rows if self._is_newer(each, version)), None)) is not None:
+        newer = next(
+            (
+                recorded
+                for recorded in self.open_writes
+                if write.depends_on_order(recorded) and self._is_newer(recorded, version)
+            ),
+            None,
+        )
+        if newer is not None:
             raise _UnclearError(
                 f"{newer}, of the same rows, is recorded already and would count as the older one: publish or discard "
                 f"{newer.request.branch} first"
@@ -267,7 +278,9 @@ class _BranchReader:
             )
         work = (request.work, request.partitions)
         attempts = [
-            each for each in before if (work_of(each.properties), _partitions(each)) == work and each != version
+            attempt
+            for attempt in before
+            if (work_of(attempt.properties), _partitions(attempt)) == work and attempt != version
         ]
         return _RowsCommit(version, request, tuple(attempts))
 
@@ -277,7 +290,7 @@ class _BranchReader:
             return True
         head = self.table.branches.newest(write.request.branch)
         commits = [] if head is None else self.table.log(head, after=MAIN)
-        return any(each.id == write.commit_id and each.committed_at > version.committed_at for each in commits)
+        return any(commit.id == write.commit_id and commit.committed_at > version.committed_at for commit in commits)
 
     def _request(self, version: Version) -> WriteRequest:
         mode, properties, metadata = _mode(version), version.properties, self.branch.metadata

@@ -124,7 +124,7 @@ class RepositoryStatus:
             behind = "apart from main" if channel.behind is None else f"{channel.behind} behind main"
             lines.append(f"channel {channel.name}: {channel.commit[:12]}, {behind}{held}")
         for table in self.tables:
-            said = [
+            findings = [
                 *(["the table no longer exists"] if table.main is None else []),
                 *(["another table has its place"] if table.replaced else []),
                 *(["never committed"] if table.at is None else []),
@@ -134,8 +134,8 @@ class RepositoryStatus:
                 *(f"tag {tag} is missing" for tag in table.missing_tags),
                 *(f"tag {tag} is {hold}" for tag, hold in table.held_tags.items()),
             ]
-            if said:
-                lines.append(f"table {table.name}: {'; '.join(said)}")
+            if findings:
+                lines.append(f"table {table.name}: {'; '.join(findings)}")
         for name, tables in self.waiting.items():
             lines += [f"table {table}: {lost_branch(name, table)}" for table in self.lost.get(name, ())]
             newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
@@ -161,17 +161,17 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     channels = dict(sorted(repository.logs.live("channel").items()))
     followed = {name: (entry, repository.logs.commit(entry.commit)) for name, entry in channels.items()}
 
-    def one(name: str) -> TableState:
+    def state_of(name: str) -> TableState:
         state = _table_state(repository.table(name), name, head.tables.get(name), followed)
         if state.main is None or not repository.registry.was_replaced(name):
             return state
-        # Another table has this place, so its branches and tags say nothing about the one that was committed.
+        # Another table has this place: its branches and tags say nothing about the table that was committed.
         state = replace(state, moved_tags={}, missing_tags=(), held_tags={})
         return replace(state, ahead=0, lagging=False, replaced=True)
 
-    # Both are read: a table may be registered and not committed yet, or committed and removed from the register since.
+    # A table may be registered and not committed yet, or committed and removed from the register since.
     names = sorted({*repository.registry.names(), *head.tables})
-    tables = for_each_table(one, names)
+    tables = for_each_table(state_of, names)
     # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
     # published; until then only the tables know.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
@@ -180,14 +180,14 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         branch: {*tables.names, *(f"{name} (removed)" for name in tables.removed.values())}
         for branch, tables in forked.items()
     }
-    of_runs = {name: [branch for branch in found if branch.startswith(RUNS)] for name, found in branches.items()}
-    for name, found in of_runs.items():
-        for branch in found:
+    run_branches = {name: [branch for branch in branches[name] if branch.startswith(RUNS)] for name in names}
+    for name in names:
+        for branch in run_branches[name]:
             waiting.setdefault(branch, set()).add(name)
-    # Nothing is read for a table without such branches.
-    waits = [name for name, found in of_runs.items() if found]
+    # Nothing is read for a table without run branches.
+    waits = [name for name in names if run_branches[name]]
     heads = for_each_table(lambda name: _heads(repository.table(name), name, waiting, branches[name]), names)
-    newer = for_each_table(lambda name: superseded_branches(repository.table(name), of_runs[name]), waits)
+    newer = for_each_table(lambda name: superseded_branches(repository.table(name), run_branches[name]), waits)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
@@ -196,8 +196,8 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         unwritten=_unwritten(waiting, heads),
         lost=_lost(forked, heads),
         superseded={
-            branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
-            for branch in sorted({branch for found in newer.values() for branch in found})
+            branch: {name: newer[name][branch] for name in waits if branch in newer[name]}
+            for branch in sorted({branch for name in waits for branch in newer[name]})
         },
         candidates=count_candidates(repository, head),
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
@@ -254,11 +254,11 @@ def _unwritten(waiting: Mapping[str, set[str]], heads: Mapping[str, Mapping[str,
     def is_as_forked(head: State | None) -> bool:
         return head is not None and head.of is not None and head.number == head.of.first
 
-    found = {
+    unwritten = {
         branch: tuple(name for name in sorted(heads) if is_as_forked(heads[name].get(branch)))
         for branch in sorted(waiting)
     }
-    return {branch: names for branch, names in found.items() if names}
+    return {branch: names for branch, names in unwritten.items() if names}
 
 
 def _lost(forked: Mapping[str, ForkedTables], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
@@ -327,8 +327,8 @@ def _behind(logs: RefLogs, head: RepositoryCommit, newest: RefEntry, commit_id: 
     # commit is on `main`, however many there are in between.
     steps = head.generation - logs.commit(commit_id).generation
     try:
-        found = newest if not steps else logs.entry("branch", MAIN, newest.number - steps) if steps > 0 else None
+        entry = newest if not steps else logs.entry("branch", MAIN, newest.number - steps) if steps > 0 else None
     except NotFoundError:
         # Commits between them were collected.
         return None
-    return None if found is None or found.commit != commit_id else steps
+    return None if entry is None or entry.commit != commit_id else steps

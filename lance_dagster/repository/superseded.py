@@ -28,7 +28,7 @@ def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[
         context: The table.
         branches: The names of branches; one that was deleted meanwhile is left out.
     """
-    found = {}
+    superseded = {}
     for branch in branches:
         try:
             own = _log(context, branch, MAIN)
@@ -37,10 +37,10 @@ def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[
             since = [] if replaced is None else _log(context, MAIN, own[-1].parents[0])
         except (NotFoundError, InvalidInputError):
             continue
-        newer = next((one for one in since if _covers(_replaced([one]), replaced)), None)
+        newer = next((version for version in since if _covers(_replaced([version]), replaced)), None)
         if newer is not None:
-            found[branch] = str(newer)
-    return found
+            superseded[branch] = str(newer)
+    return superseded
 
 
 def maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | None:

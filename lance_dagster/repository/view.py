@@ -134,8 +134,8 @@ class RepositoryView(Mapping[str, TableView]):
             raise InvalidInputError(f"the name of a table is a string, not {name!r}")
         at = self._find(name)
         if at is None:
-            known = ", ".join(sorted(self.commit.tables)) or "none"
-            raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
+            names = ", ".join(sorted(self.commit.tables)) or "none"
+            raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {names}")
         return TableView(name, at, self._registry)
 
     def __repr__(self) -> str:

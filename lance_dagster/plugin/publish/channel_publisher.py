@@ -399,7 +399,7 @@ class ChannelPublisher:
         """Return the tables in which readers would lack a commit whose rows the publications would show them."""
         names = [self.repository.name_of(publication.table) for publication in publications]
         entry = None if self.started is None else self.started.entry
-        return self.repository.channels.divided(self.channel, names, known=entry, head=self.record.head)
+        return self.repository.channels.divided(self.channel, names, entry=entry, head=self.record.head)
 
     def uncollected(self, published: Sequence[Publication]) -> str | None:
         """Return a warning that old publications were not collected for long; None when there are few of them."""
@@ -472,7 +472,7 @@ class ChannelPublisher:
             head = self.repository.head(before.parents[0])
         finished: list[PromotedCommit] = []
         entry = None if self.started is None else self.started.entry
-        for commit in self.repository.channels.unpromoted(self.channel, known=entry, head=head):
+        for commit in self.repository.channels.unpromoted(self.channel, entry=entry, head=head):
             parent = self.repository.head(commit.parents[0]) if commit.parents else None
             names = tuple(name for name in commit.changed_from(parent) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks. Where another program was

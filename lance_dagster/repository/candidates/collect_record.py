@@ -138,5 +138,5 @@ class RecordCollection:
     def _audits(self, listing: RecordListing, going: Collection[tuple[str, int]]) -> list[AuditFiles]:
         """Return the verdicts on the versions of collected writes, and old ones of versions of no recorded write."""
         old = [files for files in listing.audits.values() if files.modified <= self.past]
-        kept = listing.writes.keys() - set(going)
-        return [files for files in old if (files.table_id, self.files.audited_write(files)) not in kept]
+        remaining = listing.writes.keys() - set(going)
+        return [files for files in old if (files.table_id, self.files.audited_write(files)) not in remaining]

@@ -250,14 +250,14 @@ class CandidateRecord:
             limit *= _FACTOR
 
     def _read(self, numbers: Iterable[tuple[str, int]]) -> list[RecordedWrite]:
-        wanted = list(numbers)
-        missing = [key for key in wanted if key not in self._writes]
+        keys = list(numbers)
+        missing = [key for key in keys if key not in self._writes]
         for (table_id, number), data in zip(
             missing, _together(lambda key: self._store.get(_write_path(*key)), missing), strict=True
         ):
             if data is not None:
                 self._keep(parse_write(data, f"{self._store.uri}/{_write_path(table_id, number)}"))
-        return [self._writes[key] for key in wanted if key in self._writes]
+        return [self._writes[key] for key in keys if key in self._writes]
 
     def _keep(self, write: RecordedWrite) -> None:
         self._newest[write.table_id] = max(write.number, self._newest.get(write.table_id, 0))
@@ -278,18 +278,18 @@ class RecordFiles:
         """List the files of the record, with their ages: three walks."""
         listing = RecordListing()
         for info in self._store.walk(WRITES):
-            table_id, *rest = _parts(info.key, WRITES)
-            if len(rest) == 1 and (number := _number(rest[0])):
+            table_id, *names = _parts(info.key, WRITES)
+            if len(names) == 1 and (number := _number(names[0])):
                 listing.writes[table_id, number] = info.modified
         for info in self._store.walk(CANDIDATES):
-            candidate, *rest = _parts(info.key, CANDIDATES)
+            candidate, *names = _parts(info.key, CANDIDATES)
             files = listing.candidates.setdefault(candidate, CandidateFiles())
-            if rest == [_COLLECTED]:
+            if names == [_COLLECTED]:
                 continue
             files.keys.append(info.key)
             files.modified = max(files.modified, info.modified)
-            if len(rest) == 1 and "@" in rest[0]:
-                files.marks.append(parse_mark(rest[0]))
+            if len(names) == 1 and "@" in names[0]:
+                files.marks.append(parse_mark(names[0]))
         for info in self._store.walk(AUDITS):
             table_id, *_ = _parts(info.key, AUDITS)
             audit = listing.audits.setdefault(info.key.rpartition("/")[0], AuditFiles(table_id))
@@ -335,8 +335,8 @@ def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:
 
 def _parts(key: str, folder: str) -> list[str]:
     """Return the names of the folders and the file below a folder; the first is decoded."""
-    first, *rest = key.removeprefix(f"{folder}/").split("/")
-    return [unquote(first), *rest]
+    first, *names = key.removeprefix(f"{folder}/").split("/")
+    return [unquote(first), *names]
 
 
 def _file(number: int) -> str:

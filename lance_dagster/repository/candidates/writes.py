@@ -93,17 +93,20 @@ class RecordedWrite:
         partitions = f" of {', '.join(self.request.partitions)}" if self.request.partitions else ""
         return f"write {self.number} of {self.request.branch} ({self.request.mode}{partitions})"
 
-    def is_same_work(self, other: "RecordedWrite") -> bool:
-        """Return whether two writes are attempts at the same rows, or at some of the same rows."""
-        own, beside = self.request, other.request
-        if (self.table_id, own.candidate, own.work) != (other.table_id, beside.candidate, beside.work):
-            return False
-        return self.number != other.number and _overlap(own.partitions, beside.partitions)
+    def is_same_work(self, write: "RecordedWrite") -> bool:
+        """Return whether two writes are attempts at the same rows, or at some of the same rows.
 
-    def covers(self, other: "RecordedWrite") -> bool:
+        Example: of one candidate and one output, a write of the partitions `a`, `b` and a write of `b`, `c` are.
+        """
+        work = (self.table_id, self.request.candidate, self.request.work)
+        if work != (write.table_id, write.request.candidate, write.request.work):
+            return False
+        return self.number != write.number and _overlap(self.request.partitions, write.request.partitions)
+
+    def covers(self, write: "RecordedWrite") -> bool:
         """Return whether this write has all partitions of another write."""
         return not self.request.partitions or (
-            bool(other.request.partitions) and {*other.request.partitions} <= {*self.request.partitions}
+            bool(write.request.partitions) and {*write.request.partitions} <= {*self.request.partitions}
         )
 
     def supersedes(self, older: "RecordedWrite") -> bool:
@@ -111,11 +114,11 @@ class RecordedWrite:
         is_newer = self.table_id == older.table_id and self.number > older.number
         return is_newer and self.request.mode in ("overwrite", "replace") and self.covers(older)
 
-    def depends_on_order(self, other: "RecordedWrite") -> bool:
+    def depends_on_order(self, write: "RecordedWrite") -> bool:
         """Return whether it matters which of two writes is the newer one."""
-        replaces = {self.request.mode, other.request.mode} & {"overwrite", "replace"}
-        same_rows = self.table_id == other.table_id and _overlap(self.request.partitions, other.request.partitions)
-        return self.is_same_work(other) or (bool(replaces) and same_rows)
+        replaces = {self.request.mode, write.request.mode} & {"overwrite", "replace"}
+        same_rows = self.table_id == write.table_id and _overlap(self.request.partitions, write.request.partitions)
+        return self.is_same_work(write) or (bool(replaces) and same_rows)
 
     @property
     def adds_rows(self) -> bool:
@@ -225,7 +228,11 @@ class WriteChanges:
         for write in new:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
-        excluded = [beside for write in new for beside in excluded_by(write, related[write.request.candidate].writes)]
+        excluded = [
+            excluded_write
+            for write in new
+            for excluded_write in excluded_by(write, related[write.request.candidate].writes)
+        ]
         for write in (*self.drop, *excluded):
             before = _of(changed, write)
             if write.number not in before:
@@ -276,7 +283,11 @@ def published_duplicate(
 
 def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[int]:
     """Return the numbers of the writes that a write replaces, itself or through the writes that it replaces."""
-    requests = {beside.number: beside.request for beside in related if beside.table_id == write.table_id}
+    requests = {
+        related_write.number: related_write.request
+        for related_write in related
+        if related_write.table_id == write.table_id
+    }
     replaced, waiting = set[int](), list(write.request.replaces)
     while waiting:
         number = waiting.pop()
@@ -296,15 +307,15 @@ def excluded_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[
     every = list(related)
     replaced = replaced_by(write, every)
     return [
-        beside
-        for beside in every
-        if beside.table_id == write.table_id
+        related_write
+        for related_write in every
+        if related_write.table_id == write.table_id
         and (
-            beside.number in replaced
+            related_write.number in replaced
             or (
-                beside.is_same_work(write)
-                and write.covers(beside)
-                and (write.adds_rows or beside.number < write.number)
+                related_write.is_same_work(write)
+                and write.covers(related_write)
+                and (write.adds_rows or related_write.number < write.number)
             )
         )
     ]

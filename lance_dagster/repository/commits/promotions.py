@@ -94,10 +94,10 @@ class Promotions:
             upto: The number of the newest entry to look at.
             entries: The entries, newest first, where the caller reads them.
         """
-        read = self.logs.entries("channel", self.channel, upto=upto) if entries is None else entries
+        newest_first = self.logs.entries("channel", self.channel, upto=upto) if entries is None else entries
         withdrawn: dict[str, list[Collection[int]]] = defaultdict(list)
         # Entries of a deleted channel are not those of a new channel with its name.
-        for entry, before in _with_older(takewhile(lambda each: not each.deleted, read)):
+        for entry, before in _with_older(takewhile(lambda newer: not newer.deleted, newest_first)):
             moves = self._moves(entry, before)
             counts = frozenset(
                 table for table in moves if not any(entry.number in numbers for numbers in withdrawn[table])
@@ -120,7 +120,7 @@ class Promotions:
         Raises:
             RefNotFoundError: There were fewer promotions of these tables.
         """
-        present, done = self.logs.commit(entry.commit), Withdrawal()
+        present, withdrawal = self.logs.commit(entry.commit), Withdrawal()
         # The entry before the oldest promotion that is withdrawn for each table.
         sources: dict[str, RefEntry] = {}
         count = 0
@@ -132,13 +132,13 @@ class Promotions:
                 break
             for table in scope:
                 sources[table] = promotion.before
-                done.add(promotion, table)
+                withdrawal.add(promotion, table)
             count += 1
             if count == steps:
                 break
         if count < steps:
             raise self._fewer(entry, steps, count, tables)
-        return self._state(present, sources, entry, f"{self.channel}~{steps}"), done
+        return self._state(present, sources, entry, f"{self.channel}~{steps}"), withdrawal
 
     def withdrawn_by(self, entry: RefEntry, targets: Mapping[str, TableVersion | None]) -> Withdrawal:
         """Return the promotions that are withdrawn where tables go back from an entry to other versions.
@@ -166,28 +166,28 @@ class Promotions:
                     waiting.discard(table)
                 if version == target or (reach[table] == count - 1 and _is_as_new(version, target)):
                     reach[table] = count
-        done = Withdrawal()
+        withdrawal = Withdrawal()
         for table, promotions in passed.items():
             for promotion in promotions[: reach[table]]:
-                done.add(promotion, table)
-        return done
+                withdrawal.add(promotion, table)
+        return withdrawal
 
     def commits_back(self, steps: int) -> list[str]:
         """Return the ids of the commits of the newest entries, as far as `channel~steps` of all tables needs them."""
         entries = self.logs.entries("channel", self.channel)
         if not steps:
             return [entry.commit for entry in islice(entries, 1)]
-        seen: list[RefEntry] = []
+        passed: list[RefEntry] = []
 
         def noted() -> Iterator[RefEntry]:
             for entry in entries:
-                seen.append(entry)
+                passed.append(entry)
                 yield entry
 
         for _ in islice(self.counting(entries=noted()), steps):
             pass
         # The entries in between are needed too: where the commit of one is gone, the log is cut there.
-        return [entry.commit for entry in seen]
+        return [entry.commit for entry in passed]
 
     def _moves(self, entry: RefEntry, before: RefEntry | None) -> Moves:
         """Return the tables that an entry moves, with what it withdraws for each of them."""
@@ -200,8 +200,8 @@ class Promotions:
         if entry.action == "rollback":
             target = entry.properties.get(RESTORES) or entry.commit
             older = self.logs.entries("channel", self.channel, upto=entry.number - 1)
-            last = next((each.number for each in older if each.commit == target), 0)
-            withdrawn = range(last + 1, entry.number)
+            restored_at = next((earlier.number for earlier in older if earlier.commit == target), 0)
+            withdrawn = range(restored_at + 1, entry.number)
         return dict.fromkeys(moved, withdrawn)
 
     def _state(
@@ -209,8 +209,8 @@ class Promotions:
     ) -> RepositoryCommit:
         """Return the commit that has the tables of an entry, some of them as an earlier entry has them."""
         # The oldest one first: usually it is the whole state.
-        entries = sorted(sources.values(), key=lambda each: each.number)
-        older = [self.logs.commit(commit) for commit in dict.fromkeys(each.commit for each in entries)]
+        entries = sorted(sources.values(), key=lambda source: source.number)
+        older = [self.logs.commit(commit) for commit in dict.fromkeys(source.commit for source in entries)]
         commits = {commit.id: by_id(commit) for commit in older}
         tables = {name: at for name, at in present.tables.items() if at.id not in sources}
         tables |= dict(commits[at.commit][table] for table, at in sources.items() if table in commits[at.commit])
@@ -228,16 +228,20 @@ class Promotions:
             else f"{self.channel} named no other {'commit' if tables is None else 'version'}{names} yet"
         )
         scope = None if tables is None else frozenset(tables)
-        counting = {each.entry.number for each in self.counting(entry.number) if scope is None or each.tables & scope}
-        for each in self.logs.entries("channel", self.channel, upto=entry.number):
-            if each.deleted:
+        counting = {
+            promotion.entry.number
+            for promotion in self.counting(entry.number)
+            if scope is None or promotion.tables & scope
+        }
+        for earlier in self.logs.entries("channel", self.channel, upto=entry.number):
+            if earlier.deleted:
                 break
-            is_promotion = each.action == "promote" and (
-                scope is None or each.moves is None or scope & each.moves.keys()
+            is_promotion = earlier.action == "promote" and (
+                scope is None or earlier.moves is None or scope & earlier.moves.keys()
             )
-            if is_promotion and each.number not in counting:
+            if is_promotion and earlier.number not in counting:
                 instead += (
-                    f"; promotions that were rolled back do not count: {self.channel}@{each.number} names that entry"
+                    f"; promotions that were rolled back do not count: {self.channel}@{earlier.number} names that entry"
                 )
                 break
         return RefNotFoundError(f"{self.channel}~{steps}", [], self.logs.store.uri, "channel", instead)

@@ -153,11 +153,11 @@ class RefLogs:
 
     def _newest_number(self, kind: RefKind, name: str) -> int | None:
         folder = _folder(kind, name)
-        found = self.store.list(folder, 1)
-        if found and not _ENTRY_FILE.fullmatch(found[0]):
+        file_names = self.store.list(folder, 1)
+        if file_names and not _ENTRY_FILE.fullmatch(file_names[0]):
             # A file of another program, such as `.DS_Store` or the backup of an editor, is listed before the entries.
-            found = self.store.list(folder)
-        return next((_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)), None)
+            file_names = self.store.list(folder)
+        return next((_number_of(file_name) for file_name in file_names if _ENTRY_FILE.fullmatch(file_name)), None)
 
     def current(self, kind: RefKind, name: str) -> RefEntry:
         """Return the entry that says which commit a ref names.
@@ -165,18 +165,18 @@ class RefLogs:
         Raises:
             RefNotFoundError: There is no such branch or channel.
         """
-        found = self.newest(kind, name)
-        if found is None or found.deleted:
+        entry = self.newest(kind, name)
+        if entry is None or entry.deleted:
             raise RefNotFoundError(name, list(self.live(kind)), self.store.uri, kind)
-        return found
+        return entry
 
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
         """Return the newest entry of every ref that was not deleted; of branches, those that touched a table."""
         if kind == "branch":
             # The end of a branch deletes its marks, so the logs of ended branches are listed and not read.
             logs = {name: log for name, log in self.branch_logs().items() if log.marks or name == MAIN}
-            found = self.newest_of(logs)
-            return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
+            entries = self.newest_of(logs)
+            return {name: entry for name, entry in sorted(entries.items()) if not entry.deleted}
         names = self.names(kind)
         # Each ref costs two requests, one after the other; those of different refs need not wait for each other.
         with ThreadPoolExecutor(_READERS) as pool:
@@ -196,11 +196,11 @@ class RefLogs:
         entry = None if log is None else self.newest_of({branch: log}).get(branch)
         return entry, () if log is None else log.marks
 
-    def newest_of(self, logs: Mapping[str, BranchLog], known: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
-        """Read the newest entry of each of some branches, without those that are `known`."""
+    def newest_of(self, logs: Mapping[str, BranchLog], previous: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
+        """Read the newest entry of each of some branches, without those that are `previous`."""
 
         def newest(name: str) -> RefEntry | None:
-            number, before = logs[name].numbers[0], known.get(name)
+            number, before = logs[name].numbers[0], previous.get(name)
             if before is not None and before.number == number:
                 return before
             # A collection may remove the log of an ended branch after it was listed.
@@ -219,9 +219,9 @@ class RefLogs:
 
     def numbers(self, kind: RefKind, name: str) -> list[int]:
         """List the numbers of the entries of a ref, newest first."""
-        found = self.store.list(_folder(kind, name))
+        file_names = self.store.list(_folder(kind, name))
         # Anything else is a file of another program.
-        return [_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)]
+        return [_number_of(file_name) for file_name in file_names if _ENTRY_FILE.fullmatch(file_name)]
 
     def append(self, kind: RefKind, name: str, entry: RefEntry) -> bool:
         """Put the next entry of a ref; return False when another writer put one of that number first.
@@ -237,7 +237,7 @@ class RefLogs:
                     self._keep_newest(kind, name, entry)
                     return True
                 # The refusal may be the answer to a second copy of this very request.
-                found = self.store.get(path)
+                stored = self.store.get(path)
             except PermissionRefusedError:
                 # A policy decides before anything is written, but an earlier put whose answer was lost may have landed.
                 if not tried:
@@ -249,8 +249,8 @@ class RefLogs:
                 continue
             # The put was refused, and there is no entry: the other put that was in progress failed, so the number is
             # free.
-            if found is not None:
-                return parse_entry(found, f"{self.store.uri}/{path}").write == entry.write
+            if stored is not None:
+                return parse_entry(stored, f"{self.store.uri}/{path}").write == entry.write
         raise CommitStateUnknownError(
             f"the storage failed while {kind} {name!r} of {self.store.uri} was moved; it may or may not have moved",
             entry.write,
@@ -269,9 +269,9 @@ class RefLogs:
         Raises:
             NotFoundError: It was collected.
         """
-        known = self._commits.get(commit_id)
-        if known is not None:
-            return known
+        cached = self._commits.get(commit_id)
+        if cached is not None:
+            return cached
         path = _commit_path(commit_id)
         data = self.store.get(path)
         if data is None:
@@ -341,8 +341,8 @@ class RefLogs:
         Raises:
             CorruptFileError: It does not hold the id of a commit.
         """
-        found = self.store.get(path)
-        return None if found is None else parse_pin(found, f"{self.store.uri}/{path}")
+        data = self.store.get(path)
+        return None if data is None else parse_pin(data, f"{self.store.uri}/{path}")
 
     def mark_fork(self, branch: str, mark: ForkMark) -> None:
         """Record that a table is being forked, or was forked, to a branch."""
@@ -439,22 +439,24 @@ def _marks_folder(branch: str) -> str:
 
 def _branch_logs(files: Iterable[ObjectInfo]) -> dict[str, BranchLog]:
     """Return the logs of branches, by name, given the files below the folder of all branches or of one."""
-    entries: dict[str, dict[int, float]] = {}
+    times: dict[str, dict[int, float]] = {}
     marks: dict[str, list[ForkMark]] = {}
     folder = f"{_FOLDERS['branch']}/"
     for info in files:
         # Anything else is a temporary file of a writer.
-        if found := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
-            name = unquote(found["name"])
-            if found["entry"] is None:
-                marks.setdefault(name, []).append(ForkMark.parse(found["mark"]))
+        if match := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
+            name = unquote(match["name"])
+            if match["entry"] is None:
+                marks.setdefault(name, []).append(ForkMark.parse(match["mark"]))
             else:
-                entries.setdefault(name, {})[_number_of(found["entry"])] = info.modified
+                times.setdefault(name, {})[_number_of(match["entry"])] = info.modified
     return {
         name: BranchLog(
-            numbers=tuple(sorted(found, reverse=True)), modified=found[max(found)], marks=tuple(marks.get(name, ()))
+            numbers=tuple(sorted(by_number, reverse=True)),
+            modified=by_number[max(by_number)],
+            marks=tuple(marks.get(name, ())),
         )
-        for name, found in entries.items()
+        for name, by_number in times.items()
     }
 
 

@@ -35,7 +35,7 @@ class RepositoryTag:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "repository tag"]) -> None:
+def refuse_taken(logs: RefLogs, name: str, new_kind: Literal["branch", "channel", "repository tag"]) -> None:
     """Refuse a new ref whose name a ref of another kind has.
 
     Branches, channels and repository tags share one set of names, because an expression names a ref without its kind.
@@ -44,17 +44,17 @@ def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", 
     Raises:
         AlreadyExistsError: There is a ref of another kind.
     """
-    taken = None
+    existing_kind = None
     # Names with a slash are names of branches only, and cost no request here.
     kinds: tuple[RefKind, ...] = ("branch",) if "/" in name else ("branch", "channel")
     for kind in kinds:
-        found = None if kind == wanted else logs.newest(kind, name)
+        entry = None if kind == new_kind else logs.newest(kind, name)
         # A branch that ended while rows were committed to it still has tables that wait.
-        if found is not None and (not found.deleted or (kind == "branch" and logs.fork_marks(name))):
-            taken = kind
-    if taken is not None or (wanted != "repository tag" and read_tag(logs, name) is not None):
-        kind_of = taken or "repository tag"
-        raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {wanted} needs another name")
+        if entry is not None and (not entry.deleted or (kind == "branch" and logs.fork_marks(name))):
+            existing_kind = kind
+    if existing_kind is not None or (new_kind != "repository tag" and read_tag(logs, name) is not None):
+        kind_of = existing_kind or "repository tag"
+        raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {new_kind} needs another name")
 
 
 def read_tag(logs: RefLogs, name: str) -> RepositoryTag | None:
@@ -89,7 +89,7 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
     check_tag_name(name)
     validate_commit_info(message, properties)
     refuse_taken(logs, name, "repository tag")
-    tag = {
+    content = {
         "commit": commit,
         "by": person(),
         "at": pendulum.now("UTC").isoformat(),
@@ -97,22 +97,25 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
         "properties": dict(properties),
         "write": uuid.uuid4().hex,
     }
-    data = json.dumps(tag).encode()
+    data = json.dumps(content).encode()
     logs.store.put_if_absent(_path(name), data)
     # Read back whatever the response was: another process may have been first, or an HTTP client sent the request twice
     # and the response is the refusal of the second one.
-    made = read_tag(logs, name)
-    if made is None or made.commit != commit:
-        names = "gone again" if made is None else made.commit[:12]
-        raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
+    tag = read_tag(logs, name)
+    if tag is None:
+        raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} was created and deleted meanwhile")
+    if tag.commit != commit:
+        raise AlreadyExistsError(
+            f"repository tag {name!r} of {logs.store.uri} names commit {tag.commit[:12]}, and never moves"
+        )
     # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
     if logs.is_expired(commit):
         # Only what this call put: a tag that another process made before the mark was seen by the collection.
-        found = logs.store.get_with_etag(_path(name))
-        if found is not None and found[0] == data:
-            logs.store.compare_and_delete(_path(name), found[1])
+        stored = logs.store.get_with_etag(_path(name))
+        if stored is not None and stored[0] == data:
+            logs.store.compare_and_delete(_path(name), stored[1])
         raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer one")
-    return made
+    return tag
 
 
 def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
@@ -122,8 +125,8 @@ def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
         RefNotFoundError: There is no such tag.
         ProtectedError: `force` is False.
     """
-    found = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
-    if found is None:
+    stored = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
+    if stored is None:
         raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "repository tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
@@ -133,19 +136,19 @@ def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
         )
     # The immutable tags of the tables stay: programs that read single tables were promised that these never move. Only
     # what was read is deleted: another process may have deleted it too, and made one of that name.
-    logs.store.compare_and_delete(_path(name), found[1])
+    logs.store.compare_and_delete(_path(name), stored[1])
 
 
 def _parsed(name: str, data: bytes, path: str) -> RepositoryTag:
     try:
-        found = parsed_json(data)
+        content = parsed_json(data)
         return RepositoryTag(
             name=name,
-            commit=str(found["commit"]),
-            created_by=str(found["by"]),
-            created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(found["at"]))),
-            message=str(found["message"]),
-            properties={str(key): str(value) for key, value in found.get("properties", {}).items()},
+            commit=str(content["commit"]),
+            created_by=str(content["by"]),
+            created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(content["at"]))),
+            message=str(content["message"]),
+            properties={str(key): str(value) for key, value in content.get("properties", {}).items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(path, f"it does not hold a repository tag: {type(error).__name__}") from error
