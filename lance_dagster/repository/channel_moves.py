@@ -252,17 +252,17 @@ class ChannelMoves:
         """
         if not self._repository.logs.is_expired(entry.commit):
             return
-        why = "the commit is being collected"
+        reason = "the commit is being collected"
         if before is None:
-            back = next_entry(entry, "delete", "", reason=why)
+            back = next_entry(entry, "delete", "", reason=reason)
         else:
             # A withdrawn entry withdraws nothing, so promotions that the move had withdrawn count again.
             moves = dict.fromkeys(entry.moves or (), (entry.number,))
-            back = replace(next_entry(entry, "rollback", before.commit, reason=why), hold=before.hold, moves=moves)
+            back = replace(next_entry(entry, "rollback", before.commit, reason=reason), hold=before.hold, moves=moves)
         # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
         self._repository.logs.append("channel", name, back)
         raise NotFoundError(
-            f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
+            f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer commit"
         )
 
 

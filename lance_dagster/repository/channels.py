@@ -459,7 +459,7 @@ class Channels:
         """Change the tag of each table that an entry names; a table without a tag is skipped."""
         present = self._repository.logs.commit(entry.commit).tables
 
-        def of(table: str) -> None:
+        def change_tag(table: str) -> None:
             # A table has no tag where it could not be brought up to the channel so far. A table that was moved has none
             # at its former place.
             with suppress(RefNotFoundError):
@@ -470,7 +470,7 @@ class Channels:
                 with suppress(RefNotFoundError):
                     change(self._repository.table(moved).refs)
 
-        for_each_table(of, present)
+        for_each_table(change_tag, present)
 
     def _withdrawing(self, name: str, before: RefEntry, entry: RefEntry, restores: RepositoryCommit) -> RefEntry:
         """Return an entry that restores the content of an earlier commit, with the promotions that it withdraws."""

@@ -62,7 +62,7 @@ class Registry:
         """Return the id under which a table is registered, or None."""
         table_id = _read_id(self.store, _path(name))
         if table_id is not None and self._seen.setdefault(name, table_id) != table_id:
-            # Another process created the table again: the context has caches of the former one.
+            # Another process created the table again: the context has caches of the former table.
             self._open.pop(name, None)
             self._seen[name] = table_id
         return table_id
@@ -78,8 +78,8 @@ class Registry:
         """Register the table at a name and return its id; do nothing when it is registered.
 
         Raises:
-            TableNotFoundError: There is no table.
-            AlreadyExistsError: Another table is registered under the name, or the same one under another name.
+            TableNotFoundError: There is no table at the name.
+            AlreadyExistsError: Another table is registered under the name, or the same table under another name.
         """
         registered = self.id_of(name)
         if registered is not None:
@@ -104,7 +104,7 @@ class Registry:
 
         Raises:
             TableNotFoundError: No table is registered under the name, or the moved table is not there.
-            InvalidInputError: There is another table.
+            InvalidInputError: Another table is at the new name.
         """
         table_id = self.id_of(name)
         if name == new_name and table_id is not None:
@@ -116,7 +116,7 @@ class Registry:
             raise TableNotFoundError(f"no table {name!r} is registered in {self.store.uri}")
         if moved_id != table_id:
             at = self.context(new_name).uri
-            raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
+            raise InvalidInputError(f"the table at {at} is not the table registered as {name!r}: move its folder first")
         # The identity gets the new name before the register changes: older commits use the old name of the table, and
         # readers find it by the identity. After a crash in between, a second call completes the change.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
@@ -126,12 +126,12 @@ class Registry:
         return table_id
 
     def was_replaced(self, name: str) -> bool:
-        """Return whether the table at a name is not the registered one, because another program created it again."""
+        """Return whether another program replaced the table at a name, which is then not the registered table."""
         registered = self.id_of(name)
         return registered is not None and _read_id(self.context(name).store, IDENTITY) != registered
 
     def name_of(self, table_id: str) -> str | None:
-        """Return the last name of the table that has an identity, also of one that was removed; None if unknown."""
+        """Return the last name of the table that has an identity, removed or not; None for an unknown identity."""
         return _read_text(self.store, _identity_path(table_id), "name")
 
     def remove(self, name: str) -> None:
@@ -154,14 +154,14 @@ class Registry:
         return table_id is not None and b'"removed"' in (self.store.get(_identity_path(table_id)) or b"")
 
     def discover(self, registered: Collection[str] = ()) -> Iterator[str]:
-        """Find the names of all Lance tables below the root, without those that are known."""
+        """Find the names of all Lance tables below the root, without the names in `registered`."""
         yield from _tables_below(self.store, "", registered)
 
     def _claim(self, table_id: str, name: str) -> None:
         """Record the name of the table that has an identity.
 
         Raises:
-            AlreadyExistsError: A table that is registered under another name has it.
+            AlreadyExistsError: A table that is registered under another name has the identity.
         """
         path, data = _identity_path(table_id), _name_bytes(name)
         if self.store.put_if_absent(path, data):
@@ -171,15 +171,15 @@ class Registry:
         if stored is None or claimed_name is None:
             return
         if claimed_name == name:
-            # The table may have been removed before, and its file says so; the swap removes that mark.
+            # The file says "removed" where the table was removed before; the swap takes that back.
             self.store.compare_and_swap(path, data, stored[1])
             return
-        # Refused only where the other name is registered: otherwise its table was removed, or its registration died.
+        # Refused only where the claimed name is registered: otherwise its table was removed, or its registration died.
         if self.id_of(claimed_name) == table_id:
             raise self._copied(table_id, name)
         if not self.store.compare_and_swap(path, data, stored[1]) and self.name_of(table_id) != name:
             raise self._copied(table_id, name)
-        # Checked again: the other name may have been registered between the first check and the swap.
+        # Checked again: the claimed name may have been registered between the first check and the swap.
         if self.id_of(claimed_name) == table_id:
             self.store.put(path, _name_bytes(claimed_name))
             raise self._copied(table_id, name)
@@ -203,7 +203,7 @@ def check_table_name(name: str) -> None:
     check_string("the name of a table", name)
     outer = next((part for part in name.split("/")[:-1] if part.endswith(SUFFIX)), None)
     if outer is not None:
-        raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another one")
+        raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another table")
     if not is_path_inside(name) or name.endswith(SUFFIX) or name.split("/", maxsplit=1)[0] == FOLDER:
         raise InvalidInputError(
             f"{name!r} is not a name of a table: give the path below the root without .lance, such as 'shop/orders'"
@@ -213,7 +213,7 @@ def check_table_name(name: str) -> None:
 def _tables_below(store: Store, folder: str, registered: Collection[str]) -> Iterator[str]:
     names = store.folders(folder)
     if folder and FOLDER in names:
-        # The tables below another repository belong to that one.
+        # The folder is a repository of its own, to which the tables below it belong.
         return
     for name in names:
         path = f"{folder}/{name}" if folder else name
@@ -232,7 +232,7 @@ def _names_in(store: Store, folder: str) -> Iterator[str]:
 
 
 def _identity_of(store: Store) -> str:
-    """Return the id of a table, which gets one now if it has none."""
+    """Return the id of a table; a table without an id gets an id now."""
     table_id = _read_id(store, IDENTITY)
     if table_id is None:
         store.put_if_absent(IDENTITY, _id_bytes(uuid.uuid4().hex))
@@ -305,7 +305,7 @@ class RepositoryContext:
         return self.logs.commit(self.logs.current("branch", MAIN).commit)
 
     def resolve(self, ref: str, tables: Iterable[str] | None = None) -> RepositoryCommit:
-        """Return the commit that a ref expression names; for `production~2` it may be one that is not stored.
+        """Return the commit that a ref expression names; for `production~2` the commit may not be stored.
 
         Args:
             ref: The expression.
@@ -323,7 +323,7 @@ class RepositoryContext:
         return resolve_commit(self.logs, ref)
 
     def resolve_stored(self, ref: str) -> RepositoryCommit:
-        """Return the commit that a ref expression names, for a ref that is about to name it: it is stored if need be.
+        """Return the commit that a ref expression names, stored, so that a ref can name it.
 
         Raises:
             RefNotFoundError: There is no such ref, or its log does not go back so far.

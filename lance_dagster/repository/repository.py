@@ -267,7 +267,7 @@ class LanceRepository:
         processes may do it at once.
 
         Args:
-            names: The tables; None for all that lie below the root, without those that `remove_table` removed.
+            names: The tables; None for all tables below the root, except tables that `remove_table` removed.
             channels: The tags to look for, such as `production`.
             message: The commit message; by default it names the tables.
             properties: Kept with the commit, and with the commits of the channels.

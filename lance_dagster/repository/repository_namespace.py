@@ -7,9 +7,9 @@ Table `shop/orders` is table `orders` of namespace `shop`. The ref is resolved o
 all its tables are at one commit; connect again to see a later commit.
 
 A namespace names the location of a table but not a version, and programs read the newest version that they find there.
-So each table is described as one whose versions the namespace manages: programs then ask the namespace for the
-versions, and it lists only that of the commit. A version that is not on `main` of its table, because another program
-committed there at the same time, is given by the folder of its branch, which is a Lance table as well.
+So the description of each table says that the namespace manages its versions: programs then ask the namespace for the
+versions, and it lists only the version of the commit. For a version that is not on `main` of its table, because another
+program committed there at the same time, the location is the folder of its branch, which is a Lance table as well.
 
 The namespace is read-only: a write would change one table without a commit of the repository.
 """
@@ -118,7 +118,7 @@ class RepositoryNamespace(LanceNamespace):
             table=table.name.rpartition("/")[2],
             namespace=table.name.split("/")[:-1],
             version=version.version,
-            # Taken from the manifest and not from the table: a version that is not on `main` is in its branch's folder.
+            # By the manifest and not by the table: a version that is not on `main` is in the folder of its branch.
             location=table.manifest_uri.rpartition(f"/{VERSIONS}/")[0],
             storage_options=dict(self._options),
             properties={"root": self._root, "commit": self._view.commit.id, "ref": table.ref},
@@ -127,7 +127,7 @@ class RepositoryNamespace(LanceNamespace):
         )
 
     def list_table_versions(self, request: object) -> ListTableVersionsResponse:
-        """List the one version of a table that the commit names."""
+        """List the version of a table that the commit names."""
         return ListTableVersionsResponse(versions=[self._version(self._table(request), request)])
 
     def describe_table_version(self, request: object) -> DescribeTableVersionResponse:
@@ -189,8 +189,8 @@ class RepositoryNamespace(LanceNamespace):
         # Any other version would break the promise that all tables are at one commit.
         if requested is not None and requested != version.number:
             raise TableVersionNotFoundError(
-                f"{table.name} is at version {version.number} at {self._ref}, and no other one is given: connect with "
-                "another ref, or open the table itself; nothing is written through this namespace"
+                f"{table.name} is at version {version.number} at {self._ref}, and the namespace has no other version: "
+                "connect with another ref, or open the table itself; nothing is written through this namespace"
             )
         return TableVersion(
             version=version.number,

@@ -36,10 +36,11 @@ class RepositoryTag:
 
 
 def refuse_taken(logs: RefLogs, name: str, new_kind: Literal["branch", "channel", "repository tag"]) -> None:
-    """Refuse a new ref whose name a ref of another kind has.
+    """Refuse the name of a new ref when a ref of another kind has the name.
 
     Branches, channels and repository tags share one set of names, because an expression names a ref without its kind.
-    Two processes that create refs of one name at the same moment are not detected; then the name means the channel.
+    Where two processes create two refs of the same name at the same moment, both succeed; then the name means the
+    channel.
 
     Raises:
         AlreadyExistsError: There is a ref of another kind.
@@ -100,7 +101,7 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
     data = json.dumps(content).encode()
     logs.store.put_if_absent(_path(name), data)
     # Read back whatever the response was: another process may have been first, or an HTTP client sent the request twice
-    # and the response is the refusal of the second one.
+    # and returns the refusal of the second request.
     tag = read_tag(logs, name)
     if tag is None:
         raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} was created and deleted meanwhile")
@@ -108,13 +109,13 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
         raise AlreadyExistsError(
             f"repository tag {name!r} of {logs.store.uri} names commit {tag.commit[:12]}, and never moves"
         )
-    # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
+    # First the tag, then the mark, as for a channel: a collection marks first and then lists the tags.
     if logs.is_expired(commit):
-        # Only what this call put: a tag that another process made before the mark was seen by the collection.
+        # Only the tag of this call: the collection has seen a tag that another process put before the mark.
         stored = logs.store.get_with_etag(_path(name))
         if stored is not None and stored[0] == data:
             logs.store.compare_and_delete(_path(name), stored[1])
-        raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer one")
+        raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer commit")
     return tag
 
 
@@ -134,8 +135,8 @@ def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
         raise ProtectedError(
             "repository tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
-    # The immutable tags of the tables stay: programs that read single tables were promised that these never move. Only
-    # what was read is deleted: another process may have deleted it too, and made one of that name.
+    # The immutable tags of the tables stay: programs that read single tables were promised that these never move. The
+    # tag is deleted only as it was read: another process may have deleted it and created another tag of the name.
     logs.store.compare_and_delete(_path(name), stored[1])
 
 

@@ -3,7 +3,7 @@
     main, run/4f2a       the newest commit of a branch
     production           the commit that a channel names
     v1.4                 the commit of a repository tag
-    3f9ac2d1             the commit of that id, or the only one whose id begins so (at least 8 digits)
+    3f9ac2d1             the commit with this id, or the only commit whose id begins so (at least 8 digits)
     name@17              what entry 17 of the log of a branch or channel names
     name@{time}          what a branch or channel named at a time
     branch~2             two commits before, along first parents; `branch^2` is the second parent
@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.format.codec import COMMIT_PREFIX
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
@@ -28,13 +29,12 @@ from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
 from lance_dagster.repository.commits.repository_tags import read_tag
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 
-MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
 def resolve_commit(logs: RefLogs, ref: str, tables: Collection[str] | None = None) -> RepositoryCommit:
-    """Return the commit that an expression names; for `channel~2` it may be one that is not stored.
+    """Return the commit that an expression names; for `channel~2` the commit may not be stored.
 
     Args:
         logs: The commits and refs.
@@ -85,30 +85,30 @@ def find_ref(logs: RefLogs, expression: RefExpression) -> tuple[RefKind, RefEntr
     return "branch", None
 
 
-def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
-    """Return whether a commit is `of` itself or one of its ancestors; True too where the history between is gone."""
+def is_ancestor(logs: RefLogs, commit_id: str, descendant_id: str) -> bool:
+    """Return whether a commit is `descendant_id` or one of its ancestors; True where the history was collected."""
     ancestor = logs.commit(commit_id)
-    reached, waiting = {of}, [of]
+    reached, waiting = {descendant_id}, [descendant_id]
     while waiting:
-        descendant_id = waiting.pop()
-        if descendant_id == commit_id:
+        reached_id = waiting.pop()
+        if reached_id == commit_id:
             return True
         try:
-            commit = logs.commit(descendant_id)
+            commit = logs.commit(reached_id)
         except NotFoundError:
-            # The history between them was collected, so the answer is unknown. With this answer a promotion leaves the
-            # channel where it is; with the other one it could move the channel back.
+            # The history between them was collected, so the answer is unknown. With True a promotion leaves the channel
+            # where it is; with False it could move the channel back.
             return True
-        # A commit of the same or a smaller generation cannot contain the wanted one.
+        # A commit of the same or a smaller generation cannot contain the commit.
         if commit.generation > ancestor.generation:
-            new = set(commit.parents) - reached
-            reached |= new
-            waiting.extend(new)
+            new_parents = set(commit.parents) - reached
+            reached |= new_parents
+            waiting.extend(new_parents)
     return False
 
 
 def _earlier(logs: RefLogs, kind: RefKind, expression: RefExpression) -> RefEntry:
-    """Return the entry of a number, or the one that was in force at a time."""
+    """Return the entry of a number, or the entry that was in force at a time."""
     numbers = sorted(logs.numbers(kind, expression.name))
     if expression.time is None:
         if expression.number not in numbers:
@@ -137,7 +137,10 @@ def _by_tag_or_id(logs: RefLogs, expression: RefExpression) -> str:
             raise InvalidInputError(f"{expression.name!r} is a repository tag; write it without {expression.suffix!r}")
         return tag.commit
     # Last, since it may take a listing of all commits.
-    ids = _ids_like(logs, expression)
+    is_id = not expression.kind and COMMIT_PREFIX.fullmatch(expression.name)
+    ids = (
+        [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(expression.name.lower())] if is_id else []
+    )
     if len(ids) == 1:
         return ids[0]
     if ids:
@@ -145,12 +148,6 @@ def _by_tag_or_id(logs: RefLogs, expression: RefExpression) -> str:
         raise InvalidInputError(f"{len(ids)} commits of {logs.store.uri} begin with {expression.name!r}: {shown}")
     names = [*logs.live("branch"), *logs.live("channel")]
     raise RefNotFoundError(expression.name, names, logs.store.uri, "branch, channel or repository tag")
-
-
-def _ids_like(logs: RefLogs, expression: RefExpression) -> list[str]:
-    if expression.kind or not COMMIT_PREFIX.fullmatch(expression.name):
-        return []
-    return [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(expression.name.lower())]
 
 
 def _follow(

@@ -68,7 +68,7 @@ class TableVersion:
 
     @property
     def on_main(self) -> str:
-        """The version on `main`, which people find in the log of the table; for one that cannot land, its branch."""
+        """The version on `main`, which people find in the log of the table; `branch@number` where it cannot land."""
         return f"{MAIN}@{self.lands}" if self.lands else str(self)
 
     def __str__(self) -> str:
@@ -84,13 +84,13 @@ class RepositoryCommit:
         id: The SHA-256 of the commit's bytes, as 64 hexadecimal digits.
         tables: The version of each table, by the table's name.
         parents: The ids of the commits it was made from, the newest state of the branch first.
-        generation: 1 for the first commit; one more than the largest generation of the parents for any other.
+        generation: 1 for the first commit; for any other commit, 1 more than the largest generation of its parents.
         committed_at: When it was made, by the clock of the writer.
         author: Who made it.
         message: The commit message, which the log shows.
         properties: Further values that are recorded with it, such as the run and its assets.
-        writes: The recorded writes that are closed, by table id: those whose rows the versions of the commit have, and
-            those that will never be published.
+        writes: The closed writes by table id: recorded writes whose rows the versions of the commit have, and recorded
+            writes that will never be published.
         channels: By channel, the number of the last entry of `main` that was made to be promoted to it: the entry of
             this commit, or of an earlier commit. The commits that a channel has yet to get form a chain.
         is_stored: Whether the repository has the commit. An expression such as `production~1` may name a state that no
@@ -146,15 +146,15 @@ class RefEntry:
     Attributes:
         number: The place in the log, from 1.
         commit: The id of the commit that the ref names from this entry on; empty after a deletion.
-        action: What was done.
-        by: Who did it.
+        action: What the entry does.
+        by: The person or program.
         at: When, by the clock of the writer.
         reason: Why; the message of a commit.
         hold: The hold that is in force after the entry, or None.
         properties: Further values that were recorded, such as the checks that passed.
         write: A random id by which a writer recognises its own entry when the response of the storage was lost.
         upto: Of a channel, the number of the last entry of `main` that it had, or was moved back from, when the entry
-            was made. What was committed for the channel after that entry is still to be promoted.
+            was made. Later commits for the channel are still to be promoted.
         moves: The ids of the tables that the entry of a channel is about, each with the numbers of the earlier entries
             that it withdraws for the table: none in a promotion. None for a branch, and for an entry of a version of
             this package that did not record it.
@@ -182,7 +182,7 @@ class RefEntry:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a commit says besides its tables: `RepositoryCommit.writes` and `RepositoryCommit.channels`."""
+    """The records that a commit has besides its tables: `RepositoryCommit.writes` and `RepositoryCommit.channels`."""
 
     writes: Mapping[str, ClosedWrites] = field(default_factory=dict)
     channels: Mapping[str, int] = field(default_factory=dict)
@@ -230,7 +230,7 @@ def composed_commit(
 
     Args:
         tables: The version of each table.
-        sources: The stored commits that have these versions, which become the parents; the newest one last.
+        sources: The stored commits that have these versions, which become the parents; the newest commit last.
         entry: The entry of a channel to which the state belongs.
         name: The expression that names the state.
     """
@@ -302,7 +302,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
     """
     # Refs and other commits name a commit by its digest, so bytes with this digest are what the writer stored.
     if hashlib.sha256(data).hexdigest() != commit_id:
-        raise CorruptFileError(path, "the digest of its bytes is not the one in its name")
+        raise CorruptFileError(path, "the digest of its bytes differs from the digest in its name")
 
     def parse(content: Mapping[str, Any]) -> RepositoryCommit:
         return RepositoryCommit(

@@ -90,7 +90,7 @@ def exact_request(
                 pass
             with lock:
                 current[name] = plan_again(name)
-        raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
+        raise ConflictError(f"main of {name} moved during each of {_TRIES} audits of its merge; publish again")
 
     return CommitRequest(
         branch=MAIN,

@@ -66,24 +66,24 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
         refuse_taken(logs, branch, "branch")
         # Whether the put succeeds does not matter: where another process puts its entry first, both use that entry.
         logs.append("branch", branch, next_entry(newest, "fork", logs.current("branch", MAIN).commit))
-    own = [mark for mark in marks if mark.table_id == table_id]
-    if not own:
+    own_marks = [mark for mark in marks if mark.table_id == table_id]
+    if not own_marks:
         # The mark comes before the branch: rows on a branch that no publication finds would never be seen.
-        own = [ForkMark(table_id)]
-        logs.mark_fork(branch, own[0])
+        own_marks = [ForkMark(table_id)]
+        logs.mark_fork(branch, own_marks[0])
     try:
         table_branch = create_branch(
             branch, context.head(MAIN), context.refs, context.versions, exist_ok=True, metadata=metadata
         )
     except (AlreadyExistsError, ConflictError, InvalidInputError):
-        if not any(mark.branch_id for mark in own):
+        if not any(mark.branch_id for mark in own_marks):
             _withdraw(repository, branch, table_id)
         raise
     mark = ForkMark(table_id, table_branch.id)
-    if mark not in own:
+    if mark not in own_marks:
         # The new mark first: so that a mark names the table's branch also after a crash between the two steps.
         logs.mark_fork(branch, mark)
-        logs.unmark_forks(branch, own)
+        logs.unmark_forks(branch, own_marks)
     return context
 
 
@@ -130,8 +130,8 @@ class ForkedTables:
         """
         # A fork that died before it made the branch leaves a mark without an identity, and no rows were written. A
         # publication that died while it ended the branch leaves marks of branches that it has deleted.
-        own = self.marks_of([self.ids.get(name)])
-        forked = {mark.branch_id for mark in own if mark.branch_id and mark.file_name not in self.ended}
+        own_marks = self.marks_of([self.ids.get(name)])
+        forked = {mark.branch_id for mark in own_marks if mark.branch_id and mark.file_name not in self.ended}
         return bool(forked) and branch_id not in forked
 
 
@@ -159,8 +159,8 @@ def forked_tables(
         # Checked here: a branch that is not in its table counts as published, also where there is no such table.
         if table not in head.tables and not repository.table(table).versions.has_versions(MAIN):
             raise RefNotFoundError(table, sorted(head.tables), repository.root, "table")
-    names, removed, every = {at.id: name for name, at in head.tables.items()}, {}, tuple(marks)
-    table_ids = {mark.table_id for mark in every}
+    names, removed, all_marks = {at.id: name for name, at in head.tables.items()}, {}, tuple(marks)
+    table_ids = {mark.table_id for mark in all_marks}
     for table_id in table_ids - names.keys():
         # Only the register has a table that was never committed.
         name = repository.registry.name_of(table_id)
@@ -174,7 +174,7 @@ def forked_tables(
         removed=removed if tables is None else {},
         has_others=tables is not None and bool(removed or ids.keys() - {*tables}),
         ids=ids,
-        marks=every,
+        marks=all_marks,
         ended=frozenset(() if newest is None else newest.properties.get(_ENDED, "").split()),
     )
 
@@ -251,17 +251,20 @@ def discard_tables(
     for name in names:
         if name not in forked.ids:
             raise RefNotFoundError(name, sorted(forked.ids), repository.root, "table of the branch")
-    own = forked.marks_of([*forked.removed, *forked.ids.values()] if tables is None else [*map(forked.ids.get, names)])
-    if own:
-        stays = len(own) < len(marks)
+    own_marks = forked.marks_of(
+        [*forked.removed, *forked.ids.values()] if tables is None else [*map(forked.ids.get, names)]
+    )
+    if own_marks:
+        stays = len(own_marks) < len(marks)
         entry = next_entry(newest, "commit" if stays else "delete", newest.commit if stays else "", reason=reason)
         # The entry before the branches: a branch that is deleted without the entry would count as lost.
-        if not logs.append("branch", branch, with_properties(entry, {**newest.properties, **_ended(forked, own)})):
+        ended = " ".join(sorted({*forked.ended, *(mark.file_name for mark in own_marks)}))
+        if not logs.append("branch", branch, with_properties(entry, {**newest.properties, _ENDED: ended})):
             raise ConflictError(f"branch {branch!r} of {repository.root} was changed by another process; try again")
     refusals = for_each_table(lambda name: _delete_forked(repository.table(name), name, branch, forked), names)
     staying_ids = {forked.ids[name] for name in names if refusals[name] is not None}
-    logs.unmark_forks(branch, [mark for mark in own if mark.table_id not in staying_ids])
-    return tuple(sorted(why for why in refusals.values() if why is not None))
+    logs.unmark_forks(branch, [mark for mark in own_marks if mark.table_id not in staying_ids])
+    return tuple(sorted(refusal for refusal in refusals.values() if refusal is not None))
 
 
 def _delete_forked(context: TableContext, name: str, branch: str, forked: ForkedTables) -> str | None:
@@ -274,10 +277,6 @@ def _delete_forked(context: TableContext, name: str, branch: str, forked: Forked
         except ConflictError as error:
             return f"{branch} of {name}: {error}"
     return None
-
-
-def _ended(forked: ForkedTables, marks: Iterable[ForkMark]) -> dict[str, str]:
-    return {_ENDED: " ".join(sorted({*forked.ended, *(mark.file_name for mark in marks)}))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +338,7 @@ class BranchEnd:
             return None
 
         refusals = for_each_table(delete, self.forked.names)
-        return {name: why for name, why in sorted(refusals.items()) if why is not None}
+        return {name: reason for name, reason in sorted(refusals.items()) if reason is not None}
 
     def unmark(self, staying: Collection[str]) -> None:
         """Delete the marks of the tables, except for tables in which the branch stays.

@@ -91,7 +91,9 @@ def pin(context: TableContext, version: State) -> None:
             with suppress(RefMovedError, RefNotFoundError):
                 context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
                 return
-    raise ConflictError(f"other processes changed tag {name!r} of {context.uri} each of {_PINS} times; try again")
+    raise ConflictError(
+        f"other processes changed tag {name!r} of {context.uri} during each of {_PINS} attempts; try again"
+    )
 
 
 def pin_newest(context: TableContext, version: State) -> None:

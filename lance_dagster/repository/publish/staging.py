@@ -286,7 +286,7 @@ def land(
         context: The table.
         at: The version.
         strategy: Resolves conflicts with commits that another program made on `main`.
-        landing: How this process staged the version; None for a version that another process staged, or an earlier one.
+        landing: How this process staged the version; None for a version of another process or of an earlier call.
     """
     if at.branch == MAIN:
         # `capture` has pinned the version. Where somebody has deleted the tag since, a repair creates it again.
@@ -462,7 +462,8 @@ def _merged_version(change: TableChange, sources: Sequence[State], head: State) 
     for remaining in reversed(range(_STAGINGS)):
         try:
             merged = _merged(change, sources, head)
-            # The newest version has all sources: for a source that the branch contains, `merge` returns an older one.
+            # The newest version has all sources: for a source that the branch has already, `merge` returns an older
+            # version.
             newest = max(merged, key=lambda state: state.number)
             change.context.versions.cache("", newest)
             return change.version(newest, head)
