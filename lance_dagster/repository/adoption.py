@@ -4,9 +4,9 @@ Readers may have followed a tag such as `production` of each table for years. Th
 versions of these tags: a table whose `main` is ahead of its tag is in the channel at the tag, and a table without the
 tag is not in the channel. Where a tag is held, so is the channel.
 
-Each step is idempotent, and two processes may adopt at once: tables that a commit names are skipped, and so are those
-that the channel names. `main` gets its commit before the channels get their entries. Until its first entry a
-channel does not exist, and readers use the tags.
+Each step is idempotent, and two processes may adopt at once: tables that a commit names are skipped, and so are tables
+that the channel names. `main` gets its commit before the channels get their entries. Until its first entry a channel
+does not exist, and readers use the tags.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,9 +34,9 @@ class AdoptedChannel:
     """A channel that got tables from the tags of its name.
 
     Attributes:
-        channel: The channel after that; held, where a tag was held.
-        tables: The version at which each of these tables was added, such as `main@7`.
-        behind_main: Those whose `main` is newer; the next promotion of `main` brings them up to it.
+        channel: The channel after the adoption; held, where a tag was held.
+        tables: By table that was added, its version, such as `main@7`.
+        behind_main: The added tables whose `main` is newer; the next promotion of `main` brings them up to it.
     """
 
     channel: Channel
@@ -50,9 +50,10 @@ class Adopted:
 
     Attributes:
         commit: The newest commit of `main`, which names all tables that were adopted.
-        tables: The tables that it did not name before.
+        tables: The tables that `main` of the repository did not name before.
         channels: By name, the channels that got tables from their tags.
-        skipped: What was not adopted, and why: a table that cannot be read, a tag whose version is gone.
+        skipped: The tables and tags that were not adopted, each with the reason: a table that cannot be read, a tag
+            whose version is gone.
     """
 
     commit: RepositoryCommit
@@ -63,7 +64,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A tag of a table, the version that it names, and whether that is the newest one of `main`."""
+    """A tag of a table, its version, and whether this is the newest version of `main`."""
 
     tag: Tag
     state: State
@@ -82,8 +83,8 @@ class Adoption:
         """Register and commit tables, then let channels begin at the tags of these tables.
 
         Raises:
-            NotFoundError: There is no table at a name that was given.
-            AlreadyExistsError: A table that was given is a copy of another one.
+            NotFoundError: There is no table at a name in `names`.
+            AlreadyExistsError: A table in `names` is a copy of another table.
         """
         # Checked first: tables would be registered without a commit otherwise.
         validate_commit_info(message, properties)
@@ -91,53 +92,55 @@ class Adoption:
         for tag in tags:
             check_tag_name(tag)
         head = self._repository.head()
-        wanted = self._all() if names is None else sorted(set(names))
+        tables = self._all() if names is None else sorted(set(names))
         # Tables that a commit names were registered and read when they were committed, so they cost no request here.
-        new, skipped = self._registered([one for one in wanted if one not in head.tables], strict=names is not None)
-        # `main` before the channels: the commit of a channel has that of `main` as its parent.
-        head, adopted = self._committed(head, new, message, properties)
-        present = [one for one in wanted if one in head.tables]
-        taken: dict[str, AdoptedChannel] = {}
+        new_tables, skipped = self._registered(
+            [table for table in tables if table not in head.tables], strict=names is not None
+        )
+        # `main` before the channels: the commit of a channel has the commit of `main` as a parent.
+        head, adopted = self._committed(head, new_tables, message, properties)
+        present = [table for table in tables if table in head.tables]
+        adopted_channels: dict[str, AdoptedChannel] = {}
         for tag in tags:
-            found, left = self._tagged(tag, present)
-            begun = self._begun(tag, found, head, properties) if found else None
-            skipped += left
-            if begun is not None:
-                taken[tag] = begun
-        return Adopted(commit=head, tables=adopted, channels=taken, skipped=tuple(skipped))
+            tagged, reasons = self._tagged(tag, present)
+            channel = self._begun(tag, tagged, head, properties) if tagged else None
+            skipped += reasons
+            if channel is not None:
+                adopted_channels[tag] = channel
+        return Adopted(commit=head, tables=adopted, channels=adopted_channels, skipped=tuple(skipped))
 
     def _all(self) -> list[str]:
-        """Return the tables that are registered or found, without those that were removed from the repository."""
-        known = set(self._repository.registry.names())
-        found = [
+        """Return the tables that are registered or found below the root, except tables that were removed before."""
+        registered = set(self._repository.registry.names())
+        discovered = [
             name
-            for name in self._repository.registry.discover(known)
+            for name in self._repository.registry.discover(registered)
             if not self._repository.registry.was_removed(name)
         ]
-        # The search skips registered tables, and an adoption that died may have left one without a commit.
-        return sorted({*known, *found})
+        # The search skips registered tables, and an adoption that died may have registered a table without a commit.
+        return sorted({*registered, *discovered})
 
     def _registered(self, names: Iterable[str], *, strict: bool) -> tuple[list[str], list[str]]:
-        """Register tables; return those that can be committed, and why others cannot be."""
+        """Register tables; return the tables that can be committed, and the reasons why other tables cannot be."""
 
         def register(name: str) -> LanceDagsterError | None:
             try:
                 self._repository.registry.register(name)
-                # Read here, before the commit: there one table that cannot be read would stop all others.
+                # Read before the commit: a table that cannot be read would stop the commit of all tables.
                 self._repository.table(name).head(MAIN)
             except (AlreadyExistsError, FormatError, NotFoundError) as error:
                 return error
             return None
 
-        found, skipped = [], []
+        registered, skipped = [], []
         for name, error in for_each_table(register, names).items():
             if error is None:
-                found.append(name)
+                registered.append(name)
             elif strict:
                 raise error
             else:
                 skipped.append(f"{name}: {error}")
-        return found, skipped
+        return registered, skipped
 
     def _committed(
         self, head: RepositoryCommit, names: list[str], message: str, properties: Mapping[str, str]
@@ -146,26 +149,31 @@ class Adoption:
             return head, ()
 
         def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
-            # Another process adopted it first. An adoption does not add later versions; `commit` does.
+            # Another process adopted the table first. An adoption does not add later versions; `commit` does.
             if dest is not None:
                 return None
             context = self._repository.table(name)
             return capture(context, self._repository.registry.register(name), context.head(MAIN))
 
-        said = message or f"adopt {', '.join(names)}"
-        request = CommitRequest(branch=MAIN, stage=stage, names=tuple(names), message=said, properties=properties)
-        done = commit_tables(self._repository.logs, request)
-        return done.commit, tuple(sorted(done.changed))
+        request = CommitRequest(
+            branch=MAIN,
+            stage=stage,
+            names=tuple(names),
+            message=message or f"adopt {', '.join(names)}",
+            properties=properties,
+        )
+        committed = commit_tables(self._repository.logs, request)
+        return committed.commit, tuple(sorted(committed.changed))
 
     def _tagged(self, name: str, tables: Iterable[str]) -> tuple[dict[str, Tagged], list[str]]:
-        """Return the tables with a tag that the channel does not name yet, and why other tags are left."""
+        """Return the tagged tables that the channel does not name yet, and the reasons why other tags are skipped."""
         newest = self._repository.logs.newest("channel", name)
         if newest is not None and newest.deleted:
             # A person deleted the channel, and the tags of the tables stayed. These must not create it again.
             return {}, []
         named = {} if newest is None else self._repository.logs.commit(newest.commit).tables
 
-        def look(table: str) -> Tagged | str | None:
+        def tagged_or_reason(table: str) -> Tagged | str | None:
             context = self._repository.table(table)
             tag = context.refs.tag(name)
             # A tag with this key was set by a channel that no longer names the table: it was rolled back to a commit
@@ -178,57 +186,57 @@ class Adoption:
             except (FormatError, NotFoundError) as error:
                 return f"tag {name} of {table}: {error}"
 
-        looked = for_each_table(look, [table for table in tables if table not in named])
-        found = {table: each for table, each in looked.items() if isinstance(each, Tagged)}
-        left = [each for each in looked.values() if isinstance(each, str)]
-        # A held channel names the same tables until it is released; the next adoption after that adds these.
-        if found and newest is not None and newest.hold is not None:
-            left += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in found]
-            return {}, left
-        return found, left
+        results = for_each_table(tagged_or_reason, [table for table in tables if table not in named])
+        tagged = {table: tag for table, tag in results.items() if isinstance(tag, Tagged)}
+        reasons = [reason for reason in results.values() if isinstance(reason, str)]
+        # A held channel names the same tables until it is released; the next adoption after that adds its tags.
+        if tagged and newest is not None and newest.hold is not None:
+            reasons += [f"tag {name} of {table}: channel {name} is {newest.hold}" for table in tagged]
+            return {}, reasons
+        return tagged, reasons
 
     def _begun(
-        self, name: str, found: Mapping[str, Tagged], head: RepositoryCommit, properties: Mapping[str, str]
+        self, name: str, tagged: Mapping[str, Tagged], head: RepositoryCommit, properties: Mapping[str, str]
     ) -> AdoptedChannel | None:
-        """Add tables to a channel at the versions of their tags; the tables that it names stay."""
+        """Add tables to a channel at the versions of their tags; tables that the channel names stay."""
         # Outside of the decision, which may be made several times: capturing a version costs requests.
         versions = for_each_table(
-            lambda table: capture(self._repository.table(table), head.tables[table].id, found[table].state), found
+            lambda table: capture(self._repository.table(table), head.tables[table].id, tagged[table].state), tagged
         )
-        taken: list[str] = []
+        added: list[str] = []
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
-            # Filled anew by each decision: the last one is what happened.
-            taken[:] = sorted(versions.keys() - named.keys())
+            # Filled anew by each decision: the entry of the last decision is the entry that was put.
+            added[:] = sorted(versions.keys() - named.keys())
             # Another process added the tables, or held the channel since it was read.
-            if not taken or (before is not None and before.hold is not None):
-                taken.clear()
+            if not added or (before is not None and before.hold is not None):
+                added.clear()
                 return None
-            reason = f"adopt the tags {name} of {', '.join(taken)}"
-            tables = {**named, **{table: versions[table] for table in taken}}
-            # With the commit of `main` as a parent the channel contains it, so a publication that has nothing new does
-            # not bring the channel to `main`, past the tags.
+            reason = f"adopt the tags {name} of {', '.join(added)}"
+            tables = {**named, **{table: versions[table] for table in added}}
+            # With the commit of `main` as a parent the channel contains it: a publication without changes does not move
+            # the channel to `main`, past the tags.
             parents = (head,) if present is None else (present, head)
             target, data = new_commit(tables, parents, author=person(), message=reason, properties=properties)
             self._repository.logs.put_commit(target, data)
-            hold = _hold([found[table] for table in taken])
+            hold = _hold([tagged[table] for table in added])
             return with_properties(next_entry(before, "promote", target.id, reason=reason, hold=hold), properties)
 
         moved = ChannelMoves(self._repository).move(name, entry, create=True)
-        if not taken:
+        if not added:
             return None
         return AdoptedChannel(
             channel=moved,
-            tables={table: str(found[table].state) for table in taken},
-            behind_main=tuple(table for table in taken if not found[table].is_newest),
+            tables={table: str(tagged[table].state) for table in added},
+            behind_main=tuple(table for table in added if not tagged[table].is_newest),
         )
 
 
-def _hold(found: Iterable[Tagged]) -> ChannelHold | None:
+def _hold(tagged: Iterable[Tagged]) -> ChannelHold | None:
     """Return the hold of a channel whose tags were held: an adoption must not release a hold."""
-    holds = [each.tag.hold for each in found if each.tag.hold is not None]
+    holds = [table.tag.hold for table in tagged if table.tag.hold is not None]
     if not holds:
         return None
     # A channel has one hold, so it gets the reasons of all tags and the earliest time.

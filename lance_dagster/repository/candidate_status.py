@@ -1,11 +1,12 @@
-"""The candidates that wait in a repository, by its record alone: neither Dagster nor its database is asked.
+"""The candidates that wait in a repository, read from its record without Dagster.
 
-The record has one listing for each table, which ends where the newest commit says that everything older is closed.
+The writes of a table are listed newest first, up to the number before which the newest commit has closed all writes.
 """
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from lance_dagster.errors import CommitConflictError, NotFoundError
 from lance_dagster.history.versions import Version
@@ -18,15 +19,15 @@ from lance_dagster.repository.registry import RepositoryContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTable:
-    """What waits of a candidate on one branch of one table.
+    """The writes of a candidate that wait on one branch of one table.
 
     Attributes:
-        table: The name of the table; its identity where that has no name any more.
+        table: The name of the table; the identity of the table where it has no name any more.
         branch: The branch.
         writes: The recorded writes that wait, oldest first.
-        head: The newest version of the branch; None where the branch is not there: a write is recorded before the
-            branch is forked, and a run may die in between.
-        verdicts: The last verdict of each check on that version, by the name of the check.
+        head: The newest version of the branch; None where there is no branch: a run records a write before it forks the
+            branch, and may die in between.
+        verdicts: The last verdict of each check on `head`, by the name of the check.
     """
 
     table: str
@@ -38,12 +39,12 @@ class CandidateTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingCandidate:
-    """A candidate of which something is neither published nor dropped.
+    """A candidate with writes that are neither published nor dropped.
 
     Attributes:
         id: The id of the candidate: of its root run, or of its backfill.
-        runs: The runs whose writes wait, in the order of `tables`, and those that joined the candidate without a write.
-        tables: What waits, by table and branch.
+        runs: The runs whose writes wait, in the order of `tables`, then runs that joined the candidate without a write.
+        tables: The writes that wait, by table and branch.
     """
 
     id: str
@@ -76,15 +77,15 @@ def waiting_candidates(repository: RepositoryContext) -> tuple[WaitingCandidate,
         return _by_candidate(repository, table_id, name, writes[table_id])
 
     tables: dict[str, list[CandidateTable]] = {}
-    for found in for_each_table(of_table, [table_id for table_id, of in writes.items() if of]).values():
-        for candidate, of in found.items():
-            tables.setdefault(candidate, []).extend(of)
+    for by_candidate in for_each_table(of_table, [table_id for table_id in writes if writes[table_id]]).values():
+        for candidate, candidate_tables in by_candidate.items():
+            tables.setdefault(candidate, []).extend(candidate_tables)
     joined = for_each_table(repository.record.runs_of, tables)
     return tuple(_candidate(candidate, tables[candidate], joined[candidate]) for candidate in sorted(tables))
 
 
 def _candidate(candidate: str, tables: Iterable[CandidateTable], joined: Iterable[str]) -> WaitingCandidate:
-    ordered = sorted(tables, key=lambda each: (each.table, each.branch))
+    ordered = sorted(tables, key=attrgetter("table", "branch"))
     runs = [write.request.run_id for table in ordered for write in table.writes]
     return WaitingCandidate(id=candidate, runs=tuple(dict.fromkeys([*runs, *joined])), tables=tuple(ordered))
 
@@ -92,15 +93,17 @@ def _candidate(candidate: str, tables: Iterable[CandidateTable], joined: Iterabl
 def _by_candidate(
     repository: RepositoryContext, table_id: str, name: str | None, writes: Iterable[RecordedWrite]
 ) -> dict[str, list[CandidateTable]]:
-    of_branch: dict[tuple[str, str], list[RecordedWrite]] = {}
+    by_branch: dict[tuple[str, str], list[RecordedWrite]] = {}
     for write in writes:
-        of_branch.setdefault((write.request.candidate, write.request.branch), []).append(write)
+        by_branch.setdefault((write.request.candidate, write.request.branch), []).append(write)
     tables: dict[str, list[CandidateTable]] = {}
-    for (candidate, branch), of in of_branch.items():
+    for (candidate, branch), branch_writes in by_branch.items():
         head = None if name is None else _head(repository, name, branch)
         verdicts = {} if head is None else repository.record.verdicts(table_id, head.id)
         tables.setdefault(candidate, []).append(
-            CandidateTable(table=name or table_id, branch=branch, writes=tuple(of), head=head, verdicts=verdicts)
+            CandidateTable(
+                table=name or table_id, branch=branch, writes=tuple(branch_writes), head=head, verdicts=verdicts
+            )
         )
     return tables
 

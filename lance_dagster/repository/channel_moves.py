@@ -1,8 +1,8 @@
 """Move a channel by the next entry of its log, and bring the Lance tags of the tables up to it.
 
-The entry is one put-if-absent, and all tables move for readers of the channel. The Lance tags of the tables follow, one
-by one. When a process dies between the two steps, some tags are not moved. They are moved when the call is repeated, by
-the next move that changes their tables, and by `repair`.
+The entry is one put-if-absent, and moves all tables for readers of the channel. The Lance tags of the tables follow,
+one table after the other. Where a process dies before all tags have moved, the remaining tags are moved when the call
+is repeated, by the next move that changes their tables, or by `repair`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,7 +52,7 @@ class TableMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """A channel: its name, the commit it names, and its newest entry.
+    """A channel: its name, its commit, and the newest entry of its log.
 
     Attributes:
         name: The name.
@@ -61,7 +61,8 @@ class Channel:
         lagging: The tags of tables that could not be brought up to the channel.
         moves: For a rollback, and for its dry run, each table that goes back, with the version before and after; empty
             where the rollback was made before.
-        left: For a rollback of some tables, other tables that promotions which are withdrawn moved too, and that stay.
+        left: For a rollback of some tables, the tables that stay, although a withdrawn promotion moved them too. Where
+            a promotion moved `a` and `b`, a rollback of `a` leaves `b`.
     """
 
     name: str
@@ -91,7 +92,7 @@ class ChannelMoves:
         create: bool = False,
         tags: bool = True,
     ) -> Channel:
-        """Append the entry that `decide` makes of the newest one; None leaves the channel as it is.
+        """Append the entry that `decide` returns for the newest entry; None leaves the channel as it is.
 
         Raises:
             RefNotFoundError: There is no such channel, and `create` is False.
@@ -99,30 +100,30 @@ class ChannelMoves:
         check_tag_name(name)
         for _ in range(TRIES):
             newest = self._newest(name, create=create)
-            # The caller gets None for a deleted channel, so that nothing is compared with the commit it named.
+            # `decide` gets None for a deleted channel, so that it does not compare with the commit of that channel.
             before = None if newest is None or newest.deleted else newest
-            wanted = decide(before)
-            if wanted is None:
+            entry = decide(before)
+            if entry is None:
                 # An earlier call moved the channel. Its process may have died before the tags followed.
                 if before is None or not tags:
                     return channel_at(name, self._repository.logs.current("channel", name))
                 return self._followed(name, before, self._before(name, before))
-            # The number is counted from the newest entry and not from `before`: a channel that was deleted continues
-            # after its old numbers, since readers take a larger number for a later move.
-            wanted = wanted if newest is None else replace(wanted, number=newest.number + 1)
-            wanted = replace(wanted, upto=self._upto(name, wanted, newest))
-            # A rollback records what it withdraws itself.
-            wanted = wanted if wanted.moves is not None else replace(wanted, moves=self._promoted(before, wanted))
-            if self._repository.logs.append("channel", name, wanted):
-                # The mark of a collection is read after the put, so that one of the two sees the other.
-                self._refuse_collected(name, wanted, before)
-                return self._followed(name, wanted, before) if tags else channel_at(name, wanted)
+            # The number follows that of the newest entry and not of `before`: a channel that was deleted continues
+            # after its old numbers, because a reader takes the entry with the larger number for the later move.
+            entry = entry if newest is None else replace(entry, number=newest.number + 1)
+            entry = replace(entry, upto=self._upto(name, entry, newest))
+            # The entry of a rollback has its moves already, with the promotions that it withdraws.
+            entry = entry if entry.moves is not None else replace(entry, moves=self._promoted(before, entry))
+            if self._repository.logs.append("channel", name, entry):
+                # The put first, then the mark: so this process sees the mark, or the collection sees the entry.
+                self._refuse_collected(name, entry, before)
+                return self._followed(name, entry, before) if tags else channel_at(name, entry)
         raise contended(self._repository, name)
 
     def _upto(self, name: str, entry: RefEntry, newest: RefEntry | None) -> int:
-        """Return up to which entry of `main` a channel was promoted, or was moved back from, after an entry."""
+        """Return the number `RefEntry.upto` for the next entry of a channel."""
         logs, before = self._repository.logs, 0 if newest is None else newest.upto
-        # What was committed for the channel before a rollback counts as withdrawn, promoted or not.
+        # A rollback withdraws every commit that was made for the channel before it, promoted or not.
         commit = logs.current("branch", MAIN).commit if entry.action == "rollback" else entry.commit
         return max(before, logs.commit(commit).channels.get(name, 0))
 
@@ -131,11 +132,11 @@ class ChannelMoves:
     ) -> tuple[RepositoryCommit, ...]:
         """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
 
-        The process that made such a commit died before it moved the channel, or is about to move it.
+        The process that made such a commit died before it moved the channel, or is about to move the channel.
 
         Args:
             name: The channel.
-            entry: Its newest entry; None where there is none.
+            entry: The newest entry of the channel; None where the channel does not exist.
             head: The newest commit of `main`; None to read it.
         """
         logs, upto = self._repository.logs, 0 if entry is None else entry.upto
@@ -143,31 +144,32 @@ class ChannelMoves:
         newest = None if head is not None else logs.newest("branch", MAIN)
         head = head if newest is None else logs.commit(newest.commit)
         number = 0 if head is None else head.channels.get(name, 0)
-        # What was collected is too old to be promoted unasked.
+        # A commit that was collected is too old to be promoted without a request of a person.
         with suppress(NotFoundError):
             while number > upto:
                 commit = logs.commit(logs.entry("branch", MAIN, number).commit)
                 commits.append(commit)
-                # The commit before it names the entry that was made for the channel before.
+                # The parent has the number of the entry of `main` that was made for the channel before this commit.
                 number = logs.commit(commit.parents[0]).channels.get(name, 0)
         return tuple(reversed(commits))
 
     def divided(
         self, name: str, entry: RefEntry | None, tables: Collection[str], head: RepositoryCommit
     ) -> dict[str, RepositoryCommit]:
-        """Return the tables in which readers of a channel would lack a commit whose rows they see in some other table.
+        """Return the tables in which readers of a channel would lack a commit whose rows they see in `tables`.
 
-        `main` is ahead of a channel where a commit was rolled back before it was promoted, or by a hold that ended.
-        The next commit of one of its tables has its rows; readers see a commit in all of its tables or in none.
+        Readers see a commit in all of its tables or in none. A commit of `main` is not in the channel where the channel
+        was rolled back before the promotion of the commit, or was held. A later commit of one table has the rows of the
+        earlier commit in this table, and its promotion would show them without the other tables of the earlier commit.
 
         Args:
             name: The channel.
-            entry: Its newest entry; None where there is none.
+            entry: The newest entry of the channel; None where the channel does not exist.
             tables: The names of the tables that are to be promoted.
-            head: The commit of `main` whose versions of these tables are to be promoted, or its parent.
+            head: The commit of `main` whose versions of `tables` are to be promoted, or the parent of this commit.
 
         Returns:
-            The names of these other tables, each with the oldest commit that readers would see in part.
+            The names of the tables to promote too, each with the oldest commit that readers would see in part.
         """
         logs, commit = self._repository.logs, head
         present = {} if entry is None else by_id(logs.commit(entry.commit))
@@ -178,7 +180,7 @@ class ChannelMoves:
                 commit = logs.commit(logs.entry("branch", MAIN, commit.channels[name]).commit)
                 parent = logs.commit(commit.parents[0]) if commit.parents else None
             except NotFoundError:
-                # What was collected was committed long ago, and nobody can say any more what belongs together.
+                # A collection deleted the older commits, so the tables of each of them are not known.
                 break
             changed = moved_tables(parent, commit)
             if any(_is_ahead(table, commit, present) for table in moved & changed):
@@ -190,18 +192,18 @@ class ChannelMoves:
         return lacking
 
     def _promoted(self, before: RefEntry | None, entry: RefEntry) -> Moves:
-        """Return the tables that an entry moves; it withdraws nothing."""
+        """Return the tables that a promotion moves; a promotion withdraws nothing."""
         if before is not None and before.commit == entry.commit:
             return {}
         present = None if before is None else self._repository.logs.commit(before.commit)
         return dict.fromkeys(moved_tables(present, self._repository.logs.commit(entry.commit)), ())
 
     def _newest(self, name: str, *, create: bool) -> RefEntry | None:
-        """Return the newest entry of a channel, also one that deleted it."""
+        """Return the newest entry of a channel, which may be the deletion of the channel."""
         newest = self._repository.logs.newest("channel", name)
         if (newest is None or newest.deleted) and not create:
             raise unknown_channel(self._repository, name)
-        # The name of a channel that was deleted may have been given to a branch or a repository tag since.
+        # A branch or a repository tag may have got the name since the channel was deleted.
         if newest is None or newest.deleted:
             refuse_taken(self._repository.logs, name, "channel")
         return newest
@@ -213,15 +215,15 @@ class ChannelMoves:
             commit = self._repository.logs.commit(entry.commit)
             past = None if before is None else before.hold
             parent = None if before is None else self._repository.logs.commit(before.commit)
-            # Only the tags of tables that differ are moved, so that other tables cost no request. A hold that began or
+            # Only the tags of tables that changed are moved, so that other tables cost no request. A hold that began or
             # ended concerns the tags of all tables.
             changed = commit.tables if past != entry.hold else commit.changed_from(parent)
             tag = FollowingTag(name=name, hold=entry.hold, past="" if past is None else past.reason)
             # The tag of a table that the commit does not have stays where it is: there is nothing to move it to.
             names = [table for table in changed if table in commit.tables]
             lagging = project(self._repository.registry, commit, names, tag)
-            # The channel is read again after the tags were moved. Another process may have moved the channel on and its
-            # tags before this process moved them back; then this process moves them to the newest entry once more.
+            # The channel is read again after the tags were moved: another process may have moved the channel and the
+            # tags forward before this process moved the tags back. Then the tags are moved to the newest entry.
             before, newest = entry, self._repository.logs.newest("channel", name)
             if newest is None or newest.deleted:
                 break
@@ -229,7 +231,10 @@ class ChannelMoves:
         return replace(channel_at(name, entry), lagging=lagging)
 
     def _before(self, name: str, entry: RefEntry) -> RefEntry | None:
-        """Return the entry before the one that moved a channel to its commit; None where it no longer exists."""
+        """Return the newest entry of a channel that names another commit; None where it no longer exists.
+
+        Of the entries `promote 1`, `promote 2`, `hold 2` it returns `promote 1`.
+        """
         before = entry
         # Holds and releases are entries with the same commit; the tags did not move with them.
         while before.commit == entry.commit:
@@ -242,41 +247,47 @@ class ChannelMoves:
     def _refuse_collected(self, name: str, entry: RefEntry, before: RefEntry | None) -> None:
         """Undo a move when a collection marked its commit before it saw the move.
 
-        The collection marks first and then reads the channels again; here the move comes first and the mark is read
-        second. So one of the two sees the other.
+        A collection marks its commits first and then reads the channels again; a move appends its entry first and then
+        reads the mark. So the collection sees the entry, or the move sees the mark.
         """
         if not self._repository.logs.is_expired(entry.commit):
             return
-        why = "the commit is being collected"
+        reason = "the commit is being collected"
         if before is None:
-            back = next_entry(entry, "delete", "", reason=why)
+            back = next_entry(entry, "delete", "", reason=reason)
         else:
-            # It withdraws the move, and so also what the move withdrew.
+            # A withdrawn entry withdraws nothing, so promotions that the move had withdrawn count again.
             moves = dict.fromkeys(entry.moves or (), (entry.number,))
-            back = replace(next_entry(entry, "rollback", before.commit, reason=why), hold=before.hold, moves=moves)
+            back = replace(next_entry(entry, "rollback", before.commit, reason=reason), hold=before.hold, moves=moves)
         # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
         self._repository.logs.append("channel", name, back)
         raise NotFoundError(
-            f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer one"
+            f"commit {entry.commit[:12]} of {self._repository.root} is being collected; choose a newer commit"
         )
 
 
 def _is_ahead(table: str, commit: RepositoryCommit, present: Mapping[str, tuple[str, TableVersion]]) -> bool:
-    """Return whether a commit has a version of a table, given by its id, that is newer than the present version."""
-    _, made = by_id(commit).get(table, ("", None))
+    """Return whether a commit has a newer version of a table than the present version.
+
+    Args:
+        table: The id of the table.
+        commit: The commit.
+        present: The tables of the channel by id, each with its name and version.
+    """
+    _, version = by_id(commit).get(table, ("", None))
     _, named = present.get(table, ("", None))
     return (
-        made is not None
-        and made != named
-        and (named is None or 0 in (made.lands, named.lands) or made.lands > named.lands)
+        version is not None
+        and version != named
+        and (named is None or 0 in (version.lands, named.lands) or version.lands > named.lands)
     )
 
 
 def unknown_channel(repository: RepositoryContext, name: str) -> RefNotFoundError:
-    """Return the error for a name that no channel has: it may be misspelt, or new."""
-    known = list(repository.logs.live("channel"))
-    near = RefNotFoundError(name, known, repository.root, "channel").hint
-    return RefNotFoundError(name, known, repository.root, "channel", f"{near}; a new channel is created explicitly")
+    """Return the error for a name that no channel has: the name is misspelt, or of a channel to be created."""
+    channels = list(repository.logs.live("channel"))
+    near = RefNotFoundError(name, channels, repository.root, "channel").hint
+    return RefNotFoundError(name, channels, repository.root, "channel", f"{near}; a new channel is created explicitly")
 
 
 def channel_at(name: str, entry: RefEntry) -> Channel:
@@ -288,7 +299,7 @@ def refuse_held(name: str, entry: RefEntry) -> None:
     """Refuse to move a channel that is held.
 
     Raises:
-        ProtectedError: It is held; the message says by whom, since when and why.
+        ProtectedError: The channel is held; the message says by whom, since when and why.
     """
     hold = entry.hold
     if hold is not None:
@@ -298,4 +309,6 @@ def refuse_held(name: str, entry: RefEntry) -> None:
 
 def contended(repository: RepositoryContext, name: str) -> ConflictError:
     """Return the error of a process that lost each race to move a channel."""
-    return ConflictError(f"other processes moved channel {name!r} of {repository.root} each of {TRIES} times")
+    return ConflictError(
+        f"other processes moved channel {name!r} of {repository.root} during each of {TRIES} attempts; try again"
+    )

@@ -5,9 +5,9 @@ makes a commit of the channel alone, with the older versions of the tables that 
 others.
 
 A request for a rollback has an identity, which its entry records. A call that is repeated after a crash finds the entry
-and changes nothing. The caller names the request, such as by the id of a run; then any entry of the log is looked at.
-For a caller that names none, the identity is made of all arguments, and only the newest entry is looked at: the same
-arguments may be meant again after the channel moved on.
+and changes nothing. A caller may give the identity, such as the id of a run; then an entry anywhere in the log counts.
+Without it, the identity is a digest of all arguments, and only the newest entry counts: after the channel was moved, a
+person may want another rollback with the same arguments.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class RollbackRequest:
         hold: Whether the channel is held there.
         who: Who asks for it; empty for the committer.
         properties: Kept in the history.
-        request: The identity that the caller gave the request; empty for none.
+        request: The identity that the caller gave the request; empty to use a digest of the arguments.
     """
 
     channel: str
@@ -78,12 +78,12 @@ class Target:
     """Where a rollback leads.
 
     Attributes:
-        present: The commit that the channel names before it.
+        present: The commit that the channel names before the rollback.
         source: The commit that has the older versions.
         tables: The version of each table afterwards, by its name.
         moved: The ids of the tables that move.
         withdrawal: The promotions that are withdrawn.
-        is_counted: Whether it leads back by promotions, and so never forward.
+        is_counted: Whether the rollback counts promotions, and so never moves a table forward.
     """
 
     present: RepositoryCommit
@@ -96,18 +96,26 @@ class Target:
 
 @dataclass(slots=True)
 class ChannelRollback:
-    """One call that moves a channel back; it may decide several times, when other processes move the channel."""
+    """One call that moves a channel back; it decides again each time another process moves the channel meanwhile.
+
+    Attributes:
+        repository: The repository.
+        request: The request.
+        first_entry: The newest entry of the channel at the first decision.
+        first_versions: By id, the versions at the first decision of the tables that go back.
+        moves: The moves that the last decision led to.
+        staying: The tables that stay, although a withdrawn promotion moved them too.
+    """
 
     repository: RepositoryContext
     request: RollbackRequest
-    # The versions of the tables that go back, as the first decision saw them.
-    seen: Mapping[str, TableVersion] = field(default_factory=dict)
-    first: RefEntry | None = None
+    first_entry: RefEntry | None = None
+    first_versions: Mapping[str, TableVersion] = field(default_factory=dict)
     moves: tuple[TableMove, ...] = ()
-    left: tuple[str, ...] = ()
+    staying: tuple[str, ...] = ()
 
     def decide(self, before: RefEntry | None) -> RefEntry | None:
-        """Return the entry that moves the channel back from an entry; None where the request is fulfilled already."""
+        """Return the entry that moves the channel back from entry `before`; None where the request is fulfilled."""
         request = self.request
         target = self._target(before)
         if target is None or before is None:
@@ -122,7 +130,7 @@ class ChannelRollback:
             else None
         )
         entry = next_entry(before, "rollback", commit.id, reason=request.reason, hold=held, by=request.who)
-        # Promotions are also withdrawn for a table that has its older version again already, by a later promotion.
+        # A table that a later promotion brought to its older version does not move, and its promotions are withdrawn.
         moves = {table: tuple(sorted(withdrawn.get(table, ()))) for table in target.moved | withdrawn.keys()}
         return replace(with_properties(entry, request.properties), moves=moves, request=request.identity)
 
@@ -135,14 +143,14 @@ class ChannelRollback:
         return self.described(channel_at(self.request.channel, before))
 
     def described(self, channel: Channel) -> Channel:
-        """Return a channel with what the rollback moves and leaves."""
-        return replace(channel, moves=self.moves, left=self.left)
+        """Return a channel with the moves of the rollback, and the tables that stay."""
+        return replace(channel, moves=self.moves, left=self.staying)
 
     def _target(self, before: RefEntry | None) -> Target | None:
         request = self.request
         if before is None:
             raise unknown_channel(self.repository, request.channel)
-        self.moves, self.left = (), ()
+        self.moves, self.staying = (), ()
         if self._is_repeated(before):
             return None
         present = self.repository.logs.commit(before.commit)
@@ -163,23 +171,23 @@ class ChannelRollback:
             return True
         if not self.request.request:
             return False
-        # Another process may have moved the channel on since the request was fulfilled.
+        # Another process may have moved the channel since the request was fulfilled.
         entries = self.repository.logs.entries("channel", self.request.channel, upto=before.number - 1)
         return any(entry.request == self.request.request for entry in entries)
 
     def _refuse_moved(self, before: RefEntry, present: RepositoryCommit, scope: Mapping[str, str] | None) -> None:
-        """Refuse to go on after another process moved the tables that go back: steps would lead to another version."""
+        """Refuse a decision after another process moved a table that goes back: steps would lead to another version."""
         versions = {at.id: at for at in present.tables.values() if scope is None or at.id in scope}
-        if self.first is None:
-            self.first, self.seen = before, versions
-        if versions != self.seen:
-            raise RefMovedError(self.request.channel, self.first.commit, "another commit meanwhile")
+        if self.first_entry is None:
+            self.first_entry, self.first_versions = before, versions
+        if versions != self.first_versions:
+            raise RefMovedError(self.request.channel, self.first_entry.commit, "another commit meanwhile")
 
     def _resolved(self, before: RefEntry, present: RepositoryCommit, scope: Mapping[str, str] | None) -> Target:
         """Return where the rollback leads.
 
         Raises:
-            RefNotFoundError: There were fewer promotions, or the commit does not have a table that shall go back.
+            RefNotFoundError: There were fewer promotions, or the commit does not have a table that is to go back.
         """
         promotions, to = Promotions(self.repository.logs, self.request.channel), self.request.to
         steps, withdrawal = self._steps(), None
@@ -217,25 +225,27 @@ class ChannelRollback:
         )
 
     def _steps(self) -> int | None:
-        """Return how many promotions the request goes back; None where it names a commit."""
+        """Return how many promotions the request goes back; None where the request names a commit."""
         if self.request.to is None:
             return self.request.steps
         if isinstance(self.request.to, RepositoryCommit):
             return None
-        # `production~2` counts promotions, as the steps do, and so withdraws exactly these.
-        read = parse(self.request.to)
+        # A rollback to `production~2` counts promotions, as a rollback by 2 steps does, and withdraws the same ones.
+        expression = parse(self.request.to)
         is_counted = (
-            read.name == self.request.channel and not read.suffix and [step.sign for step in read.steps] == ["~"]
+            expression.name == self.request.channel
+            and not expression.suffix
+            and [step.sign for step in expression.steps] == ["~"]
         )
-        return read.steps[0].count if is_counted else None
+        return expression.steps[0].count if is_counted else None
 
     def _commit(self, target: Target) -> RepositoryCommit:
-        """Return the commit for the channel, which is stored: an entry names it next."""
+        """Return the commit that the channel is to name, and store it."""
         for commit in (target.source, target.present):
             if commit.is_stored and commit.tables == target.tables:
                 return commit
-        # With the present commit as a parent the channel contains what was published: a publication that is repeated
-        # does not bring back what was withdrawn.
+        # With the present commit as a parent the channel contains what was published: a repeated publication does not
+        # bring back what the rollback withdrew.
         parents = (target.present, target.source) if target.source.is_stored else (target.present,)
         request = self.request
         commit, data = new_commit(
@@ -250,7 +260,7 @@ class ChannelRollback:
         return commit
 
     def _goes_forward(self, target: Target) -> bool:
-        """Return whether a table would move to a newer version, or may."""
+        """Return whether a table moves to a newer version, or may do so, where its versions cannot be compared."""
         if target.is_counted:
             return False
         now, after = by_id(target.present), {at.id: at for at in target.tables.values()}
@@ -262,7 +272,7 @@ class ChannelRollback:
         return any(old is not None and new is not None and new.lands > old[1].lands for old, new in pairs)
 
     def _describe(self, target: Target, scope: Mapping[str, str] | None) -> None:
-        """Note what readers see of each table before and after, and which tables of the same promotions stay."""
+        """Set the moves of the tables, and the tables of withdrawn promotions that stay."""
         now, after = by_id(target.present), {at.id: (name, at) for name, at in target.tables.items()}
         versions = now | after
         names = {table: (scope or {}).get(table) or versions[table][0] for table in versions}
@@ -274,7 +284,7 @@ class ChannelRollback:
             )
             for table in sorted(versions if scope is None else scope, key=lambda table: names[table])
         )
-        stay = target.withdrawal.tables - target.moved
-        self.left = tuple(
-            sorted(names[table] for table in stay if scope is not None and table in names and table not in scope)
+        unmoved = target.withdrawal.tables - target.moved
+        self.staying = tuple(
+            sorted(names[table] for table in unmoved if scope is not None and table in names and table not in scope)
         )

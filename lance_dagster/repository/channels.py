@@ -61,7 +61,7 @@ from lance_dagster.repository.registry import RepositoryContext
 
 
 class MoveOptions(TypedDict, total=False):
-    """Options of a promotion of all tables, or of some."""
+    """Options of a promotion, of all tables or of some tables."""
 
     reason: str
     properties: Properties
@@ -113,7 +113,7 @@ class Channels:
         return {name: channel_at(name, entry) for name, entry in sorted(self._repository.logs.live("channel").items())}
 
     def get(self, name: str) -> Channel:
-        """Read one channel.
+        """Read a channel.
 
         Raises:
             RefNotFoundError: There is no such channel.
@@ -129,7 +129,7 @@ class Channels:
         The entries of a channel that was deleted exist until they are collected.
 
         Raises:
-            RefNotFoundError: There is no such channel, and never was.
+            RefNotFoundError: There never was such a channel.
             InvalidInputError: The limit is negative.
         """
         limit = optional_limit("limit", limit)
@@ -168,13 +168,14 @@ class Channels:
         return self._moves.move(name, entry, create=True)
 
     def entries_after(self, name: str, number: int) -> tuple[RefEntry, ...]:
-        """Return the entries of a channel after one, oldest first, also the one that deleted it.
+        """Return the entries of a channel that follow the entry of a number, oldest first; a deletion is an entry too.
 
         Two requests when there is nothing new, however long the log is. Entries that were collected are left out.
 
         Args:
-            name: The channel; the result is empty where it never existed.
-            number: The number of the last entry that is known; 0 for none.
+            name: The channel; the result is empty where the channel never existed.
+            number: The number of the last entry that the caller has; 0 for all entries. Of a log with entries 1 to 5,
+                `3` returns entries 4 and 5.
         """
         newest = self._repository.logs.newest("channel", name)
         if newest is None or newest.number <= number:
@@ -182,46 +183,49 @@ class Channels:
         # The usual case of a sensor that polls often: no listing of the log is needed.
         if newest.number == number + 1:
             return (newest,)
-        found = []
-        for each in self._repository.logs.numbers("channel", name):
-            if number < each < newest.number:
+        between = []
+        for entry_number in self._repository.logs.numbers("channel", name):
+            if number < entry_number < newest.number:
                 # The entry may be collected between the listing and this read.
                 with suppress(NotFoundError):
-                    found.append(self._repository.logs.entry("channel", name, each))
-        return (*reversed(found), newest)
+                    between.append(self._repository.logs.entry("channel", name, entry_number))
+        return (*reversed(between), newest)
 
     def unpromoted(
-        self, name: str, *, known: RefEntry | None = None, head: RepositoryCommit | None = None
+        self, name: str, *, entry: RefEntry | None = None, head: RepositoryCommit | None = None
     ) -> tuple[RepositoryCommit, ...]:
         """Return the commits of `main` that were made for a channel and never promoted to it, oldest first.
 
-        A publisher died between its commit and the move of the channel, or is about to move it. Commits that were made
-        before the channel was rolled back are left out.
+        The publisher of such a commit died before it moved the channel, or is about to move the channel. Commits that
+        were made before the channel was rolled back are left out.
 
         Args:
             name: The channel.
-            known: Its newest entry, if the caller has just read it.
+            entry: The newest entry of the channel, if the caller has just read it.
             head: The newest commit of `main`, if the caller has just read it.
         """
-        return self._moves.unpromoted(name, known or self._repository.logs.newest("channel", name), head)
+        return self._moves.unpromoted(name, entry or self._repository.logs.newest("channel", name), head)
 
     def divided(
-        self, name: str, tables: Collection[str], *, known: RefEntry | None = None, head: RepositoryCommit | None = None
+        self, name: str, tables: Collection[str], *, entry: RefEntry | None = None, head: RepositoryCommit | None = None
     ) -> dict[str, RepositoryCommit]:
-        """Return the tables in which readers would lack a commit that the promotion of some other tables shows them.
+        """Return the tables that have to be promoted together with some tables, so that readers see whole commits.
+
+        Example: a publisher made commit 7 of `a` and `b` for the channel and died before the promotion. A promotion of
+        `a` alone would show readers the rows of commit 7 in `a` and not in `b`: the result is `{"b": commit 7}`.
 
         Args:
             name: The channel; it need not exist.
             tables: The tables that are to be promoted.
-            known: The newest entry of the channel, if the caller has just read it.
+            entry: The newest entry of the channel, if the caller has just read it.
             head: The newest commit of `main`, if the caller has just read it.
 
         Returns:
-            The names of these tables, each with the oldest commit that readers would see in part.
+            The names of the tables to promote too, each with the oldest commit that readers would see in part.
         """
         return self._moves.divided(
             name,
-            known or self._repository.logs.newest("channel", name),
+            entry or self._repository.logs.newest("channel", name),
             tables,
             head or self._repository.resolve_stored(MAIN),
         )
@@ -234,23 +238,24 @@ class Channels:
     ) -> Channel:
         """Move a channel to a commit.
 
-        The channel moves for all tables at once. The tags of that name in the tables follow one by one.
+        The channel moves for all tables at once. In each table the tag with the name of the channel follows, one table
+        after the other.
 
         Args:
             name: The channel.
             at: The commit, as a ref expression.
-            **options: `reason` is shown by the history. `properties` are kept there, such as the checks that passed.
-                `expected` is the id of the commit that the channel must name now. With `forward_only=True` a channel
-                that names a commit which contains this one is left as it is. `since` is an entry that the caller read
-                before; a channel that was rolled back after it stays where it is. With `create=True` a channel that
-                does not exist is created; `production` is created unless `create=False`. With `tags=False` the tags of
-                the tables are left to the caller.
+            **options: `reason` is shown by the history. `properties` are kept in the history, such as the checks that
+                passed. `expected` is the id of the commit that the channel must name before the move. With
+                `forward_only=True` the channel is not moved where its commit contains the commit `at` already. `since`
+                is an entry of the channel that the caller read before; a channel that was rolled back after `since` is
+                not moved. With `create=True` a channel that does not exist is created; `production` is created unless
+                `create=False`. With `tags=False` the caller moves the tags of the tables.
 
         Raises:
             RefNotFoundError: There is no such channel.
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
-            ConflictError: It was rolled back after `since`.
+            ConflictError: The channel was rolled back after `since`.
         """
         check_options(self.promote, options, PromoteOptions)
         expected, reason = options.get("expected"), options.get("reason", "")
@@ -285,78 +290,85 @@ class Channels:
         tables: Collection[str] | Mapping[str, TableVersion],
         **options: Unpack[AdvanceOptions],
     ) -> Channel:
-        """Move a channel to the versions that a commit has of some tables, and leave every other table as before.
+        """Move a channel to the versions that a commit has of some tables; every other table stays as it is.
 
         A publisher promotes audited versions this way: `main` of the repository may have commits of other tables that
-        were not audited for this channel, or that were withdrawn from it. Where the channel names a newer version of a
-        table, that version stays. A channel that does not exist is created: the definition of a publisher names it.
+        were not audited for this channel, or that were withdrawn from the channel. Where the channel names a newer
+        version of a table, the newer version stays. A channel that does not exist is created: the definition of a
+        publisher names it.
+
+        Example: the channel names `a@1` and `b@1`, and the commit has `a@2` and `b@2`. With `tables=["a"]` the channel
+        names `a@2` and `b@1` afterwards.
 
         Args:
             name: The channel.
             at: The commit, as a ref expression.
-            tables: The tables to promote; with the version of each, where that is not the one of the commit.
-            **options: `reason`, `properties`, `since` and `tags`, as for `promote`. `restores` is an earlier commit,
-                whose content these versions have, as after a revert. Then this is a rollback, and withdraws the
-                promotions since that commit for these tables. With `divide=True`, readers may see an older commit
-                whose rows these versions have in these tables alone.
+            tables: The names of the tables to promote; or the version to promote by name, where it differs from the
+                version that the commit has.
+            **options: `reason`, `properties`, `since` and `tags`, as for `promote`. `restores` is an earlier commit
+                whose content the versions have, as after a revert; the move is then a rollback, which withdraws the
+                promotions of the tables since `restores`. With `divide=True` readers may see an older commit in part:
+                the promoted tables with its rows, other tables of the commit without them.
 
         Raises:
             ProtectedError: The channel is held.
-            ConflictError: It was rolled back after `since`; or `divided` names tables that would have to come along.
+            ConflictError: The channel was rolled back after `since`; or other tables have to be promoted too, as
+                `divided` returns them.
         """
         check_options(self.advance, options, AdvanceOptions)
         commit, properties = self._repository.resolve_stored(at), dict(options.get("properties") or {})
         restores = options.get("restores")
         if restores is not None:
             properties[RESTORES] = restores.id
-        offered = tables if isinstance(tables, Mapping) else {one: commit.tables[one] for one in tables}
+        offered = tables if isinstance(tables, Mapping) else {table: commit.tables[table] for table in tables}
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             present = None if before is None else self._repository.logs.commit(before.commit)
             named = {} if present is None else present.tables
-            wanted = _advanced(named, offered)
-            if before is not None and wanted == named:
+            versions = _advanced(named, offered)
+            if before is not None and versions == named:
                 return None
             if before is not None:
                 refuse_held(name, before)
-                moved = {at.id for name, at in wanted.items() if named.get(name) != at}
+                moved = {version.id for table, version in versions.items() if named.get(table) != version}
                 self._refuse_rolled_back(name, before, commit, since=options.get("since"), tables=moved)
                 if restores is None and not options.get("divide", False) and commit.parents:
                     parent = self._repository.logs.commit(commit.parents[0])
                     refuse_divided(name, self._moves.divided(name, before, offered, parent))
             # Where the channel gets all tables as the commit has them, it names the commit itself, which is on `main`.
             target = commit
-            if wanted != commit.tables:
-                # A commit of the channel alone. It has the commit of `main` as a parent too, so that a promotion with
-                # `forward_only` does not move the channel back to that one.
+            if versions != commit.tables:
+                # A commit of the channel alone. The commit of `main` is a parent too, so that a promotion with
+                # `forward_only` does not move the channel back to the commit of `main`.
                 parents = (commit,) if present is None else (present, commit)
                 target, data = new_commit(
-                    wanted,
+                    versions,
                     parents,
                     author=person(),
                     message=options.get("reason", ""),
                     properties=properties,
-                    recorded=Recorded(writes_of(wanted, (commit, *parents)), commit.channels),
+                    recorded=Recorded(writes_of(versions, (commit, *parents)), commit.channels),
                 )
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
                 self._repository.logs.put_commit(target, data)
             # Restoring an earlier commit undoes promotions, so that `channel~1` does not lead to them.
             action: Action = "promote" if restores is None else "rollback"
-            made = with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
-            return made if restores is None or before is None else self._withdrawing(name, before, made, restores)
+            move = with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)
+            return move if restores is None or before is None else self._withdrawing(name, before, move, restores)
 
         return self._moves.move(name, entry, create=True, tags=options.get("tags", True))
 
     def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
         """Move a channel back, for all tables at once or for some of them.
 
-        The entry withdraws the promotions that it goes back over, for the tables that it moves: they no longer count as
-        steps of these tables. Tables that are not named in `tables` keep the version that the channel has of them now.
-        Readers see all of it at once. `Channel.moves` of the result has the version of each table before and after.
+        The rollback withdraws the promotions that it goes back over, for the tables that it moves: these promotions no
+        longer count as steps of these tables. Tables that are not named in `tables` keep the version that the channel
+        names. Readers see all tables go back at once. `Channel.moves` of the result has the version of each table
+        before and after.
 
-        It can be repeated after a crash. A call with a `request` that an entry of the channel has fulfilled changes
+        A call may be repeated after a crash. A call with a `request` that an entry of the channel has fulfilled changes
         nothing, whatever happened since. Without `request`, a call with the arguments of the newest entry changes
-        nothing; to go further back on purpose, give another reason. Where another process moves one of these tables
+        nothing; to go further back on purpose, give another reason. Where another process moves one of the tables
         meanwhile, the call is refused; moves of other tables do not matter.
 
         Args:
@@ -366,20 +378,21 @@ class Channels:
             steps: How many promotions of these tables to go back.
             to: The commit to go back to, as a ref expression or a commit, in place of steps. `production~2` counts the
                 promotions of these tables.
-            hold: Hold the channel there, so that the next publication does not bring back what was withdrawn. A hold is
-                one for all tables of the channel. A held channel can be rolled back further, and is held there.
-            who: Who did it; empty for the committer.
+            hold: Hold the channel after the rollback, so that the next publication does not bring back what was
+                withdrawn. The hold concerns all tables of the channel. A held channel can be rolled back further, and
+                stays held.
+            who: Who rolls the channel back; empty for the committer.
             properties: Kept in the history.
-            tags: Whether the tags of that name in the tables follow.
-            request: An identity of the request, such as the id of a run, which tells a repeated call from a new one.
+            tags: Whether the tag with the name of the channel follows in each table.
+            request: An identity of the request, such as the id of a run, which tells a repeated call from a new call.
             dry_run: Change nothing, and return the channel as it is, with what the rollback would move.
 
         Raises:
-            RefNotFoundError: There is no such channel; or there were fewer promotions of these tables, or no older
-                version of one of them.
-            TableNotFoundError: The channel does not name one of the tables.
+            RefNotFoundError: There is no such channel; or the tables had fewer promotions, or a table has no older
+                version.
+            TableNotFoundError: The channel does not name a table of `tables`.
             ProtectedError: The channel is held, and a table would move forward or the channel be released.
-            RefMovedError: Another process moved one of these tables meanwhile.
+            RefMovedError: Another process moved a table of `tables` meanwhile.
             NotFoundError: The commit is being collected.
             InvalidInputError: `steps` and `to` are both given, `steps` is not a whole number of 1 or more, or `tables`
                 is empty.
@@ -414,7 +427,7 @@ class Channels:
     def hold(
         self, name: str, *, reason: str, who: str = "", properties: Properties = None, tags: bool = True
     ) -> Channel:
-        """Keep a channel where it is until it is released, and the tags of that name in its tables too.
+        """Keep a channel, and the tag with its name in each table, where they are until the channel is released.
 
         Args:
             name: The channel.
@@ -425,29 +438,30 @@ class Channels:
 
         Raises:
             RefNotFoundError: There is no such channel.
-            ProtectedError: It is held already, for another reason.
+            ProtectedError: The channel is held already, for another reason.
         """
-        given = given_reason(reason, "hold")
+        checked_reason = given_reason(reason, "hold")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 raise unknown_channel(self._repository, name)
             # The reason distinguishes a call that is repeated after a crash from a second person who holds the channel.
-            if before.hold is not None and before.hold.reason == given:
+            if before.hold is not None and before.hold.reason == checked_reason:
                 return None
             refuse_held(name, before)
-            held = ChannelHold(reason=given, held_by=who or person(), held_at=pendulum.now("UTC"))
-            made = next_entry(before, "hold", before.commit, reason=given, hold=held, by=who)
-            return with_properties(made, properties or {})
+            hold = ChannelHold(reason=checked_reason, held_by=who or person(), held_at=pendulum.now("UTC"))
+            held = next_entry(before, "hold", before.commit, reason=checked_reason, hold=hold, by=who)
+            return with_properties(held, properties or {})
 
         return self._moves.move(name, entry, tags=tags)
 
     def _change_tags(self, entry: RefEntry, change: Callable[[Refs], object]) -> None:
-        """Change the tags of the tables that an entry names, where they have one."""
+        """Change the tag of each table that an entry names; a table without a tag is skipped."""
         present = self._repository.logs.commit(entry.commit).tables
 
-        def of(table: str) -> None:
-            # A table has no tag where it could not be brought up to the channel so far, or at its place before a move.
+        def change_tag(table: str) -> None:
+            # A table has no tag where it could not be brought up to the channel so far. A table that was moved has none
+            # at its former place.
             with suppress(RefNotFoundError):
                 change(self._repository.table(table).refs)
                 return
@@ -456,7 +470,7 @@ class Channels:
                 with suppress(RefNotFoundError):
                     change(self._repository.table(moved).refs)
 
-        for_each_table(of, present)
+        for_each_table(change_tag, present)
 
     def _withdrawing(self, name: str, before: RefEntry, entry: RefEntry, restores: RepositoryCommit) -> RefEntry:
         """Return an entry that restores the content of an earlier commit, with the promotions that it withdraws."""
@@ -478,7 +492,8 @@ class Channels:
         """Refuse to promote tables of a publication during which somebody rolled them back, without a hold.
 
         Raises:
-            ConflictError: The last move of one of these tables since an entry was such a rollback; None for any table.
+            ConflictError: The last move of one of `tables` after `since` was such a rollback. Without `tables`, the
+                last move of any table counts.
         """
         for number in range(before.number, before.number if since is None else since.number, -1):
             moved = before if number == before.number else self._repository.logs.entry("channel", name, number)
@@ -499,10 +514,10 @@ class Channels:
         """Return the newest entry of a channel, or raise when it is held or cannot be created.
 
         Raises:
-            ProtectedError: It is held.
+            ProtectedError: The channel is held.
             RefNotFoundError: There is no such channel.
             AlreadyExistsError: A branch or repository tag has the name.
-            InvalidRefNameError: No channel can have it.
+            InvalidRefNameError: The name breaks a rule.
         """
         check_tag_name(name)
         newest = self._repository.logs.newest("channel", name)
@@ -524,39 +539,39 @@ class Channels:
             reason: Why.
             who: Who releases it; empty for the committer.
             properties: Kept in the history.
-            tags: Release the tags of that name in the tables too, which a publisher held beside the channel.
+            tags: Release the tag with the name of the channel in each table too, which a publisher held beside the
+                channel.
         """
-        given = given_reason(reason, "release")
+        checked_reason = given_reason(reason, "release")
 
         def entry(before: RefEntry | None) -> RefEntry | None:
             if before is None:
                 raise unknown_channel(self._repository, name)
             if before.hold is None:
                 return None
-            made = next_entry(before, "release", before.commit, reason=given, by=who)
-            return with_properties(made, properties or {})
+            released = next_entry(before, "release", before.commit, reason=checked_reason, by=who)
+            return with_properties(released, properties or {})
 
-        # The tags do not follow this entry: that would release only those held for the reason of the channel, and a
-        # publisher may have held them for another one. They are released below.
-        released = self._moves.move(name, entry, tags=False)
-
+        # The tags do not follow this entry: `move` releases only tags that are held for the reason of the channel, and
+        # a publisher may have held tags for another reason. All of them are released below.
+        channel = self._moves.move(name, entry, tags=False)
         if tags:
-            self._change_tags(released.entry, lambda refs: release_tag(name, given, who, refs))
-        return released
+            self._change_tags(channel.entry, lambda refs: release_tag(name, checked_reason, who, refs))
+        return channel
 
     def delete(self, name: str, *, reason: str, properties: Properties = None) -> None:
-        """Delete a channel, and keep the tags of that name in the tables.
+        """Delete a channel; the tag with its name stays in each table.
 
         The history of the channel stays. A collection keeps the commits that the channel named within the last
-        `CommitRetention.keep_for`, and the commit that it named when that period began. The rule about the last
-        promotions no longer applies. Commits that are kept can be read by their ids.
+        `CommitRetention.keep_for`, and the commit that the channel named when this period began;
+        `CommitRetention.promotions` no longer applies. Commits that are kept can be read by their ids.
 
         Raises:
             RefNotFoundError: There is no such channel.
-            ProtectedError: It is held.
+            ProtectedError: The channel is held.
         """
         for _ in range(TRIES):
-            # Read at each try: a hold that another process put meanwhile has to be respected.
+            # Read at each try: another process may have held the channel meanwhile.
             before = self.get(name).entry
             refuse_held(name, before)
             end = with_properties(next_entry(before, "delete", "", reason=reason), properties or {})
@@ -580,15 +595,18 @@ def refuse_divided(channel: str, lacking: Mapping[str, RepositoryCommit]) -> Non
     if lacking:
         commits = ", ".join(dict.fromkeys(map(str, lacking.values())))
         raise ConflictError(
-            f"readers of {channel} would see {commits} in part: what is promoted has its rows, and {channel} does not "
-            f"name its versions of {', '.join(sorted(lacking))}; promote these tables too, from {MAIN}"
+            f"readers of {channel} would see {commits} in part: the promoted tables have its rows, and {channel} does "
+            f"not name its versions of {', '.join(sorted(lacking))}; promote these tables too, from {MAIN}"
         )
 
 
 def _advanced(named: Mapping[str, TableVersion], offered: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
-    """Return the tables that a channel names, with offered versions in place of older ones."""
+    """Return the tables that a channel names, with the offered version of a table in place of an older version.
+
+    Example: named `a@2`, `b@1` and offered `a@1`, `b@2` give `a@2`, `b@2`.
+    """
     # By id: where a table was moved since, the channel has it under its old name. With both names in the channel, the
-    # table would have two versions there, and its tag would follow one and then the other.
+    # table would have two versions there, and its tag would move from one version to the other.
     present = {at.id: at for at in named.values()}
     newer = {name: at for name, at in offered.items() if _is_newer(at, present.get(at.id))}
     replaced = {at.id for at in newer.values()}
@@ -596,9 +614,9 @@ def _advanced(named: Mapping[str, TableVersion], offered: Mapping[str, TableVers
 
 
 def _is_newer(offered: TableVersion, present: TableVersion | None) -> bool:
-    """Return whether a channel takes an offered version of a table in place of the one that it names."""
+    """Return whether a channel takes an offered version of a table in place of its present version."""
     if present is None:
         return True
-    # A slower publication must not undo a faster one. A version that cannot land on `main` has no number to compare,
-    # so the offered one is taken.
+    # A slower publication must not undo a faster publication. A version that cannot land on `main` has no number to
+    # compare; then the channel takes the offered version.
     return offered.lands == NEVER or offered.lands >= present.lands

@@ -12,28 +12,29 @@ puts the entry, or the tag, first and looks for the mark afterwards. So at least
 collection finds the ref, or the process finds the mark.
 
 A mark stays for the grace period after its commit was deleted: a process may have read the commit before and still move
-a ref to it. Only the collection that put a mark deletes the mark and its commit. If two collections shared marks, one
-could delete a mark on which the other one relies. When a collection dies after it marked commits, these commits are
-kept for the grace period.
+a ref to it. Only the collection that put a mark deletes the mark and its commit: with shared marks, one collection
+could delete a mark on which another collection relies. When a collection dies after it marked commits, these commits
+are kept for the grace period.
 
 **A publication that is about to name a version of a table.** The version is held by a branch `published/...` or by a
-tag before the commit is stored. A collection that lists the commits before that sees a branch or tag that no commit
-names, and deletes it only if it is older than the grace period. An older one may still be used by a publication that
-finds it from an earlier attempt, or because an older commit named the same version:
+tag before the commit is stored. A collection that lists the commits before the commit is stored sees a branch or tag
+that no commit names, and deletes it only if it is older than the grace period. A publication may still use an old
+branch or tag, which an earlier attempt made, or which holds the same version for an older commit:
 
-- A branch is used again only while it is at most half as old (`staging.REUSED_FOR`); then another name is taken.
-- A tag that is older is written again first, by compare-and-swap. The collection reads the tag, lists its age after
-  that, and deletes it by comparing its bytes. If the publication wrote between the first two, the age shows it. If it
-  wrote after that, the deletion finds other bytes. If the deletion came first, the publication creates the tag again.
+- A branch is used again only while it is at most twelve hours old (`pins.REUSED_FOR`); after that, another name is
+  taken.
+- A tag that is older is written again first, by compare-and-swap. The collection (1) reads the tag, (2) lists its age,
+  and (3) deletes the tag only if it still has the bytes of step 1. If the publication writes between steps 1 and 2, the
+  age shows it; between steps 2 and 3, the bytes differ; after step 3, the publication creates the tag again.
 
-So a branch or tag that a publication uses was at most twelve hours old at that moment. A collection that deletes it
-began at least twelve hours later; a publication takes less time from its staging to its commit, so the collection lists
-the commit.
+So a branch or tag that a publication uses was at most twelve hours old when the publication began to use it. A
+collection that deletes the branch or tag began at least twelve hours later; a publication takes less time from its
+staging to its commit, so the collection lists the commit.
 
 **Logs of ended branches.** There is one log for each run branch. After the branch was published, only a repeated
 publication reads it. A log is deleted when its newest entry ended the branch longer ago than the retention and the
 grace period, and no table is marked as touched by the branch. From then on a publication of the branch reports that
-there is no such branch, and a fork of that name begins its log with entry 1. The numbers of the two logs are not
+there is no such branch, and a fork of the name begins its log with entry 1. The numbers of the two logs are not
 confused: a process that knew the deleted log would have to be older than the grace period. A process that read the log
 just before its deletion puts the next larger number; a log may begin with any number. Logs of channels stay, because
 sensors remember their numbers, and so does the newest entry of each other log.
@@ -90,7 +91,7 @@ _HOLDING = re.compile(rf"{PUBLISHED}[0-9a-f]{{16}}(-undo)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRetention:
-    """Which commits a collection keeps in addition to those that refs name.
+    """The commits that a collection keeps in addition to the commits that refs name.
 
     Attributes:
         promotions: How many of the last promotions of each channel stay readable.
@@ -112,11 +113,11 @@ class RepositoryGarbage:
         dry_run: Whether nothing was deleted.
         commits: The ids of the commits.
         entries: How many entries of branches and channels.
-        branches: By table, the branches and tags that held versions which only those commits named.
-        kept: What could not be deleted, and why.
+        branches: By table, the branches and tags that held versions which no other commit names.
+        kept: The branches and tags that could not be deleted, each with the reason.
         candidates: How many candidates, whose record is not needed any more.
         writes: How many recorded writes, most of them of these candidates.
-        audits: How many versions, of which the verdicts of checks were recorded.
+        audits: How many versions with recorded verdicts of checks.
     """
 
     dry_run: bool
@@ -151,32 +152,32 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     needed = needs.commits(newest)
     going = sorted(old - needed.keys())
     if not dry_run:
-        # Before new marks: marks of a collection that died would keep this one from deleting their commits.
+        # Before new marks: old marks of a collection that died would keep this collection from deleting their commits.
         logs.drop_marks(before)
         going = _marked(needs, going, newest)
-    gone = set(going)
+    deleted = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
-    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - gone, needed)
-    # What is older than all times of the retention.
+    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - deleted, needed)
+    # Entries, pins and records from before this time are older than all times of the retention.
     past = min(before, now - retention.keep_for.total_seconds())
     ended = _ended(branches, newest, past)
-    entries = list(_entries_of(logs, gone, {name: log for name, log in branches.items() if name not in ended}))
+    entries = list(_entries_of(logs, deleted, {name: log for name, log in branches.items() if name not in ended}))
     if not dry_run:
         # Entries go before their commits: a crash in between must not leave an entry whose commit is gone.
         logs.drop(entries)
         logs.drop_branch_logs(ended)
         logs.drop_commits(going)
-        # Not after the grace period: a run of several days must not read another commit from then on.
+        # Pins stay longer than the grace period: a run of several days must read the same commit until its end.
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
     tables = repository.registry.all_tables()
-    refs, kept = _unnamed(repository, tables, named, before, dry_run=dry_run)
+    refs, undeleted = _unnamed(repository, tables, named, before, dry_run=dry_run)
     recorded = _record_of(repository, tables, settled, past).collect(dry_run=dry_run)
     return RepositoryGarbage(
         dry_run=dry_run,
         commits=tuple(going),
         entries=len(entries) + sum(len(log.numbers) for log in ended.values()),
         branches=refs,
-        kept=kept,
+        kept=undeleted,
         candidates=recorded.candidates,
         writes=recorded.writes,
         audits=recorded.audits,
@@ -186,7 +187,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
 def _record_of(
     repository: RepositoryContext, tables: Mapping[str, str], settled: SettledWrites, past: float
 ) -> RecordCollection:
-    """Return the collection of what is older than a time of the storage's clock in the record."""
+    """Return the collection of the record, of files that are older than a time of the storage's clock."""
     return RecordCollection(
         record=repository.record,
         files=RecordFiles(repository.store),
@@ -201,9 +202,9 @@ def _branches_of(
 ) -> dict[str, set[str]]:
     """Return the names of the branches of tables, by table id; a table that is gone has none."""
     names = [name for name, table_id in tables.items() if table_id in table_ids]
-    # Branches of any name: a tag of a run may give its branch another one.
+    # Branches of any name: a tag of a run may give its branch another name.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
-    return {tables[name]: {*found} for name, found in branches.items()}
+    return {tables[name]: {*branch_names} for name, branch_names in branches.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,28 +218,28 @@ class _Needs:
     def commits(self, newest: Mapping[str, RefEntry]) -> dict[str, bool]:
         """Return the ids of the commits that must stay, given the newest entries of the branches.
 
-        The value of a commit is whether `main` or a channel names it, or may go back to it by its own log.
+        The value is True for a commit that `main` or a channel names, or may go back to by its own log.
         """
         logs, since = self.logs, self.now - self.retention.keep_for.total_seconds()
-        kept = [tag.commit for tag in list_tags(logs).values()]
-        kept += self._pinned()
+        kept_commits = [tag.commit for tag in list_tags(logs).values()]
+        kept_commits += self._pinned()
         for name, entry in newest.items():
             # The commits of an ended branch are needed only by the refs that contain them.
             if not entry.deleted and name != MAIN:
-                kept += _named_since(logs, "branch", name, since)
-        found = [*_named_since(logs, "branch", MAIN, since)]
+                kept_commits += _named_since(logs, "branch", name, since)
+        named = [*_named_since(logs, "branch", MAIN, since)]
         # Deleted channels too: their commits stay readable for `keep_for` after the deletion.
         for name in logs.names("channel"):
-            found += _named_since(logs, "channel", name, since)
+            named += _named_since(logs, "channel", name, since)
             with suppress(NotFoundError):
                 # `islice` takes no larger number than `maxsize`, and a person may ask to keep more promotions.
-                found += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
-        return {commit: False for commit in kept if commit} | {commit: True for commit in found if commit}
+                named += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
+        return {commit: False for commit in kept_commits if commit} | {commit: True for commit in named if commit}
 
     def _pinned(self) -> Iterator[str]:
         """Return the commits that runs are pinned to.
 
-        Pins of older runs need not be read: the channel named their commits within `keep_for`, so these stay anyway.
+        Older pins need not be read: the channel named their commits within `keep_for`, so these commits stay anyway.
         """
         since = self.now - self.retention.grace.total_seconds()
         for info in self.logs.store.walk(PINS):
@@ -267,35 +268,38 @@ def _named_since(logs: RefLogs, kind: RefKind, name: str, since: float) -> Itera
 
 
 def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry]) -> list[str]:
-    """Mark the commits that are to be deleted, and return those that no ref has named meanwhile."""
+    """Mark commits that are to be deleted, and return the marked commits that no ref has named meanwhile."""
     logs = needs.logs
-    own = uuid.uuid4().hex
+    collection = uuid.uuid4().hex
     with ThreadPoolExecutor(_WORKERS) as pool:
-        own_marks = pool.map(lambda commit: logs.mark(commit, own), going)
-        # Commits that another collection marked are left to it: only that collection may delete the mark.
-        marked = [commit for commit, done in zip(going, own_marks, strict=True) if done]
+        own_marks = pool.map(lambda commit: logs.mark(commit, collection), going)
+        # Only the collection that put a mark may delete the mark and the commit.
+        marked = [commit for commit, is_own in zip(going, own_marks, strict=True) if is_own]
     if not marked:
         return []
-    # All marks are written before this second look. A ref that came to name a commit before its mark is seen here; a
+    # The refs are read after all marks are written. A ref that came to name a commit before its mark is seen here; a
     # process that moves a ref after the mark sees the mark.
     needed = needs.commits(logs.newest_of(logs.branch_logs(), newest))
     logs.unmark([commit for commit in marked if commit in needed])
     return [commit for commit in marked if commit not in needed]
 
 
-def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]) -> Iterator[tuple[RefKind, str, int]]:
-    """Return the entries from which on a log can no longer be followed.
+def _entries_of(
+    logs: RefLogs, deleted: set[str], branches: Mapping[str, BranchLog]
+) -> Iterator[tuple[RefKind, str, int]]:
+    """Return the entries to delete of each log: from the newest entry with a deleted commit back to the oldest entry.
 
-    A log is cut and not thinned out: `production~1` must always name the promotion just before, never an older one.
+    A log is cut and not thinned out: `production~1` must always name the promotion just before, never an older
+    promotion. Where entry 3 of 5 names a deleted commit, or deleted the ref, entries 1 to 3 are returned.
     """
     # Most collections delete nothing, and then no log is read.
-    if not gone:
+    if not deleted:
         return
-    found: list[tuple[RefKind, str, Sequence[int]]] = [("branch", name, log.numbers) for name, log in branches.items()]
-    found += [("channel", name, logs.numbers("channel", name)) for name in logs.names("channel")]
-    for kind, name, numbers in found:
-        # The newest entry stays, also that of a deleted ref: the next number is counted from it, and a number must
-        # not be given twice.
+    refs: list[tuple[RefKind, str, Sequence[int]]] = [("branch", name, log.numbers) for name, log in branches.items()]
+    refs += [("channel", name, logs.numbers("channel", name)) for name in logs.names("channel")]
+    for kind, name, numbers in refs:
+        # The newest entry stays, also of a deleted ref: the next number is counted from it, and a number must not be
+        # given twice.
         keeps = True
         for number in numbers if numbers[1:] else ():
             is_newest = number == numbers[0]
@@ -303,7 +307,7 @@ def _entries_of(logs: RefLogs, gone: set[str], branches: Mapping[str, BranchLog]
                 # Another collection may have been faster.
                 with suppress(NotFoundError):
                     entry = logs.entry(kind, name, number)
-                    keeps = entry.commit not in gone and (is_newest or not entry.deleted)
+                    keeps = entry.commit not in deleted and (is_newest or not entry.deleted)
             if not keeps and not is_newest:
                 yield kind, name, number
 
@@ -317,60 +321,62 @@ def _unnamed(
     dry_run: bool,
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
     """Delete the branches and tags of tables that hold versions for commits, and that no commit names."""
-    kept: list[str] = []
+    undeleted: list[str] = []
 
-    def one(name: str) -> tuple[str, ...]:
+    def collect_refs(name: str) -> tuple[str, ...]:
         context, used = repository.table(name), named.get(tables[name], set())
         branches, tags = _unnamed_branches(context, used, before), _unnamed_pins(context, used, before)
         if dry_run:
             return (*branches, *(tag.name for tag in tags))
         # A branch stays where a tag still names its version: a person or another program put it there.
-        stay = {name: str(error) for name, error in delete_branches(branches, context.refs, context.versions).items()}
+        refusals = {
+            name: str(error) for name, error in delete_branches(branches, context.refs, context.versions).items()
+        }
         for tag in tags:
             try:
-                # As it was read: a publication that uses an old tag again renews it first.
+                # Only as it was read: a publication that uses an old tag again renews the tag first.
                 delete_tag(tag.name, context.refs, force=True, expected=tag)
             except (RefNotFoundError, RefMovedError, ProtectedError) as error:
                 # Another collection was faster, a publication needs it, or a person holds it.
-                stay[tag.name] = str(error)
-        kept.extend(f"{ref} of {name}: {error}" for ref, error in sorted(stay.items()))
-        return tuple(ref for ref in (*branches, *(tag.name for tag in tags)) if ref not in stay)
+                refusals[tag.name] = str(error)
+        undeleted.extend(f"{ref} of {name}: {error}" for ref, error in sorted(refusals.items()))
+        return tuple(ref for ref in (*branches, *(tag.name for tag in tags)) if ref not in refusals)
 
-    found = for_each_table(one, tables)
-    return {name: refs for name, refs in found.items() if refs}, tuple(sorted(kept))
+    refs_by_table = for_each_table(collect_refs, tables)
+    return {name: refs for name, refs in refs_by_table.items() if refs}, tuple(sorted(undeleted))
 
 
 def _unnamed_branches(context: TableContext, named: set[str], before: float) -> list[str]:
-    """Return the branches that hold versions for no commit, without those that a publication may be making."""
-    found = []
+    """Return the old branches that hold versions for no commit; a publication may be using a young branch."""
+    unnamed = []
     for name in context.refs.branch_names(PUBLISHED):
         # A person may have made a branch in the table itself whose name begins so.
         if not _HOLDING.fullmatch(name):
             continue
-        # Only branches that no commit names are read; the others can be as many as there were publications.
+        # Only branches that no commit names are read: there can be as many branches as there were publications.
         branch = None if name in named else context.refs.branch(name)
         if branch is not None and branch.created_at.timestamp() <= before:
-            found.append(name)
-    if not found:
+            unnamed.append(name)
+    if not unnamed:
         return []
     # A publisher whose clock is behind by more than the grace makes branches that look old at once.
     old = {info.key for info in context.store.walk(BRANCHES) if info.modified <= before}
-    return [name for name in found if branch_file(name) in old]
+    return [name for name in unnamed if branch_file(name) in old]
 
 
 def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list[Tag]:
-    """Return the tags that hold versions for no commit, without those that a publication may have just set."""
+    """Return the old tags that hold versions for no commit; a publication may have just set a young tag."""
     pins = []
     for name in context.refs.tag_names(_PINS_OF_TABLES):
         # The name of a pin of `main` has the number of the version, so most tags need not be read.
-        known = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
-        tag = None if known or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
+        is_named = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
+        tag = None if is_named or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
         if tag is not None and tag.ref not in named:
             pins.append(tag)
     if not pins:
         return []
-    # The ages are listed after the tags were read: where one is renewed after it was read, either its age shows that
-    # here, or its deletion finds other bytes.
+    # The ages are listed after the tags were read: where a tag is renewed after it was read, its age shows that here,
+    # or its deletion finds other bytes.
     old = {info.key for info in context.store.walk(TAGS) if info.modified <= before}
     return [tag for tag in pins if tag_file(tag.name) in old]
 
@@ -378,24 +384,23 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
 def _named_versions(
     logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, bool]
 ) -> tuple[dict[str, set[str]], SettledWrites]:
-    """Return by the id of a table the versions, and their branches, that commits name; and what the commits closed."""
-    found: dict[str, set[str]] = {}
+    """Return the versions and branches of tables that commits name, by table id; and the writes that commits closed."""
+    versions: dict[str, set[str]] = {}
     settled = SettledWrites()
 
     def read(commit_id: str) -> RepositoryCommit | None:
-        # Another collection may delete one meanwhile.
+        # Another collection may delete the commit meanwhile.
         with suppress(NotFoundError):
             return logs.commit(commit_id)
         return None
 
-    # Commits of one table differ in most cases from the one before in a few tables. So what they name takes little
-    # memory, unlike the commits.
+    # Most commits change a few tables, so all the versions that commits name take little memory, unlike the commits.
     waiting = iter(sorted(commit_ids))
     with ThreadPoolExecutor(_WORKERS) as pool:
-        while some := list(islice(waiting, _READ_AT_ONCE)):
-            for commit in filter(None, pool.map(read, some)):
+        while batch := list(islice(waiting, _READ_AT_ONCE)):
+            for commit in filter(None, pool.map(read, batch)):
                 settled.add(commit.writes, is_named=needed.get(commit.id, False))
                 for at in commit.tables.values():
                     # The version of `main` too that has the content of a version which has landed there.
-                    found.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
-    return found, settled
+                    versions.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
+    return versions, settled

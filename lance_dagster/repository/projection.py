@@ -1,8 +1,8 @@
 """The Lance tags that follow the channels and repository tags of a repository, table by table.
 
-A reader that knows only Lance reads `production` by the tag of that name in each table. These tags are moved after the
-channel, one by one, so such a reader may see two tables at different commits for a moment; a reader of the repository
-never does. The tags also protect the versions that they name from every clean-up.
+A reader that knows only Lance reads `production` by the tag of this name in each table. The tags are moved after the
+channel, one after the other, so such a reader may see two tables at different commits for a moment; a reader of the
+repository never does. The tags also protect the versions that they name from every clean-up.
 
 `repository.tags` makes repository tags, which the tables follow with immutable tags of their own.
 """
@@ -66,7 +66,7 @@ class FollowingTag:
     """The tag of each table that follows a channel or a repository tag.
 
     Attributes:
-        name: Its name.
+        name: The name of the tag, and of the channel or repository tag.
         immutable: Whether a tag is created as immutable.
         hold: The hold of the channel, which the tags get too: another program that promotes a single table is refused.
         past: The reason of the hold that the channel had before its last move.
@@ -84,7 +84,7 @@ def land_tables(
     """Bring `main` of some tables up to a commit; return the tables that could not be brought up.
 
     Args:
-        staging: What this process has staged.
+        staging: The versions that this process has staged.
         commit: The commit.
         names: The tables, all of them in the commit.
         strategy: Resolves conflicts with commits that another program made on `main`.
@@ -105,9 +105,9 @@ def land_tables(
 
 
 def settle_tables(staging: Staging, commit: RepositoryCommit, names: Iterable[str]) -> None:
-    """Keep the versions of `main` that have landed, and drop what kept them beside `main` before.
+    """Pin the versions of `main` that have landed, and drop their landing tags and merge branches.
 
-    What cannot be done is left to the end of the branch, to a repeated publication, or to a collection.
+    Errors are ignored: the end of the branch, a repeated publication or a collection drops what remains.
     """
     registry = staging.registry
     tables = {name: commit.tables[name] for name in names if commit.tables[name].pin}
@@ -143,8 +143,8 @@ def project(
 ) -> tuple[Lagging, ...]:
     """Move a tag of some tables to a commit, all of them in the commit; return the tables whose tag could not move.
 
-    `main` of the tables is brought up first: a tag names the version on `main` where it has landed, and so does not
-    keep the branch beside `main`.
+    Call this after `land_tables`: the tag of a version that has landed names the version on `main`, so that the branch
+    of the version may be deleted.
     """
 
     def move(name: str) -> Lagging | None:
@@ -168,51 +168,55 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    known = context.refs.remembered_tag(tag.name)
+    remembered = context.refs.remembered_tag(tag.name)
     for attempt in range(_TRIES):
-        # Read at each try: what has to be done depends on where another process left the tag. A tag that was read
-        # before is moved only where its file is still the same.
-        is_known = not attempt and known is not None and known.ref != str(target.state)
-        found = known if is_known else context.refs.tag_to_change(tag.name)
-        moves = found is not None and found.ref != str(target.state)
+        # Read at each try, because another process may have moved the tag. A tag that was read before is moved only
+        # where its file is still the same.
+        is_remembered = not attempt and remembered is not None and remembered.ref != str(target.state)
+        table_tag = remembered if is_remembered else context.refs.tag_to_change(tag.name)
+        moves = table_tag is not None and table_tag.ref != str(target.state)
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
-            if found is None:
+            if table_tag is None:
                 _create(context, tag, target)
-            elif found.hold is not None and (_is_over(found, tag) or (moves and _is_of_channel(found, tag))):
+            elif table_tag.hold is not None and (
+                _is_over(table_tag, tag) or (moves and _is_of_channel(table_tag, tag))
+            ):
                 # A held tag cannot be moved, so it is released here and moved by the next try. A tag that a person
-                # holds stays where it is and is reported.
+                # holds stays, and the error of the move is reported.
                 release_tag(tag.name, "the channel moved on", "", context.refs)
                 continue
             elif moves:
-                move_tag(tag.name, target, context.refs, context.versions, expected=found.ref, stored=found)
+                move_tag(tag.name, target, context.refs, context.versions, expected=table_tag.ref, stored=table_tag)
             else:
-                _marked(found, target, context)
-            if target.hold is not None and (found is None or found.hold is None):
-                # A new tag is created without a hold, and a tag that was already in place was not moved. Where the move
-                # has set the hold already, this call changes nothing.
+                _mark_following(table_tag, target, context)
+            if target.hold is not None and (table_tag is None or table_tag.hold is None):
+                # A new tag is created without a hold, and a tag that named the version already was not moved. Where
+                # `move_tag` has set the hold, this call changes nothing.
                 hold_tag(tag.name, target.hold, context.refs)
             return
-    raise ConflictError(f"other processes moved tag {tag.name!r} of {context.uri} each time")
+    raise ConflictError(
+        f"other processes moved tag {tag.name!r} of {context.uri} during each of {_TRIES} attempts; try again"
+    )
 
 
-def _is_of_channel(found: Tag, tag: FollowingTag) -> bool:
-    """Return whether the hold of a tag follows one of its channel."""
-    if found.hold is None:
+def _is_of_channel(table_tag: Tag, tag: FollowingTag) -> bool:
+    """Return whether the hold of a tag follows a hold of its channel."""
+    if table_tag.hold is None:
         return False
     # A hold that the channel adopted from the tag, or that an earlier version put, has only the reason of the channel.
     reasons = {tag.past, "" if tag.hold is None else tag.hold.reason}
-    return found.hold.channel == tag.name or found.hold.reason in reasons
+    return table_tag.hold.channel == tag.name or table_tag.hold.reason in reasons
 
 
-def _is_over(found: Tag, tag: FollowingTag) -> bool:
+def _is_over(table_tag: Tag, tag: FollowingTag) -> bool:
     """Return whether a tag is held for a hold of its channel that has ended."""
     present = "" if tag.hold is None else tag.hold.reason
-    return _is_of_channel(found, tag) and found.hold is not None and found.hold.reason != present
+    return _is_of_channel(table_tag, tag) and table_tag.hold is not None and table_tag.hold.reason != present
 
 
-def _marked(tag: Tag, target: TagTarget, context: TableContext) -> None:
-    """Note that a tag follows a channel from now on, where it named the version before the channel did."""
+def _mark_following(tag: Tag, target: TagTarget, context: TableContext) -> None:
+    """Set the metadata of a tag that follows a channel from now on, and named the version before the channel did."""
     if FOLLOWED_COMMIT not in tag.metadata and not tag.immutable:
         set_metadata(tag.name, target.metadata, context.refs)
 
@@ -221,7 +225,7 @@ def _create(context: TableContext, tag: FollowingTag, target: TagTarget) -> None
     try:
         create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
     except AlreadyExistsError as error:
-        # A branch of the name stays, whereas a tag that another process has just made is found by the next try.
+        # Where another process has just made the tag, the next try finds it. A branch of the name would stay.
         if context.refs.branch(tag.name) is not None:
             raise ConflictError(f"{error}; rename or delete the branch") from error
         raise

@@ -1,23 +1,23 @@
 """Record what runs wrote before the record of candidates was kept, so that it can be published.
 
-The release before kept no record. What its runs wrote is on branches `run/<id>` whose commits have no mark
-(`candidates.writes`), and a publisher does not see that they wait. Here each commit with the rows of an output gets a
-recorded write, which names the commit by its commit id. Nothing is committed to a branch: its newest version stays the
-one that was audited.
+The release before kept no record. The rows that its runs wrote are on branches `run/<id>` whose commits have no mark
+(`candidates.writes`), and a publisher does not see that these branches wait. Here each commit with the rows of an
+output gets a recorded write, which names the commit by its commit id. Nothing is committed to a branch: its newest
+version stays the version that was audited.
 
-All values are read from the branch and its commits. A branch that does not say enough is left alone, with the reason:
-a wrong guess could add rows twice, or let older rows take the place of newer ones.
+All values are read from the branch and its commits. A branch that does not tell enough is not recorded, and the reason
+is returned: a wrong guess could add rows twice, or let older rows take the place of newer rows.
 
 The numbers of recorded writes are the order of the branches of a table. The release before ordered branches by the
-times of their commits, so the writes are recorded in that order. What runs have recorded themselves has smaller numbers
-already, although it is newer; where that matters, the branch is left alone.
+times of their commits, so the writes are recorded in this order. Writes that runs have recorded themselves have smaller
+numbers already, although they are newer; where the order matters, the branch is not recorded.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import FormatError, LanceDagsterError, NotFoundError, RefNotFoundError
-from lance_dagster.format.layout import MAIN
+from lance_dagster.format.layout import MAIN, RUNS
 from lance_dagster.format.run_properties import (
     ASSET_KEY,
     BACKFILL_ID,
@@ -42,8 +42,6 @@ from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import ClaimMode, decode_claims
-
-_RUNS = "run/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ class RecordedBranches:
     Attributes:
         dry_run: Whether nothing was written.
         recorded: The branches whose writes were recorded.
-        left: The branches that were left alone, each with its reason.
+        left: The branches that were not recorded, each with the reason.
     """
 
     dry_run: bool
@@ -79,7 +77,7 @@ class RecordedBranches:
 
 
 class _UnclearError(Exception):
-    """A branch does not say enough to be recorded; the text is the reason."""
+    """A branch does not tell enough to be recorded; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +96,7 @@ class BranchRecorder:
     Attributes:
         repository: The repository.
         dry_run: Whether nothing is written.
-        strays: Writes that were recorded for a commit that another process was recording at the same time. They are
-            open until they are dropped.
+        strays: Writes of commits that another process recorded at the same time. They are open until they are dropped.
     """
 
     repository: RepositoryContext
@@ -110,31 +107,35 @@ class BranchRecorder:
         """Record the branches of some runs, or of all.
 
         Raises:
-            RefNotFoundError: No table has a branch of a run that was given.
+            RefNotFoundError: No table has a branch of a run in `run_ids`.
         """
-        branches = for_each_table(lambda name: self._table(name).branches.list(f"{_RUNS}*"), self._tables())
-        known = {name for of_table in branches.values() for name in of_table}
+        branches = for_each_table(lambda name: self._table(name).branches.list(f"{RUNS}*"), self._tables())
+        branch_names = {name for of_table in branches.values() for name in of_table}
         for run_id in run_ids or ():
-            if f"{_RUNS}{run_id}" not in known:
-                raise RefNotFoundError(f"{_RUNS}{run_id}", sorted(known), self.repository.root)
+            if f"{RUNS}{run_id}" not in branch_names:
+                raise RefNotFoundError(f"{RUNS}{run_id}", sorted(branch_names), self.repository.root)
         # In a table that the parent run did not write, the branch of a run is forked from `main`.
         parents = {
             branch.name: branch.parent_branch
             for of_table in branches.values()
             for branch in of_table.values()
-            if branch.parent_branch.startswith(_RUNS)
+            if branch.parent_branch.startswith(RUNS)
         }
 
         def record(name: str) -> list[BranchWrites]:
-            of_table = branches[name].values()
-            chosen = [each for each in of_table if run_ids is None or each.name.removeprefix(_RUNS) in run_ids]
+            chosen = [
+                branch
+                for branch in branches[name].values()
+                if run_ids is None or branch.name.removeprefix(RUNS) in run_ids
+            ]
             return self._recorded(name, chosen, parents) if chosen else []
 
-        looked = [each for of_table in for_each_table(record, sorted(branches)).values() for each in of_table]
+        by_table = for_each_table(record, sorted(branches))
+        branch_writes = [writes for name in sorted(branches) for writes in by_table[name]]
         return RecordedBranches(
             dry_run=self.dry_run,
-            recorded=tuple(each for each in looked if not each.reason),
-            left=tuple(each for each in looked if each.reason),
+            recorded=tuple(writes for writes in branch_writes if not writes.reason),
+            left=tuple(writes for writes in branch_writes if writes.reason),
         )
 
     def _tables(self) -> list[str]:
@@ -150,7 +151,7 @@ class BranchRecorder:
         """Record some branches of one table, in the order of their commits."""
         table_id = self.repository.registry.id_of(name)
         open_writes = [] if table_id is None else self._open_writes(table_id)
-        looked: list[BranchWrites] = []
+        branch_writes: list[BranchWrites] = []
         commits: list[_RowsCommit] = []
         for branch in branches:
             reader = _BranchReader(
@@ -162,23 +163,23 @@ class BranchRecorder:
                 open_writes=open_writes,
             )
             try:
-                own = reader.unrecorded()
+                own_commits = reader.unrecorded()
             except (_UnclearError, FormatError, NotFoundError) as error:
-                looked.append(BranchWrites(table=name, branch=branch.name, reason=str(error)))
+                branch_writes.append(BranchWrites(table=name, branch=branch.name, reason=str(error)))
                 continue
-            commits += own
-            if own:
-                requests = tuple(commit.request for commit in own)
-                looked.append(BranchWrites(table=name, branch=branch.name, writes=requests))
+            commits += own_commits
+            if own_commits:
+                requests = tuple(commit.request for commit in own_commits)
+                branch_writes.append(BranchWrites(table=name, branch=branch.name, writes=requests))
         try:
             self._put(name, commits)
         except LanceDagsterError as error:
             # Such as a copy of another table, which has no identity of its own.
-            return [replace(each, writes=(), reason=each.reason or str(error)) for each in looked]
-        return looked
+            return [replace(writes, writes=(), reason=writes.reason or str(error)) for writes in branch_writes]
+        return branch_writes
 
     def _open_writes(self, table_id: str) -> list[RecordedWrite]:
-        """Return the open writes of a table; complete what an earlier call did not, because it died."""
+        """Return the open writes of a table; claim the commits of writes that a call recorded before it died."""
         closed = self.repository.head().writes.get(table_id, NONE_CLOSED)
         writes = self.repository.record.open_writes(table_id, closed)
         for write in writes:
@@ -224,41 +225,48 @@ class _BranchReader:
         """Return the commits with rows that no recorded write names, oldest first; none for a published branch.
 
         Raises:
-            _UnclearError: They do not say enough.
+            _UnclearError: The commits do not tell enough.
         """
         head = self.table.branches.newest(self.branch.name)
         if head is None or head.operation == Clone.__name__ or self.table.branches.is_merged(head) is not None:
             return []
         commits = list(self.table.log(head, after=MAIN))[::-1]
         rows = [version for version in commits if ASSET_KEY in version.properties]
-        own = [version for version in rows if version.branch == self.branch.name]
-        unrecorded = [version for version in own if _mark_of(self.record, self.table_id, version) is None]
-        if own and not unrecorded:
+        own_rows = [version for version in rows if version.branch == self.branch.name]
+        unrecorded = [version for version in own_rows if _mark_of(self.record, self.table_id, version) is None]
+        if own_rows and not unrecorded:
             return []
         self._refuse_foreign(commits)
-        if not own:
+        if not own_rows:
             raise _UnclearError("no commit of it has the rows of an output")
         return [self._rows_commit(version, rows[: rows.index(version)]) for version in unrecorded]
 
     def _refuse_foreign(self, commits: Iterable[Version]) -> None:
-        run_id = self.branch.name.removeprefix(_RUNS)
+        run_id = self.branch.name.removeprefix(RUNS)
         if self.branch.metadata.get(RUN_ID) != run_id or ROOT_RUN_ID not in self.branch.metadata:
-            raise _UnclearError(f"its metadata does not say that run {run_id} made it, and which root run that has")
+            raise _UnclearError(f"its metadata does not say that run {run_id} made it, or which root run the run has")
         for version in commits:
-            if not version.branch.startswith(_RUNS):
+            if not version.branch.startswith(RUNS):
                 raise _UnclearError(f"it was forked from {version.branch}, which is not the branch of a run")
-            if version.properties.get(RUN_ID) != version.branch.removeprefix(_RUNS):
+            if version.properties.get(RUN_ID) != version.branch.removeprefix(RUNS):
                 by = f"{version.operation} by {version.committer}"
                 raise _UnclearError(f"{version} was not committed by the run of its branch ({by})")
 
     def _rows_commit(self, version: Version, before: Sequence[Version]) -> _RowsCommit:
         request = self._request(version)
         write = RecordedWrite(table_id=self.table_id, number=0, request=request, id="")
-        of_same_rows = (each for each in self.open_writes if write.depends_on_order(each))
-        if (newer := next((each for each in of_same_rows if self._is_newer(each, version)), None)) is not None:
+        newer = next(
+            (
+                recorded
+                for recorded in self.open_writes
+                if write.depends_on_order(recorded) and self._is_newer(recorded, version)
+            ),
+            None,
+        )
+        if newer is not None:
             raise _UnclearError(
-                f"{newer}, of the same rows, is recorded already and would count as the older one: publish or discard "
-                f"{newer.request.branch} first"
+                f"{newer}, of the same rows, is recorded already and would count as the older write: publish or "
+                f"discard {newer.request.branch} first"
             )
         if write.adds_rows and self.record.candidate(request.candidate).is_collected:
             raise _UnclearError(
@@ -267,7 +275,9 @@ class _BranchReader:
             )
         work = (request.work, request.partitions)
         attempts = [
-            each for each in before if (work_of(each.properties), _partitions(each)) == work and each != version
+            attempt
+            for attempt in before
+            if (work_of(attempt.properties), _partitions(attempt)) == work and attempt != version
         ]
         return _RowsCommit(version, request, tuple(attempts))
 
@@ -277,13 +287,13 @@ class _BranchReader:
             return True
         head = self.table.branches.newest(write.request.branch)
         commits = [] if head is None else self.table.log(head, after=MAIN)
-        return any(each.id == write.commit_id and each.committed_at > version.committed_at for each in commits)
+        return any(commit.id == write.commit_id and commit.committed_at > version.committed_at for commit in commits)
 
     def _request(self, version: Version) -> WriteRequest:
         mode, properties, metadata = _mode(version), version.properties, self.branch.metadata
         backfill = metadata.get(BACKFILL_ID)
         if backfill is not None and PARTITION_KEYS not in properties and mode not in ("overwrite", "replace"):
-            # Two runs of the backfill would be taken for two attempts at the same rows, or two attempts for two runs.
+            # Nothing tells two runs of the backfill from two attempts at the same rows.
             raise _UnclearError(
                 f"{version} is an {mode} to a table without partitions by a run of backfill {backfill}, and does not "
                 "say for which partition: execute the run again, then delete the branch"
@@ -300,12 +310,15 @@ class _BranchReader:
         )
 
     def _origin(self) -> str:
-        """Return the first of the runs that the run continues, as far as branches tell."""
+        """Return the first of the runs that the run continues, as far as branches tell.
+
+        Example: branch `run/c` was forked from `run/b`, which was forked from `run/a`: the result is `a`.
+        """
         chain = [self.branch.name]
-        # Names may be given again, so a chain of them may be a circle.
+        # A branch name may be used again, so parents may form a circle.
         while (parent := self.parents.get(chain[-1])) is not None and parent not in chain:
             chain.append(parent)
-        return chain[-1].removeprefix(_RUNS)
+        return chain[-1].removeprefix(RUNS)
 
 
 def _mark_of(record: CandidateRecord, table_id: str, version: Version) -> str | None:

@@ -48,24 +48,24 @@ class Registry:
         """Return the ids of all tables that are or were registered, by their names, if they are still in place."""
         names = self.names()
         with ThreadPoolExecutor(_READERS) as pool:
-            found = dict(zip(names, pool.map(self.id_of, names), strict=True))
-            others = {*_names_in(self.store, IDENTITIES)} - {*found.values()}
+            table_ids = dict(zip(names, pool.map(self.id_of, names), strict=True))
+            unregistered = {*_names_in(self.store, IDENTITIES)} - {*table_ids.values()}
             # Older commits may name versions of tables that were removed.
-            removed = dict(zip(others, pool.map(self.name_of, others), strict=True))
+            removed = dict(zip(unregistered, pool.map(self.name_of, unregistered), strict=True))
         for table_id, name in removed.items():
             # Another table may have been made at the place.
-            if name is not None and name not in found and _read_id(self.context(name).store, IDENTITY) == table_id:
-                found[name] = table_id
-        return {name: table_id for name, table_id in found.items() if table_id is not None}
+            if name is not None and name not in table_ids and _read_id(self.context(name).store, IDENTITY) == table_id:
+                table_ids[name] = table_id
+        return {name: table_id for name, table_id in table_ids.items() if table_id is not None}
 
     def id_of(self, name: str) -> str | None:
         """Return the id under which a table is registered, or None."""
-        found = _read_id(self.store, _path(name))
-        if found is not None and self._seen.setdefault(name, found) != found:
-            # Another process created the table again: the context has caches of the former one.
+        table_id = _read_id(self.store, _path(name))
+        if table_id is not None and self._seen.setdefault(name, table_id) != table_id:
+            # Another process created the table again: the context has caches of the former table.
             self._open.pop(name, None)
-            self._seen[name] = found
-        return found
+            self._seen[name] = table_id
+        return table_id
 
     def context(self, name: str) -> TableContext:
         """Return the context of the table at a name; nothing is read."""
@@ -78,12 +78,12 @@ class Registry:
         """Register the table at a name and return its id; do nothing when it is registered.
 
         Raises:
-            TableNotFoundError: There is no table.
-            AlreadyExistsError: Another table is registered under the name, or the same one under another name.
+            TableNotFoundError: There is no table at the name.
+            AlreadyExistsError: Another table is registered under the name, or the same table under another name.
         """
-        known = self.id_of(name)
-        if known is not None:
-            return known
+        registered = self.id_of(name)
+        if registered is not None:
+            return registered
         context = self.context(name)
         if not context.versions.has_versions(MAIN):
             remedy = Remedy("create it first, or check the path: the name of a table is its path without .lance")
@@ -104,19 +104,19 @@ class Registry:
 
         Raises:
             TableNotFoundError: No table is registered under the name, or the moved table is not there.
-            InvalidInputError: There is another table.
+            InvalidInputError: Another table is at the new name.
         """
         table_id = self.id_of(name)
         if name == new_name and table_id is not None:
             return table_id
-        found = _read_id(self.context(new_name).store, IDENTITY)
-        if table_id is None and found is not None and self.id_of(new_name) == found:
-            return found
+        moved_id = _read_id(self.context(new_name).store, IDENTITY)
+        if table_id is None and moved_id is not None and self.id_of(new_name) == moved_id:
+            return moved_id
         if table_id is None:
             raise TableNotFoundError(f"no table {name!r} is registered in {self.store.uri}")
-        if found != table_id:
+        if moved_id != table_id:
             at = self.context(new_name).uri
-            raise InvalidInputError(f"the table at {at} is not the one registered as {name!r}: move its folder first")
+            raise InvalidInputError(f"the table at {at} is not the table registered as {name!r}: move its folder first")
         # The identity gets the new name before the register changes: older commits use the old name of the table, and
         # readers find it by the identity. After a crash in between, a second call completes the change.
         self.store.put(_identity_path(table_id), _name_bytes(new_name))
@@ -126,12 +126,12 @@ class Registry:
         return table_id
 
     def was_replaced(self, name: str) -> bool:
-        """Return whether the table at a name is not the registered one, because another program created it again."""
+        """Return whether another program replaced the table at a name, which is then not the registered table."""
         registered = self.id_of(name)
         return registered is not None and _read_id(self.context(name).store, IDENTITY) != registered
 
     def name_of(self, table_id: str) -> str | None:
-        """Return the last name of the table that has an identity, also of one that was removed; None if unknown."""
+        """Return the last name of the table that has an identity, removed or not; None for an unknown identity."""
         return _read_text(self.store, _identity_path(table_id), "name")
 
     def remove(self, name: str) -> None:
@@ -153,38 +153,38 @@ class Registry:
         table_id = _read_id(self.context(name).store, IDENTITY)
         return table_id is not None and b'"removed"' in (self.store.get(_identity_path(table_id)) or b"")
 
-    def discover(self, known: Collection[str] = ()) -> Iterator[str]:
-        """Find the names of all Lance tables below the root, without those that are known."""
-        yield from _tables_below(self.store, "", known)
+    def discover(self, registered: Collection[str] = ()) -> Iterator[str]:
+        """Find the names of all Lance tables below the root, without the names in `registered`."""
+        yield from _tables_below(self.store, "", registered)
 
     def _claim(self, table_id: str, name: str) -> None:
         """Record the name of the table that has an identity.
 
         Raises:
-            AlreadyExistsError: A table that is registered under another name has it.
+            AlreadyExistsError: A table that is registered under another name has the identity.
         """
         path, data = _identity_path(table_id), _name_bytes(name)
         if self.store.put_if_absent(path, data):
             return
-        found = self.store.get_with_etag(path)
-        other = self.name_of(table_id)
-        if found is None or other is None:
+        stored = self.store.get_with_etag(path)
+        claimed_name = self.name_of(table_id)
+        if stored is None or claimed_name is None:
             return
-        if other == name:
-            # The table may have been removed before, and its file says so; the swap removes that mark.
-            self.store.compare_and_swap(path, data, found[1])
+        if claimed_name == name:
+            # The file says "removed" where the table was removed before; the swap takes that back.
+            self.store.compare_and_swap(path, data, stored[1])
             return
-        # Refused only where the other name is registered: otherwise its table was removed, or its registration died.
-        if self.id_of(other) == table_id:
+        # Refused only where the claimed name is registered: otherwise its table was removed, or its registration died.
+        if self.id_of(claimed_name) == table_id:
             raise self._copied(table_id, name)
-        if not self.store.compare_and_swap(path, data, found[1]) and self.name_of(table_id) != name:
+        if not self.store.compare_and_swap(path, data, stored[1]) and self.name_of(table_id) != name:
             raise self._copied(table_id, name)
-        # Checked again: the other name may have been registered between the first check and the swap.
-        if self.id_of(other) == table_id:
-            self.store.put(path, _name_bytes(other))
+        # Checked again: the claimed name may have been registered between the first check and the swap.
+        if self.id_of(claimed_name) == table_id:
+            self.store.put(path, _name_bytes(claimed_name))
             raise self._copied(table_id, name)
         # The context of the former place has caches of what was read there.
-        self._open.pop(other, None)
+        self._open.pop(claimed_name, None)
 
     def _copied(self, table_id: str, name: str) -> AlreadyExistsError:
         return AlreadyExistsError(
@@ -203,27 +203,27 @@ def check_table_name(name: str) -> None:
     check_string("the name of a table", name)
     outer = next((part for part in name.split("/")[:-1] if part.endswith(SUFFIX)), None)
     if outer is not None:
-        raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another one")
+        raise InvalidInputError(f"{name!r} lies inside the table {outer!r}: a table cannot be part of another table")
     if not is_path_inside(name) or name.endswith(SUFFIX) or name.split("/", maxsplit=1)[0] == FOLDER:
         raise InvalidInputError(
             f"{name!r} is not a name of a table: give the path below the root without .lance, such as 'shop/orders'"
         )
 
 
-def _tables_below(store: Store, folder: str, known: Collection[str]) -> Iterator[str]:
+def _tables_below(store: Store, folder: str, registered: Collection[str]) -> Iterator[str]:
     names = store.folders(folder)
     if folder and FOLDER in names:
-        # The tables below another repository belong to that one.
+        # The folder is a repository of its own, to which the tables below it belong.
         return
     for name in names:
         path = f"{folder}/{name}" if folder else name
         if name.endswith(SUFFIX):
             # A folder of another program may have the suffix too, so versions are looked for.
-            if path.removesuffix(SUFFIX) not in known and store.list_some(f"{path}/{VERSIONS}", 1):
+            if path.removesuffix(SUFFIX) not in registered and store.list_some(f"{path}/{VERSIONS}", 1):
                 yield path.removesuffix(SUFFIX)
         # Names with these first letters are folders of the repository itself, of environments, and of other programs.
         elif not name.startswith(("_", ".")):
-            yield from _tables_below(store, path, known)
+            yield from _tables_below(store, path, registered)
 
 
 def _names_in(store: Store, folder: str) -> Iterator[str]:
@@ -232,15 +232,15 @@ def _names_in(store: Store, folder: str) -> Iterator[str]:
 
 
 def _identity_of(store: Store) -> str:
-    """Return the id of a table, which gets one now if it has none."""
-    found = _read_id(store, IDENTITY)
-    if found is None:
+    """Return the id of a table; a table without an id gets an id now."""
+    table_id = _read_id(store, IDENTITY)
+    if table_id is None:
         store.put_if_absent(IDENTITY, _id_bytes(uuid.uuid4().hex))
         # Read back: another process may have been first, and then its id counts.
-        found = _read_id(store, IDENTITY)
-    if found is None:
+        table_id = _read_id(store, IDENTITY)
+    if table_id is None:
         raise CorruptFileError(f"{store.uri}/{IDENTITY}", "it disappeared while it was read")
-    return found
+    return table_id
 
 
 def _read_id(store: Store, path: str) -> str | None:
@@ -252,12 +252,12 @@ def _read_text(store: Store, path: str, key: str) -> str | None:
     if data is None:
         return None
     try:
-        found = parsed_json(data)[key]
+        text = parsed_json(data)[key]
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptFileError(f"{store.uri}/{path}", "it does not hold the identity of a table") from error
-    if not isinstance(found, str) or not found:
+    if not isinstance(text, str) or not text:
         raise CorruptFileError(f"{store.uri}/{path}", "it does not hold the identity of a table")
-    return found
+    return text
 
 
 def _id_bytes(table_id: str) -> bytes:
@@ -305,7 +305,7 @@ class RepositoryContext:
         return self.logs.commit(self.logs.current("branch", MAIN).commit)
 
     def resolve(self, ref: str, tables: Iterable[str] | None = None) -> RepositoryCommit:
-        """Return the commit that a ref expression names; for `production~2` it may be one that is not stored.
+        """Return the commit that a ref expression names; for `production~2` the commit may not be stored.
 
         Args:
             ref: The expression.
@@ -323,7 +323,7 @@ class RepositoryContext:
         return resolve_commit(self.logs, ref)
 
     def resolve_stored(self, ref: str) -> RepositoryCommit:
-        """Return the commit that a ref expression names, for a ref that is about to name it: it is stored if need be.
+        """Return the commit that a ref expression names, stored, so that a ref can name it.
 
         Raises:
             RefNotFoundError: There is no such ref, or its log does not go back so far.
@@ -340,16 +340,16 @@ class RepositoryContext:
         Raises:
             TableNotFoundError: The commit does not name one of the tables.
         """
-        present, found = {at.id for at in commit.tables.values()}, {}
+        present, names_by_id = {at.id for at in commit.tables.values()}, {}
         for name in names:
             at = commit.tables.get(name)
             # Looked up only now, so that a table that was not moved costs no request.
             table_id = self.registry.id_of(name) if at is None else at.id
             if table_id not in present or table_id is None:
-                known = ", ".join(sorted(commit.tables)) or "none"
-                raise TableNotFoundError(f"commit {commit.short_id} has no table {name!r}; its tables: {known}")
-            found[table_id] = name
-        return found
+                present_names = ", ".join(sorted(commit.tables)) or "none"
+                raise TableNotFoundError(f"commit {commit.short_id} has no table {name!r}; its tables: {present_names}")
+            names_by_id[table_id] = name
+        return names_by_id
 
     def table(self, name: str) -> TableContext:
         """Return the context of the table at a name, registered or not; nothing is read.

@@ -111,20 +111,20 @@ class LanceRepository:
 
     @classmethod
     def open_uri(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> TableView:
-        """Open a table of a repository at a ref, both named by one text, as `uri` writes it.
+        """Open a table of a repository at a ref, given the text that `uri` returns.
 
         Args:
             uri: Such as `lance+s3://lake?table=shop/orders&ref=production`; without `ref=`, `main` is meant.
             storage_options: Credentials and endpoint.
 
         Raises:
-            InvalidInputError: The text has another form, such as that of a table without a repository.
+            InvalidInputError: The text names no table of a repository, such as `s3://lake/shop/orders.lance`.
             NotFoundError: There is no such repository, ref or table.
         """
-        found = parse_version_uri(uri)
-        if found.table is None:
+        version_uri = parse_version_uri(uri)
+        if version_uri.table is None:
             raise InvalidInputError(f"{uri!r} does not name a table of a repository: it has no table=<name> after '?'")
-        return cls.open(found.location, storage_options).at(found.ref)[found.table]
+        return cls.open(version_uri.location, storage_options).at(version_uri.ref)[version_uri.table]
 
     @classmethod
     def create(
@@ -148,19 +148,20 @@ class LanceRepository:
         """
         repository = cls(root, storage_options)
         logs = repository._context.logs
-        made = logs.store.get(MARKER) is not None
-        if not made:
+        has_marker = logs.store.get(MARKER) is not None
+        if not has_marker:
             _refuse_nested(repository.root, logs.store, repository._context.registry.storage_options)
-        # Checked independently of the marker: an earlier call may have died between the two.
+        # Checked independently of the marker: an earlier call may have died after the commit and before the marker.
         if logs.newest("branch", MAIN) is None:
             # The first commit is empty, so that every commit that a person makes has a parent to be compared with.
-            said = message or "create the repository"
-            first, data = new_commit({}, (), author=person(), message=said, properties=properties or {})
+            first, data = new_commit(
+                {}, (), author=person(), message=message or "create the repository", properties=properties or {}
+            )
             logs.put_commit(first, data)
             logs.append("branch", MAIN, next_entry(None, "commit", first.id, reason=first.message))
-        if not made:
+        if not has_marker:
             # The marker is put last, since `open` looks for it: a root without a commit is not a repository yet. When
-            # two processes create the repository at once, both continue with the marker of the first one.
+            # two processes create the repository at once, both continue with the marker of the first process.
             marker = {"format": 1, "id": uuid.uuid4().hex, "created_at": pendulum.now("UTC").isoformat()}
             logs.store.put_if_absent(MARKER, json.dumps(marker).encode())
         return repository
@@ -237,11 +238,11 @@ class LanceRepository:
             properties=properties,
             exist_ok=True,
         )
-        found, given = table.schema(), arrow_from_fields(fields_from_arrow(schema))
-        if not found.equals(given):
+        actual, expected = table.schema(), arrow_from_fields(fields_from_arrow(schema))
+        if not actual.equals(expected):
             raise SchemaMismatchError(
-                f"table {name!r} of {self.root} exists with other columns than the given ones:\n{_columns(found)}\n"
-                f"not:\n{_columns(given)}\nOpen it by `table({name!r})`, or add it to the repository by `adopt`"
+                f"table {name!r} of {self.root} exists with other columns than the given ones:\n{_columns(actual)}\n"
+                f"not:\n{_columns(expected)}\nOpen it by `table({name!r})`, or add it to the repository by `adopt`"
             )
         self._context.registry.register(name)
         return table
@@ -266,21 +267,22 @@ class LanceRepository:
         processes may do it at once.
 
         Args:
-            names: The tables; None for all that lie below the root, without those that `remove_table` removed.
+            names: The tables; None for all tables below the root, except tables that `remove_table` removed.
             channels: The tags to look for, such as `production`.
             message: The commit message; by default it names the tables.
             properties: Kept with the commit, and with the commits of the channels.
 
         Returns:
-            What was done. With `names=None`, tables that cannot be adopted are skipped and listed.
+            The tables and channels that were adopted. With `names=None`, tables that cannot be adopted are skipped and
+            listed.
 
         Raises:
             TableNotFoundError: There is no table at a name.
-            AlreadyExistsError: A table is a copy of another one; or the name of a channel is that of a branch.
+            AlreadyExistsError: A table is a copy of another table; or the name of a channel is that of a branch.
         """
-        wanted = None if names is None else string_list("names", names, "shop/orders")
+        tables = None if names is None else string_list("names", names, "shop/orders")
         tags = string_list("channels", channels, "production")
-        return Adoption(self._context).adopt(wanted, tags, message=message, properties=properties or {})
+        return Adoption(self._context).adopt(tables, tags, message=message, properties=properties or {})
 
     def move_table(
         self, name: str, new_name: str, *, message: str = "", properties: Properties = None
@@ -292,9 +294,9 @@ class LanceRepository:
 
         Args:
             name: The old name.
-            new_name: The new one.
+            new_name: The new name.
             message: The commit message, also of the versions by which branches are repaired.
-            properties: Kept with the commit and with these versions.
+            properties: Kept with the commit and with the versions that repair branches.
 
         Raises:
             TableNotFoundError: The table is not registered.
@@ -322,7 +324,7 @@ class LanceRepository:
         """Commit that a table is no longer part of the repository. Its files stay, and older commits still read it.
 
         Raises:
-            TableNotFoundError: It is not part of the repository.
+            TableNotFoundError: The table is not part of the repository.
         """
         if name not in self.head().tables and name not in self.tables():
             raise TableNotFoundError(f"{self.root} has no table {name!r}")
@@ -334,17 +336,17 @@ class LanceRepository:
             message=message or f"remove {name}",
             properties=properties or {},
         )
-        # The commit goes first: a call that died after it is repeated and finds the table still registered. In the
+        # The commit first: a call that died after the commit is repeated and finds the table still registered. In the
         # opposite order the head would name a table that is not registered.
-        done = commit_tables(self._context.logs, request)
+        committed = commit_tables(self._context.logs, request)
         self._context.registry.remove(name)
-        return done.commit
+        return committed.commit
 
     def fork(self, name: str, branch: str, *, metadata: Mapping[str, str] | None = None) -> LanceTable:
         """Create a branch of a table that `publish` of the branch will find, or open the existing branch.
 
-        The branch is forked from the table's `main`. Where the branch that was forked before is gone, it is forked
-        again, and a publication no longer misses the rows of the former one.
+        The branch is forked from the table's `main`. Where a branch that was forked before is gone, the table is forked
+        again, and a publication no longer refuses the branch because of the lost rows.
         """
         return LanceTable(fork_table(self._context, name, branch, metadata=metadata or {}))
 
@@ -355,11 +357,11 @@ class LanceRepository:
     def at(self, ref: str, *, tables: Iterable[str] | None = None) -> RepositoryView:
         """Return all tables as the commit of a ref has them.
 
-        `production~1` goes back before the newest promotion of the channel that is not withdrawn: each table that it
-        counts for has the version from before it, and every other table the version that the channel names now. With
-        `tables`, only promotions of these tables count, and only they go back. Where the channel promoted `a` to
-        version 2, then `b` to version 2, then `a` to version 3, `production~1` has `a` at 2 and `b` at 2,
-        `production~2` both `a` at 2 and `b` at 1, and `at("production~1", tables=["b"])` has `a` at 3 and `b` at 1.
+        `production~1` goes back before the newest promotion of the channel that is not withdrawn: each table of this
+        promotion has its version from before the promotion, and every other table the version that the channel names
+        now. With `tables`, only promotions of these tables count, and only these tables go back. Where the channel
+        promoted `a` to version 2, then `b` to version 2, then `a` to version 3, `production~1` has `a` at 2 and `b` at
+        2, `production~2` has `a` at 2 and `b` at 1, and `at("production~1", tables=["b"])` has `a` at 3 and `b` at 1.
 
         Args:
             ref: The ref expression.
@@ -372,7 +374,7 @@ class LanceRepository:
         return RepositoryView(self.head(ref, tables=tables), self._context.registry)
 
     def log(self, ref: str = MAIN, limit: int | None = None) -> list[RepositoryCommit]:
-        """Return a commit and those it was made from, newest first, along first parents."""
+        """Return a commit and its ancestors, newest first, along first parents."""
         limit = optional_limit("limit", limit)
         return list(islice(self._first_parents(ref), limit))
 
@@ -391,7 +393,7 @@ class LanceRepository:
             properties: Kept with the commit.
 
         Returns:
-            The commit, or the newest one when no table changed.
+            The commit; the newest commit of `main` when no table changed.
         """
         staging = Staging(self._context.registry)
 
@@ -417,33 +419,34 @@ class LanceRepository:
 
         Args:
             branch: The branch, such as `run/4f2a`.
-            channel: A channel that names the result afterwards. `production` is created where there is none.
-            tables: The tables that have the branch; None for those that `fork` recorded.
-            audit: A function that gets the versions that would be published, and raises to refuse them.
+            channel: A channel to promote to the commit. `production` is created where it does not exist.
+            tables: The tables that have the branch; None for the tables that `fork` recorded.
+            audit: A function that gets the versions that would be published, and raises to refuse the publication.
             **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
                 table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
-                the tables, which are deleted otherwise. `create_channel=True` makes a channel of another name. `reads`
-                names other tables that `audit` reads: it is given their versions in the new commit as well, and is
-                called again when another publication changes them before the commit.
+                the tables, which are deleted otherwise. `create_channel=True` creates a channel other than
+                `production`. `reads` names other tables that `audit` reads: `audit` gets their versions in the new
+                commit as well, and is called again when another publication changes them before the commit.
 
         Raises:
             RefNotFoundError: There is no such branch, or no such channel; or no commit has a table in `reads`.
             PublishRefusedError: Tables have lost the branch that they were forked to; fork them again, or `discard`
                 their part.
-            MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
+            MergeConflictError: Tables cannot be merged; the error has the conflicts of all tables, and nothing is
+                visible.
             ProtectedError: The channel is held; nothing was merged.
         """
         check_options(self.publish, options, PublishOptions)
         if tables is not None:
             tables = string_list("tables", tables, "shop/orders")
-        wanted = PublishRequest(branch=branch, channel=channel, options=options)
-        return publish_branch(self._context, wanted, tables=tables, audit=audit)
+        request = PublishRequest(branch=branch, channel=channel, options=options)
+        return publish_branch(self._context, request, tables=tables, audit=audit)
 
     def discard(self, branch: str, *, tables: Iterable[str] | None = None, reason: str = "") -> tuple[str, ...]:
         """End a branch, or its part in some tables, without publishing its rows.
 
-        The branches of the tables are deleted. The log of the branch records it. Other tables of the branch wait, and
-        can be published without those that were discarded.
+        The branches of the tables are deleted, and the log of the branch records this. Other tables of the branch still
+        wait, and can be published without the discarded tables.
 
         Args:
             branch: The branch.
@@ -462,7 +465,7 @@ class LanceRepository:
 
     def publish_versions(
         self,
-        wanted: Mapping[str, VersionToPublish],
+        versions: Mapping[str, VersionToPublish],
         *,
         plan_again: PlanAgain,
         message: str,
@@ -473,13 +476,12 @@ class LanceRepository:
         """Commit versions of tables exactly as they are, all at once, and bring `main` of each table up to them.
 
         Args:
-            wanted: By table, a version that contains everything `main` of the table has, or a version of `main`.
+            versions: By table, a version that contains everything `main` of the table has, or a version of `main`.
             plan_again: A function that is called with the name of a table whose `main` moved meanwhile, and returns
                 another version.
             message: The commit message.
-            audit: A function that is called before each attempt to commit, unless none of its versions changed: with
-                the versions that the commit would have of these tables and of those in `reads`. It raises to refuse the
-                commit.
+            audit: A function that raises to refuse the commit. It gets the versions that the commit would have of the
+                tables in `versions` and in `reads`, and is called again when an attempt has other versions of them.
             reads: Other tables that the audit reads. Tables that no commit has yet are left out.
             **options: `properties` are kept with the commit. `channel` is the channel that the caller promotes the
                 commit to next; another publisher does so if the caller dies.
@@ -488,29 +490,32 @@ class LanceRepository:
             ConflictError: `main` of a table moved again and again; or a recorded write was closed meanwhile, or adds
                 rows that `main` has; nothing is visible.
         """
-        current, registry = dict(wanted), self._context.registry
+        current, registry = dict(versions), self._context.registry
         check_options(self.publish_versions, options, VersionOptions)
         properties = options.get("properties") or {}
         request = exact_request(registry, current, plan_again, message=message, properties=properties)
         request = replace(request, writes=write_changes(self._context, current), channel=options.get("channel", ""))
         if audit is not None:
 
-            def look(tables: Mapping[str, TableVersion]) -> None:
+            def audit_views(tables: Mapping[str, TableVersion]) -> None:
                 run_audit(audit, {name: TableView(name, at, registry) for name, at in tables.items()})
 
-            request = replace(request, audit=look, reads=string_list("reads", reads, "shop/orders"))
-        done = commit_tables(self._context.logs, request)
-        # Without tags: the caller promotes what it has audited by `channels.advance`.
+            request = replace(request, audit=audit_views, reads=string_list("reads", reads, "shop/orders"))
+        committed = commit_tables(self._context.logs, request)
+        # The tags do not move: the caller promotes the audited versions by `channels.advance`.
         staging = request.staging or Staging(registry)
-        lagging = land_tables(staging, done.commit, current)
-        settle_tables(staging, done.commit, current)
-        versions = {name: version_in(registry, done.commit, name, one) for name, one in current.items()}
-        return Published(commit=done.commit, changed=done.changed, lagging=lagging, versions=versions)
+        lagging = land_tables(staging, committed.commit, current)
+        settle_tables(staging, committed.commit, current)
+        landed_versions = {
+            name: version_in(registry, committed.commit, name, version) for name, version in current.items()
+        }
+        return Published(commit=committed.commit, changed=committed.changed, lagging=lagging, versions=landed_versions)
 
     def commit_with(self, write: RecordedWrite) -> RepositoryCommit | None:
         """Return the commit of `main` that published a recorded write; None where `main` does not have its rows.
 
-        Two requests where it is the newest commit; otherwise a binary search in the log of `main`.
+        This takes two requests where the newest commit published the write; otherwise a binary search in the log of
+        `main`.
         """
 
         def has(commit: RepositoryCommit) -> bool:
@@ -522,7 +527,7 @@ class LanceRepository:
         logs = self._context.logs
 
         def commit(number: int) -> RepositoryCommit | None:
-            # An old commit may be collected; then the oldest one that is left and has the write is returned.
+            # Old commits may be collected; then the oldest commit that still exists and has the write is returned.
             with suppress(NotFoundError):
                 return logs.commit(logs.entry("branch", MAIN, number).commit)
             return None
@@ -544,13 +549,13 @@ class LanceRepository:
     ) -> RepositoryCommit:
         """Commit that recorded writes will never be published; writes that are closed stay as they are.
 
-        The commit has the same tables. A publication of a dropped write that is under way is refused, or was faster:
-        whichever is first in the log of `main`.
+        The commit changes no table. Where a publication of a write is under way, the first of the two commits in the
+        log of `main` decides: either the publication is refused, or the write is published and not dropped.
 
         Args:
             writes: The recorded writes.
-            merged: Recorded writes that count as published, because `main` of their tables has them by a merge that no
-                publication made.
+            merged: Recorded writes that count as published, because somebody merged their branches into `main` of the
+                tables without a publication.
             message: The commit message, such as the reason.
             properties: Kept with the commit.
         """
@@ -561,25 +566,26 @@ class LanceRepository:
         return commit_tables(self._context.logs, request).commit
 
     def candidates(self) -> tuple[WaitingCandidate, ...]:
-        """Return what waits to be published, by candidate: what each run or backfill wrote, and the verdicts on it.
+        """Return the candidates that wait, each with the writes of its run or backfill and the verdicts on their rows.
 
-        This is what the record of the repository says; Dagster is not asked.
+        They are read from the record in the repository, without Dagster.
         """
         return waiting_candidates(self._context)
 
     def record_branches(self, run_ids: Iterable[str] | None = None, *, dry_run: bool = True) -> RecordedBranches:
-        """Record what runs wrote with the release that kept no record, so that a publisher finds it.
+        """Record the writes of runs of the release that kept no record, so that a publisher finds them.
 
         Each commit with rows on a branch `run/<id>` of a registered or discovered table gets a recorded write, as if
-        its run had recorded it. No commit is added to a branch. What is recorded or published already is skipped, so
-        this is idempotent, and several processes may do it at once.
+        its run had recorded the write. No commit is added to a branch. Commits that are recorded or published already
+        are skipped, so this is idempotent, and several processes may do it at once.
 
         Args:
             run_ids: The runs; None for all.
-            dry_run: Only say what would be recorded, the default; `dry_run=False` records it.
+            dry_run: Only return what would be recorded, the default; `dry_run=False` records the writes.
 
         Returns:
-            What was recorded, and which branches were left alone because they do not say enough, with the reasons.
+            The writes that were recorded, and the branches whose commits do not tell enough to be recorded, each with
+            the reason.
 
         Raises:
             RefNotFoundError: No table has a branch of a run in `run_ids`.
@@ -594,11 +600,11 @@ class LanceRepository:
 
     @property
     def record(self) -> CandidateRecord:
-        """The record of the candidates: what runs wrote and what was audited."""
+        """The record of the candidates: the writes of runs, and the verdicts of checks."""
         return self._context.record
 
     def table_id(self, name: str) -> str:
-        """Return the identity of a table, which is registered if it is not.
+        """Return the identity of a table; a table that is not registered is registered now.
 
         Raises:
             TableNotFoundError: There is no table of that name.
@@ -624,7 +630,7 @@ class LanceRepository:
     def pinned(self, reader: str | None, channel: str) -> RepositoryView | None:
         """Return all tables as a channel named them at a reader's first request; None when there is no such channel.
 
-        So all processes of one reader, such as the steps of a run, read the same commit.
+        All processes of a reader, such as the steps of a run, read the same commit this way.
 
         Args:
             reader: A name of the reader, such as the id of its run; None to see what the channel names now.
@@ -635,8 +641,7 @@ class LanceRepository:
             newest = self._context.logs.newest("channel", channel)
             if newest is None or newest.deleted:
                 return None
-            # Two steps of a run may read the channel at the same moment, and it may move in between; the pin that was
-            # put first counts for both.
+            # The channel may move between the reads of two steps of a run; the pin that was put first counts for both.
             commit = newest.commit if reader is None else self._context.logs.pin(reader, channel, newest.commit)
         return RepositoryView(self._context.logs.commit(commit), self._context.registry)
 
@@ -648,29 +653,29 @@ class LanceRepository:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
 
         A table that was moved since is found by its id. A table that was removed is left out, and the message of the
-        new commit names it. Where the commit is reverted already, only tables that were added or removed again since
-        are changed. Where `main` of a table cannot be brought up to the commit, `status` shows it and `repair` tries
-        again.
+        new commit names the table. Where the commit is reverted already, only tables that were added or removed again
+        since are changed. Where `main` of a table cannot be brought up to the new commit, `status` shows the table and
+        `repair` tries again.
 
         Raises:
-            MergeConflictError: Later changes depend on it; nothing is visible.
+            MergeConflictError: Later changes depend on the commit; nothing is visible.
             ConflictError: A version of the commit is not on `main` of its table as it was published; all tables that
-                it changed were removed; or a table that it removed would come back where another one is now.
+                the commit changed were removed; or another table has the place of a table that the commit removed.
             InvalidInputError: The commit changed nothing, or gave a table another name.
         """
         commit = self.head(ref)
         request = revert_request(self._context, commit, message=message, properties=properties or {})
-        done = commit_tables(self._context.logs, request)
+        committed = commit_tables(self._context.logs, request)
         # A call that is repeated after a crash finds its commit, and `main` of the tables may not have followed it.
-        names = done.changed or changed_by(self._context, commit, done.commit)
+        names = committed.changed or changed_by(self._context, commit, committed.commit)
         staging = request.staging or Staging(self._context.registry)
-        land_tables(staging, done.commit, names)
-        settle_tables(staging, done.commit, names)
+        land_tables(staging, committed.commit, names)
+        settle_tables(staging, committed.commit, names)
         # After the commit, as for `remove_table`. `commit` adds the versions of registered tables.
-        for name, table_id in added_by(self._context, commit, done.commit).items():
+        for name, table_id in added_by(self._context, commit, committed.commit).items():
             if self._context.registry.id_of(name) == table_id:
                 self._context.registry.remove(name)
-        return done.commit
+        return committed.commit
 
     def diff(self, before: str, after: str) -> RepositoryDiff:
         """Return the tables that differ between two commits; `rows` of each compares its rows."""
@@ -687,19 +692,22 @@ class LanceRepository:
 
         Args:
             retention: What stays; by default the last 30 promotions of each channel, and 30 days.
-            dry_run: Only say what would be deleted, the default; `dry_run=False` deletes it.
+            dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
         """
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def held_versions(self, name: str) -> int:
-        """Return how many branches and tags of a table hold versions for commits; `collect` deletes them with these."""
+        """Return how many branches and tags of a table hold versions for commits.
+
+        `collect` deletes such a branch or tag with the last commit that names its version.
+        """
         return held_versions(self._context.table(name))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of some tables up to a channel; return those that could not be brought up.
+        """Bring `main` and the tags of some tables up to a channel; return what could not be brought up.
 
-        A process that moved the channel may have died before it did this. Tables that the channel does not name, and
-        a channel that does not exist, are skipped.
+        The process that moved the channel may have died before this step. Tables that the channel does not name, and a
+        channel that does not exist, are skipped.
         """
         newest = self._context.logs.newest("channel", channel)
         if newest is None or newest.deleted:
@@ -713,8 +721,8 @@ class LanceRepository:
     def land(self, commit: RepositoryCommit, tables: Iterable[str]) -> tuple[Lagging, ...]:
         """Bring `main` of some tables up to the repository; return the tables that could not be brought up.
 
-        A process that made a commit may have died before it did this. What kept the versions of the commit until they
-        landed is dropped, so that their branches may be deleted.
+        The process that made the commit may have died before this step. The tags that kept the versions of the commit
+        until they landed are dropped, so that the branches of the versions may be deleted.
 
         Args:
             commit: The commit of the process that died.
@@ -727,17 +735,17 @@ class LanceRepository:
         return lagging
 
     def repair(self) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of every table up to the repository; return those that could not be brought up."""
+        """Bring `main` and the tags of every table up to the repository; return what could not be brought up."""
         head = self.head()
         # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
         staging = Staging(self._context.registry)
-        found = land_tables(staging, head, head.tables)
+        lagging = land_tables(staging, head, head.tables)
         settle_tables(staging, head, head.tables)
         for channel in self.channels.list().values():
             commit = self._context.logs.commit(channel.commit)
             tag = FollowingTag(name=channel.name, hold=channel.hold)
-            found += project(self._context.registry, commit, commit.tables, tag)
-        return found
+            lagging += project(self._context.registry, commit, commit.tables, tag)
+        return lagging
 
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
         commit = self.head(ref)

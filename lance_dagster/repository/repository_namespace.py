@@ -7,9 +7,9 @@ Table `shop/orders` is table `orders` of namespace `shop`. The ref is resolved o
 all its tables are at one commit; connect again to see a later commit.
 
 A namespace names the location of a table but not a version, and programs read the newest version that they find there.
-So each table is described as one whose versions the namespace manages: programs then ask the namespace for the
-versions, and it lists only that of the commit. A version that is not on `main` of its table, because another program
-committed there at the same time, is given by the folder of its branch, which is a Lance table as well.
+So the description of each table says that the namespace manages its versions: programs then ask the namespace for the
+versions, and it lists only the version of the commit. For a version that is not on `main` of its table, because another
+program committed there at the same time, the location is the folder of its branch, which is a Lance table as well.
 
 The namespace is read-only: a write would change one table without a commit of the repository.
 """
@@ -71,8 +71,8 @@ class RepositoryNamespace(LanceNamespace):
     def list_namespaces(self, request: object) -> ListNamespacesResponse:
         """List the folders of tables directly below a namespace."""
         parts = self._folder(request)
-        found, token = _page({name[0] for name in self._below(parts) if len(name) > 1}, request)
-        return ListNamespacesResponse(namespaces=found, page_token=token)
+        namespaces, token = _page({name[0] for name in self._below(parts) if len(name) > 1}, request)
+        return ListNamespacesResponse(namespaces=namespaces, page_token=token)
 
     def describe_namespace(self, request: object) -> DescribeNamespaceResponse:
         """Return the root, the ref and the commit that is read."""
@@ -92,8 +92,8 @@ class RepositoryNamespace(LanceNamespace):
     def list_tables(self, request: object) -> ListTablesResponse:
         """List the tables directly in a namespace."""
         parts = self._folder(request)
-        found, token = _page({name[0] for name in self._below(parts) if len(name) == 1}, request)
-        return ListTablesResponse(tables=found, page_token=token)
+        tables, token = _page({name[0] for name in self._below(parts) if len(name) == 1}, request)
+        return ListTablesResponse(tables=tables, page_token=token)
 
     def table_exists(self, request: object) -> TableExistsResponse:
         """Refuse a table that the commit does not have.
@@ -118,7 +118,7 @@ class RepositoryNamespace(LanceNamespace):
             table=table.name.rpartition("/")[2],
             namespace=table.name.split("/")[:-1],
             version=version.version,
-            # Taken from the manifest and not from the table: a version that is not on `main` is in its branch's folder.
+            # By the manifest and not by the table: a version that is not on `main` is in the folder of its branch.
             location=table.manifest_uri.rpartition(f"/{VERSIONS}/")[0],
             storage_options=dict(self._options),
             properties={"root": self._root, "commit": self._view.commit.id, "ref": table.ref},
@@ -127,7 +127,7 @@ class RepositoryNamespace(LanceNamespace):
         )
 
     def list_table_versions(self, request: object) -> ListTableVersionsResponse:
-        """List the one version of a table that the commit names."""
+        """List the version of a table that the commit names."""
         return ListTableVersionsResponse(versions=[self._version(self._table(request), request)])
 
     def describe_table_version(self, request: object) -> DescribeTableVersionResponse:
@@ -176,21 +176,21 @@ class RepositoryNamespace(LanceNamespace):
     def _table(self, request: object) -> TableView:
         name = "/".join(_id_of(request))
         if name not in self._view:
-            known = ", ".join(self._view) or "none"
-            raise TableNotFoundError(f"no table {name!r} in {self._root} at {self._ref}; its tables: {known}")
+            names = ", ".join(self._view) or "none"
+            raise TableNotFoundError(f"no table {name!r} in {self._root} at {self._ref}; its tables: {names}")
         return self._view[name]
 
     def _version(self, table: TableView, request: object) -> TableVersion:
-        version, wanted = table.version, _asked(request, "version")
-        if _asked(request, "branch") or _asked(request, "tag"):
+        version, requested = table.version, _argument(request, "version")
+        if _argument(request, "branch") or _argument(request, "tag"):
             raise UnsupportedOperationError(
                 f"{table.name} is read at commit {self._view.commit.short_id}, and not at a branch or tag of its own"
             )
         # Any other version would break the promise that all tables are at one commit.
-        if wanted is not None and wanted != version.number:
+        if requested is not None and requested != version.number:
             raise TableVersionNotFoundError(
-                f"{table.name} is at version {version.number} at {self._ref}, and no other one is given: connect with "
-                "another ref, or open the table itself; nothing is written through this namespace"
+                f"{table.name} is at version {version.number} at {self._ref}, and the namespace has no other version: "
+                "connect with another ref, or open the table itself; nothing is written through this namespace"
             )
         return TableVersion(
             version=version.number,
@@ -201,25 +201,25 @@ class RepositoryNamespace(LanceNamespace):
 
 def _path_in_store(uri: str) -> str:
     """Return a path as object stores have it: without scheme, bucket and the slash at the beginning."""
-    _, separator, rest = uri.partition("://")
-    return (rest.partition("/")[2] if separator else uri).lstrip("/")
+    _, separator, path = uri.partition("://")
+    return (path.partition("/")[2] if separator else uri).lstrip("/")
 
 
-def _asked(request: object, key: str) -> object:
+def _argument(request: object, key: str) -> object:
     # Calls from Rust pass a dict, calls from Python the model of the request.
     return request.get(key) if isinstance(request, dict) else getattr(request, key, None)
 
 
 def _id_of(request: object) -> list[str]:
     # A request without an id is about the root namespace.
-    found = _asked(request, "id")
-    return [str(part) for part in found] if isinstance(found, list | tuple) else []
+    parts = _argument(request, "id")
+    return [str(part) for part in parts] if isinstance(parts, list | tuple) else []
 
 
 def _page(names: Iterable[str], request: object) -> tuple[list[str], str | None]:
     """Return the names that a request asks for, and the token of the next page, which is the last name."""
     # A name and not a position, so that the token stays valid on a new connection.
-    after, limit = _asked(request, "page_token"), _asked(request, "limit")
-    rest = sorted(name for name in names if not after or name > str(after))
-    shown = rest[:limit] if isinstance(limit, int) and limit > 0 else rest
-    return shown, shown[-1] if len(shown) < len(rest) else None
+    after, limit = _argument(request, "page_token"), _argument(request, "limit")
+    following = sorted(name for name in names if not after or name > str(after))
+    shown = following[:limit] if isinstance(limit, int) and limit > 0 else following
+    return shown, shown[-1] if len(shown) < len(following) else None

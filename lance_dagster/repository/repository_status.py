@@ -30,14 +30,15 @@ class TableState:
         main: The newest version of the table's own `main`; None when there is no longer a table at its place.
         ahead: How many versions other programs committed to `main` since; the next publication of the table, or
             `commit`, adds them to the repository.
-        maintenance: How many of these change no row, such as compactions; None where there are more than a hundred.
+        maintenance: How many versions of `ahead` change no row, such as compactions; None where `ahead` is above 100.
         lagging: Whether `main` does not have the version of the repository yet; `repair` brings it there.
-        replaced: Whether another program deleted the table and created one of its name. `remove_table` drops it from
-            the repository, and then `adopt` adds the new one; the table can no longer be read at older commits.
+        replaced: Whether another program deleted the table and created a new table at its place. `remove_table` drops
+            the old table from the repository, and then `adopt` adds the new table; the old table can no longer be read
+            at older commits.
         moved_tags: The tags that no longer follow their channel, with the version they name: another program moved
             them, or a publication was interrupted.
-        missing_tags: The channels that name the table, and that it has no tag for: another program deleted the tag, or
-            a publication was interrupted.
+        missing_tags: The channels that name the table although it has no tag of their name: another program deleted the
+            tag, or a publication was interrupted.
         held_tags: The tags that are held although their channel is not, with the hold as text: a publisher of the
             channel publishes nothing until they are released.
     """
@@ -70,7 +71,8 @@ class TableState:
 class ChannelState:
     """A channel: its commit, how many commits `main` is ahead of it, and its hold.
 
-    `behind` is None where the commit is not on the line of first parents of `main`, or one in between was collected.
+    `behind` is None where the commit is not on the line of first parents of `main`, or a commit in between was
+    collected.
     """
 
     name: str
@@ -87,14 +89,14 @@ class RepositoryStatus:
         commit: The newest commit of `main`.
         tables: The registered tables.
         channels: The channels.
-        waiting: The branches that were not published, with the tables they touched: those of `fork`, and run branches
-            that were made in the tables themselves. A table that was removed since is written `orders (removed)`.
-        unwritten: Those of the waiting branches to which nothing was committed, with the tables in which that is so:
-            the run is under way, or failed before its first commit.
-        superseded: Those of the waiting branches that can no longer be published, since they replace rows that a later
-            commit of `main` has replaced. For each branch, by table, the version of `main` that did so.
-        lost: Those of the waiting branches that cannot be published, because tables have lost the branch that was
-            forked, with these tables: they are forked again, or their part is discarded.
+        waiting: By branch that was not published, its tables: branches of `fork`, and run branches that were made in
+            the tables themselves. A table that was removed since is written `orders (removed)`.
+        unwritten: By waiting branch, the tables in which nothing was committed to it: the run is under way, or failed
+            before its first commit.
+        superseded: By waiting branch that can no longer be published, the tables with the version of `main` that
+            replaced the rows which the branch replaces.
+        lost: By waiting branch that cannot be published, the tables that have lost the branch that was forked: fork
+            these tables again, or discard their part.
         candidates: How many candidates of runs and backfills wait by the record; `repository.candidates()` has them.
         collectable: The approximate minimum number of commits that a collection with the default retention deletes.
         held_versions: How many branches and tags of tables hold versions for commits; they are deleted with their
@@ -124,7 +126,7 @@ class RepositoryStatus:
             behind = "apart from main" if channel.behind is None else f"{channel.behind} behind main"
             lines.append(f"channel {channel.name}: {channel.commit[:12]}, {behind}{held}")
         for table in self.tables:
-            said = [
+            findings = [
                 *(["the table no longer exists"] if table.main is None else []),
                 *(["another table has its place"] if table.replaced else []),
                 *(["never committed"] if table.at is None else []),
@@ -134,8 +136,8 @@ class RepositoryStatus:
                 *(f"tag {tag} is missing" for tag in table.missing_tags),
                 *(f"tag {tag} is {hold}" for tag, hold in table.held_tags.items()),
             ]
-            if said:
-                lines.append(f"table {table.name}: {'; '.join(said)}")
+            if findings:
+                lines.append(f"table {table.name}: {'; '.join(findings)}")
         for name, tables in self.waiting.items():
             lines += [f"table {table}: {lost_branch(name, table)}" for table in self.lost.get(name, ())]
             newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
@@ -161,17 +163,17 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
     channels = dict(sorted(repository.logs.live("channel").items()))
     followed = {name: (entry, repository.logs.commit(entry.commit)) for name, entry in channels.items()}
 
-    def one(name: str) -> TableState:
+    def state_of(name: str) -> TableState:
         state = _table_state(repository.table(name), name, head.tables.get(name), followed)
         if state.main is None or not repository.registry.was_replaced(name):
             return state
-        # Another table has this place, so its branches and tags say nothing about the one that was committed.
+        # Another table has this place: its branches and tags say nothing about the table that was committed.
         state = replace(state, moved_tags={}, missing_tags=(), held_tags={})
         return replace(state, ahead=0, lagging=False, replaced=True)
 
-    # Both are read: a table may be registered and not committed yet, or committed and removed from the register since.
+    # A table may be registered and not committed yet, or committed and removed from the register since.
     names = sorted({*repository.registry.names(), *head.tables})
-    tables = for_each_table(one, names)
+    tables = for_each_table(state_of, names)
     # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
     # published; until then only the tables know.
     branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
@@ -180,14 +182,14 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         branch: {*tables.names, *(f"{name} (removed)" for name in tables.removed.values())}
         for branch, tables in forked.items()
     }
-    of_runs = {name: [branch for branch in found if branch.startswith(RUNS)] for name, found in branches.items()}
-    for name, found in of_runs.items():
-        for branch in found:
+    run_branches = {name: [branch for branch in branches[name] if branch.startswith(RUNS)] for name in names}
+    for name in names:
+        for branch in run_branches[name]:
             waiting.setdefault(branch, set()).add(name)
-    # Nothing is read for a table without such branches.
-    waits = [name for name, found in of_runs.items() if found]
+    # Nothing is read for a table without run branches.
+    waits = [name for name in names if run_branches[name]]
     heads = for_each_table(lambda name: _heads(repository.table(name), name, waiting, branches[name]), names)
-    newer = for_each_table(lambda name: superseded_branches(repository.table(name), of_runs[name]), waits)
+    newer = for_each_table(lambda name: superseded_branches(repository.table(name), run_branches[name]), waits)
     return RepositoryStatus(
         commit=head,
         tables=tuple(tables[name] for name in names),
@@ -196,8 +198,8 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
         unwritten=_unwritten(waiting, heads),
         lost=_lost(forked, heads),
         superseded={
-            branch: {name: newer[name][branch] for name in sorted(waits) if branch in newer[name]}
-            for branch in sorted({branch for found in newer.values() for branch in found})
+            branch: {name: newer[name][branch] for name in waits if branch in newer[name]}
+            for branch in sorted({branch for name in waits for branch in newer[name]})
         },
         candidates=count_candidates(repository, head),
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
@@ -208,7 +210,14 @@ def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
 def _channel_states(
     logs: RefLogs, channels: Mapping[str, RefEntry], head: RepositoryCommit, newest: RefEntry
 ) -> tuple[ChannelState, ...]:
-    """Return the state of each channel, given its newest entry and those of `main`."""
+    """Return the state of each channel.
+
+    Args:
+        logs: The commits and refs.
+        channels: The newest entry of each channel.
+        head: The newest commit of `main`.
+        newest: The newest entry of `main`.
+    """
     return tuple(
         ChannelState(
             name=name,
@@ -228,8 +237,8 @@ def held_versions(context: TableContext) -> int:
 
 def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, ForkedTables]:
     """Return the branches that were forked and not ended, with their tables."""
-    # The end of a branch deletes its marks. Where one is left, the branch still waits, whatever its log says: rows may
-    # have been committed to the branch, or a table forked to it, while it was published.
+    # The end of a branch deletes its marks. A branch with a mark still waits, whatever its log says: rows may have been
+    # committed to the branch, or a table forked to it, while it was published.
     logs = {name: log for name, log in repository.logs.branch_logs().items() if log.marks}
     newest = repository.logs.newest_of(logs)
     return {name: forked_tables(repository, newest.get(name), log.marks, head) for name, log in logs.items()}
@@ -238,7 +247,7 @@ def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, 
 def _heads(
     context: TableContext, name: str, waiting: Mapping[str, Collection[str]], branches: Iterable[str]
 ) -> dict[str, State]:
-    """Return the newest versions of those branches of a table that wait."""
+    """Return the newest versions of the waiting branches of a table."""
     heads = {}
     for branch in branches:
         # A branch may have been deleted since it was listed, or it is being made or reset.
@@ -254,15 +263,15 @@ def _unwritten(waiting: Mapping[str, set[str]], heads: Mapping[str, Mapping[str,
     def is_as_forked(head: State | None) -> bool:
         return head is not None and head.of is not None and head.number == head.of.first
 
-    found = {
+    unwritten = {
         branch: tuple(name for name in sorted(heads) if is_as_forked(heads[name].get(branch)))
         for branch in sorted(waiting)
     }
-    return {branch: names for branch, names in found.items() if names}
+    return {branch: names for branch, names in unwritten.items() if names}
 
 
 def _lost(forked: Mapping[str, ForkedTables], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
-    """Return the branches that some of their tables have lost, with these tables."""
+    """Return the branches that tables have lost, with these tables."""
     lost = {
         branch: tuple(
             name for name in tables.names if tables.is_lost(name, branch_id_of(heads.get(name, {}).get(branch)))
@@ -281,8 +290,8 @@ def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
     # The local clock: reading the clock of the storage needs a write, for which a reader may lack permission.
     until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
     old = sum(info.modified < until for info in logs.store.walk(COMMITS))
-    # For each channel its promotions and the entry that was in force at that time; the latter for `main` too; for each
-    # other branch the commit that it was forked from; and repository tags.
+    # For each channel, its promotions and the entry that was in force at the time `until`; for `main`, the entry that
+    # was in force then; for each other branch, the commit that it was forked from; and repository tags.
     needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
     return max(0, old - needed)
 
@@ -306,7 +315,7 @@ def _table_state(
             moved[channel] = tag.ref
         if tag is not None and tag.hold is not None and entry.hold is None:
             held[channel] = str(tag.hold)
-    # Where `main` lags behind, its versions cannot be told from those that the commit contains already.
+    # Where `main` lags behind, nothing tells which of its versions the commit contains already.
     ahead = [] if landed is None else [n for n in context.versions.numbers(MAIN) if n > landed.number]
     return TableState(
         name=name,
@@ -323,12 +332,12 @@ def _table_state(
 
 
 def _behind(logs: RefLogs, head: RepositoryCommit, newest: RefEntry, commit_id: str) -> int | None:
-    # Each commit of `main` has the one before as its only parent, and an entry of its own. So one entry tells whether a
-    # commit is on `main`, however many there are in between.
+    # Each commit of `main` has its predecessor as its only parent, and an entry of its own: a commit that is 3
+    # generations behind the head is on `main` if the entry 3 numbers before the newest entry names it.
     steps = head.generation - logs.commit(commit_id).generation
     try:
-        found = newest if not steps else logs.entry("branch", MAIN, newest.number - steps) if steps > 0 else None
+        entry = newest if not steps else logs.entry("branch", MAIN, newest.number - steps) if steps > 0 else None
     except NotFoundError:
         # Commits between them were collected.
         return None
-    return None if found is None or found.commit != commit_id else steps
+    return None if entry is None or entry.commit != commit_id else steps

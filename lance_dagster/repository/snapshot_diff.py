@@ -31,7 +31,7 @@ class TableDiff:
         """Compare the two versions down to rows, as `LanceTable.diff` does.
 
         Raises:
-            InvalidInputError: The table is only in one of the commits.
+            InvalidInputError: Only one of the commits has the table.
         """
         if self.before is None or self.after is None:
             raise InvalidInputError(f"{self.name} was {self.kind}, so there are no two versions to compare")

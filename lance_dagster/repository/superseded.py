@@ -4,8 +4,8 @@ A run branch is superseded when it replaces rows, and `main` got a commit since 
 too. The branch cannot be published then, because its merge has a conflict. The claims that both sides recorded tell
 this; no merge is tried, and no times are compared.
 
-Versions of `main` that a table got outside of the repository matter only if they change rows. Those that do not, such
-as compactions, are counted as maintenance.
+Versions of `main` that a table got outside of the repository matter only if they change rows. Versions that change no
+row, such as compactions, are counted as maintenance.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,21 +26,21 @@ def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[
 
     Args:
         context: The table.
-        branches: The names of branches; one that was deleted meanwhile is left out.
+        branches: The names of branches; a branch that was deleted meanwhile is left out.
     """
-    found = {}
+    superseded = {}
     for branch in branches:
         try:
-            own = _log(context, branch, MAIN)
-            replaced = _replaced(own)
-            # The oldest of its own versions has the version that the branch was forked from as its parent.
-            since = [] if replaced is None else _log(context, MAIN, own[-1].parents[0])
+            own_versions = _log(context, branch, MAIN)
+            replaced = _replaced(own_versions)
+            # The parent of the oldest version of the branch is the version that it was forked from.
+            since = [] if replaced is None else _log(context, MAIN, own_versions[-1].parents[0])
         except (NotFoundError, InvalidInputError):
             continue
-        newer = next((one for one in since if _covers(_replaced([one]), replaced)), None)
+        newer = next((version for version in since if _covers(_replaced([version]), replaced)), None)
         if newer is not None:
-            found[branch] = str(newer)
-    return found
+            superseded[branch] = str(newer)
+    return superseded
 
 
 def maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | None:
@@ -48,7 +48,7 @@ def maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | No
 
     Args:
         context: The table.
-        numbers: The numbers of these versions.
+        numbers: The numbers of the versions.
     """
     if len(numbers) > _MOST_READ:
         return None
@@ -68,7 +68,7 @@ def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
         claims = decode_claims(commit.properties)
         # A change of rows without a claim may be in any partition.
         is_other |= not claims and commit.operation not in WITHOUT_ROWS
-        # Of two predicates nothing tells whether one covers the other.
+        # Nothing tells whether the rows of one predicate are among the rows of another predicate.
         comparable = (claim.mode == OVERWRITE or (claim.mode == REPLACE and claim.partitions) for claim in claims)
         is_other |= not all(comparable)
         is_whole |= any(not claim.partitions for claim in claims)

@@ -1,6 +1,6 @@
 """All tables of a repository at one commit, for reading.
 
-A table that was moved since is found by the name that it has now, and by the one that the commit has.
+A table that was moved since the commit is found by its old name and by its new name.
 
 A view is made of one commit, so its tables stay consistent however long it is used and whatever is published meanwhile.
 """
@@ -35,7 +35,7 @@ class TableView:
     name: str
     at: TableVersion
     _registry: Registry = field(repr=False)
-    # The result of the first use. A list, because the class is frozen.
+    # The context and the version that the first use read. A list, because the class is frozen.
     _found: list[tuple[TableContext, State]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -134,8 +134,8 @@ class RepositoryView(Mapping[str, TableView]):
             raise InvalidInputError(f"the name of a table is a string, not {name!r}")
         at = self._find(name)
         if at is None:
-            known = ", ".join(sorted(self.commit.tables)) or "none"
-            raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {known}")
+            names = ", ".join(sorted(self.commit.tables)) or "none"
+            raise TableNotFoundError(f"commit {self.commit.short_id} has no table {name!r}; its tables: {names}")
         return TableView(name, at, self._registry)
 
     def __repr__(self) -> str:

@@ -416,7 +416,7 @@ class ChannelPublisher:
             return {}
         entry = None if self.started is None else self.started.entry
         published = {self.repository.name_of(publication.table): publication for publication in publications}
-        lacking = self.repository.channels.divided(self.channel, published, known=entry, head=self.record.head)
+        lacking = self.repository.channels.divided(self.channel, published, entry=entry, head=self.record.head)
         return {name: str(commit) for name, commit in lacking.items()} | self._divided_runs(published)
 
     def _divided_runs(self, published: Mapping[str, Publication]) -> dict[str, str]:
@@ -516,7 +516,7 @@ class ChannelPublisher:
             head = self.repository.head(before.parents[0])
         finished: list[PromotedCommit] = []
         entry = None if self.started is None else self.started.entry
-        for commit in self.repository.channels.unpromoted(self.channel, known=entry, head=head):
+        for commit in self.repository.channels.unpromoted(self.channel, entry=entry, head=head):
             parent = self.repository.head(commit.parents[0]) if commit.parents else None
             names = tuple(name for name in commit.changed_from(parent) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks. Where another program was

@@ -1,4 +1,4 @@
-"""Verdicts of checks: which check looked at exactly which version of a table, and what it found.
+"""Verdicts of checks: the result of each check on exactly one version of a table.
 
 A verdict is kept under the commit id of the version, a digest of its manifest. So it can never be taken for a verdict
 on another version: not after a branch was deleted and made again under its name, nor after a table was.

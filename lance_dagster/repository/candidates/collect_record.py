@@ -1,12 +1,12 @@
-"""Delete what the record has of candidates that nobody can publish, repeat or take back any more.
+"""Delete the record of candidates that nobody can publish, repeat or take back any more.
 
-Only closed writes are collected, and these never open again, so a publication that is about to name a write is not in
-the way. A candidate is collected as a whole or not at all, and only
+Only closed writes are collected. A closed write never opens again, so no publication is about to name it. A candidate
+is collected as a whole or not at all, and only
 
 - when `main` and every channel have closed its writes, also in each older commit that they may go back to
 - when all of its files are older than the retention and the grace period, by the clock of the storage
 - when none of its branches is left: its rows could be published again from there, and nothing would refuse them
-- when none of its writes is the newest one of its table: the next number is counted from that
+- when none of its writes is the newest write of its table, from which the next number is counted
 
 A run may be repeated long afterwards. Where the candidate appended rows that were published, an empty file stays in its
 place, and an append of the candidate is refused from then on. The file is put before anything is deleted. Whoever
@@ -62,9 +62,11 @@ class SettledWrites:
         for table_id, closed in writes.items():
             self.published[table_id] = self.published.get(table_id, _NO_NUMBERS) | closed.published
         if is_named:
-            own = {table_id: closed.published | closed.dropped for table_id, closed in writes.items()}
-            before = own if self.closed is None else self.closed
-            self.closed = {table_id: own[table_id] & before[table_id] for table_id in own.keys() & before.keys()}
+            own_closed = {table_id: closed.published | closed.dropped for table_id, closed in writes.items()}
+            before = own_closed if self.closed is None else self.closed
+            self.closed = {
+                table_id: own_closed[table_id] & before[table_id] for table_id in own_closed.keys() & before.keys()
+            }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class RecordCollection:
         record: The record.
         files: Its files.
         settled: The writes that all commits have closed.
-        past: A time of the storage's clock; what is younger stays.
+        past: A time of the storage's clock; younger files stay.
         branches: Returns the names of all branches of some tables, by table id.
     """
 
@@ -86,7 +88,7 @@ class RecordCollection:
     branches: Callable[[Collection[str]], Mapping[str, Collection[str]]]
 
     def collect(self, *, dry_run: bool) -> CollectedRecord:
-        """Delete what is settled and old, or only count it."""
+        """Delete candidates and writes that are settled and old, and their verdicts; with `dry_run` only count them."""
         listing = self.files.listing()
         settled = self._settled(listing)
         old = {
@@ -100,25 +102,25 @@ class RecordCollection:
         keys = sorted(unmarked.union(*(files.marks for files in old.values())))
         writes = {(write.table_id, write.number): write for write in self.record.read(keys)}
 
-        def of(files: CandidateFiles) -> list[RecordedWrite]:
+        def writes_of(files: CandidateFiles) -> list[RecordedWrite]:
             return [writes[key] for key in files.marks if key in writes]
 
-        branches = self.branches({write.table_id for files in old.values() for write in of(files)})
+        branches = self.branches({write.table_id for files in old.values() for write in writes_of(files)})
         candidates = {
             name: files
             for name, files in old.items()
-            if not any(write.request.branch in branches.get(write.table_id, ()) for write in of(files))
+            if not any(write.request.branch in branches.get(write.table_id, ()) for write in writes_of(files))
         }
-        going = [write for files in candidates.values() for write in of(files)]
-        going += [writes[key] for key in sorted(unmarked) if key in writes]
-        audits = self._audits(listing, {(write.table_id, write.number) for write in going})
-        if not dry_run and (candidates or going or audits):
+        collected = [write for files in candidates.values() for write in writes_of(files)]
+        collected += [writes[key] for key in sorted(unmarked) if key in writes]
+        audits = self._audits(listing, {(write.table_id, write.number) for write in collected})
+        if not dry_run and (candidates or collected or audits):
             self.files.mark_collected(
-                name for name, files in candidates.items() if any(map(self._was_appended, of(files)))
+                name for name, files in candidates.items() if any(map(self._was_appended, writes_of(files)))
             )
             self.files.drop_audits(audits)
-            self.files.drop(candidates.values(), going)
-        return CollectedRecord(candidates=len(candidates), writes=len(going), audits=len(audits))
+            self.files.drop(candidates.values(), collected)
+        return CollectedRecord(candidates=len(candidates), writes=len(collected), audits=len(audits))
 
     def _settled(self, listing: RecordListing) -> set[tuple[str, int]]:
         """Return the writes that are old and closed everywhere, without the newest write of each table."""
@@ -135,8 +137,8 @@ class RecordCollection:
     def _was_appended(self, write: RecordedWrite) -> bool:
         return write.adds_rows and write.number in self.settled.published.get(write.table_id, _NO_NUMBERS)
 
-    def _audits(self, listing: RecordListing, going: Collection[tuple[str, int]]) -> list[AuditFiles]:
-        """Return the verdicts on the versions of collected writes, and old ones of versions of no recorded write."""
+    def _audits(self, listing: RecordListing, collected: Collection[tuple[str, int]]) -> list[AuditFiles]:
+        """Return the old verdicts on versions whose write is collected, or whose rows no recorded write has."""
         old = [files for files in listing.audits.values() if files.modified <= self.past]
-        kept = listing.writes.keys() - set(going)
-        return [files for files in old if (files.table_id, self.files.audited_write(files)) not in kept]
+        remaining = listing.writes.keys() - set(collected)
+        return [files for files in old if (files.table_id, self.files.audited_write(files)) not in remaining]

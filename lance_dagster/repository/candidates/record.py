@@ -10,8 +10,9 @@
 Every file is put if absent and never changed. The commits of the repository say which writes are closed
 (`writes.ClosedWrites`), so the state of a write is read from the commit that a reader has resolved anyway.
 
-What waits in a table is one listing, however many writes it had: the listing begins with the newest write and ends
-where the commit says that everything older is closed. What else a candidate wrote is one listing of its folder.
+The waiting writes of a table take one listing, however many writes the table had: the listing begins with the newest
+write and ends at the number before which the commit has closed all writes. All writes of a candidate take one listing
+of its folder.
 """
 
 import uuid
@@ -53,7 +54,13 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class CandidateFiles:
-    """The files of a candidate, without the one that outlives them, the writes that they name, and the newest age."""
+    """The files of a candidate, without `~collected`.
+
+    Attributes:
+        keys: The files.
+        marks: By table id and number, the writes that they name.
+        modified: When the newest file was written.
+    """
 
     keys: list[str] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
@@ -62,7 +69,7 @@ class CandidateFiles:
 
 @dataclass(slots=True)
 class AuditFiles:
-    """The files of verdicts on one version of a table, and when the newest was written."""
+    """The files of verdicts on one version of a table, and when the newest file was written."""
 
     table_id: str
     keys: list[str] = field(default_factory=list)
@@ -128,14 +135,14 @@ class CandidateRecord:
                 return write
             newest = None
         raise ConflictError(
-            f"other processes recorded a write of the table {table_id} each of {_PUTS} times; try again"
+            f"other processes recorded a write of the table {table_id} during each of {_PUTS} attempts; try again"
         )
 
     def claim_commit(self, write: RecordedWrite) -> bool:
-        """Make a write that was recorded after its commit the one that is found by the commit id.
+        """Let `mark_of` find a write that was recorded after its commit by the commit id.
 
         Returns:
-            False where the commit belongs to another write.
+            False where another write has claimed the commit.
         """
         path = _commit_path(write.table_id, write.commit_id)
         put_once(self._store, path, write.mark.encode())
@@ -158,7 +165,7 @@ class CandidateRecord:
             closed: Its closed writes, by the newest commit.
         """
         numbers = self._numbers_from(table_id, closed.first_open)
-        return self._read([(table_id, number) for number in numbers if number not in closed])
+        return self.read([(table_id, number) for number in numbers if number not in closed])
 
     def of_candidate(self, candidate: str) -> list[RecordedWrite]:
         """Return all recorded writes of a candidate, closed or not; by table, then oldest first."""
@@ -169,9 +176,9 @@ class CandidateRecord:
         for _ in range(_LOOKS):
             names = self._store.list(_candidate_folder(candidate))
             marks = sorted(parse_mark(name) for name in names if "@" in name)
-            writes = self._read(marks)
-            # A write is stored before its mark, so one that is missing was collected since the listing. The collection
-            # had left its own file before, which the next listing has.
+            writes = self.read(marks)
+            # A write is stored before its mark, so a missing write was collected since the listing. The collection put
+            # `~collected` before, which the next listing has.
             if len(writes) == len(marks) or _COLLECTED in names:
                 break
         return CandidateWrites(tuple(writes), _COLLECTED in names)
@@ -194,10 +201,10 @@ class CandidateRecord:
         table_id, separator, number = mark.rpartition("@")
         if not separator or not number.isascii() or not number.isdecimal():
             return None
-        return next(iter(self._read([(table_id, int(number))])), None)
+        return next(iter(self.read([(table_id, int(number))])), None)
 
     def put_verdicts(self, table_id: str, commit_id: str, verdicts: Sequence[Verdict], *, write: int = 0) -> None:
-        """Record what checks found on a version of a table.
+        """Record the verdicts of checks on a version of a table.
 
         Args:
             table_id: The identity of the table.
@@ -217,7 +224,9 @@ class CandidateRecord:
                 return
             names = self._store.list(folder, 1)
             number = max(number, _number(names[0]) if names else 0) + 1
-        raise ConflictError(f"other processes recorded verdicts on {commit_id[:12]} each of {_PUTS} times; try again")
+        raise ConflictError(
+            f"other processes recorded verdicts on {commit_id[:12]} during each of {_PUTS} attempts; try again"
+        )
 
     def verdicts(self, table_id: str, commit_id: str) -> dict[str, Verdict]:
         """Return the last verdict of each check on a version, by the name of the check."""
@@ -233,8 +242,15 @@ class CandidateRecord:
         }
 
     def read(self, numbers: Iterable[tuple[str, int]]) -> list[RecordedWrite]:
-        """Return the recorded writes of some tables and numbers, without those that are not there."""
-        return self._read(numbers)
+        """Return the recorded writes of pairs of a table id and a number; a write that does not exist is left out."""
+        keys = list(numbers)
+        missing = [key for key in keys if key not in self._writes]
+        for (table_id, number), data in zip(
+            missing, _together(lambda key: self._store.get(_write_path(*key)), missing), strict=True
+        ):
+            if data is not None:
+                self._keep(parse_write(data, f"{self._store.uri}/{_write_path(table_id, number)}"))
+        return [self._writes[key] for key in keys if key in self._writes]
 
     def _newest_number(self, table_id: str) -> int:
         names = self._store.list(f"{WRITES}/{quote(table_id, safe='')}", 1)
@@ -248,16 +264,6 @@ class CandidateRecord:
             if len(names) < limit or _number(names[-1]) <= first:
                 return sorted(number for number in map(_number, names) if number >= first)
             limit *= _FACTOR
-
-    def _read(self, numbers: Iterable[tuple[str, int]]) -> list[RecordedWrite]:
-        wanted = list(numbers)
-        missing = [key for key in wanted if key not in self._writes]
-        for (table_id, number), data in zip(
-            missing, _together(lambda key: self._store.get(_write_path(*key)), missing), strict=True
-        ):
-            if data is not None:
-                self._keep(parse_write(data, f"{self._store.uri}/{_write_path(table_id, number)}"))
-        return [self._writes[key] for key in wanted if key in self._writes]
 
     def _keep(self, write: RecordedWrite) -> None:
         self._newest[write.table_id] = max(write.number, self._newest.get(write.table_id, 0))
@@ -278,18 +284,18 @@ class RecordFiles:
         """List the files of the record, with their ages: three walks."""
         listing = RecordListing()
         for info in self._store.walk(WRITES):
-            table_id, *rest = _parts(info.key, WRITES)
-            if len(rest) == 1 and (number := _number(rest[0])):
+            table_id, *names = _parts(info.key, WRITES)
+            if len(names) == 1 and (number := _number(names[0])):
                 listing.writes[table_id, number] = info.modified
         for info in self._store.walk(CANDIDATES):
-            candidate, *rest = _parts(info.key, CANDIDATES)
+            candidate, *names = _parts(info.key, CANDIDATES)
             files = listing.candidates.setdefault(candidate, CandidateFiles())
-            if rest == [_COLLECTED]:
+            if names == [_COLLECTED]:
                 continue
             files.keys.append(info.key)
             files.modified = max(files.modified, info.modified)
-            if len(rest) == 1 and "@" in rest[0]:
-                files.marks.append(parse_mark(rest[0]))
+            if len(names) == 1 and "@" in names[0]:
+                files.marks.append(parse_mark(names[0]))
         for info in self._store.walk(AUDITS):
             table_id, *_ = _parts(info.key, AUDITS)
             audit = listing.audits.setdefault(info.key.rpartition("/")[0], AuditFiles(table_id))
@@ -304,7 +310,7 @@ class RecordFiles:
         return 0 if data is None else audited_write(data, f"{self._store.uri}/{key}")
 
     def drop(self, candidates: Iterable[CandidateFiles], writes: Sequence[RecordedWrite]) -> None:
-        """Delete recorded writes, and then the files of the candidates that these belong to.
+        """Delete recorded writes, and then the files of their candidates.
 
         Candidates are last: their files lead to the writes that a call left behind when it died.
         """
@@ -335,8 +341,8 @@ def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:
 
 def _parts(key: str, folder: str) -> list[str]:
     """Return the names of the folders and the file below a folder; the first is decoded."""
-    first, *rest = key.removeprefix(f"{folder}/").split("/")
-    return [unquote(first), *rest]
+    first, *names = key.removeprefix(f"{folder}/").split("/")
+    return [unquote(first), *names]
 
 
 def _file(number: int) -> str:
@@ -368,6 +374,9 @@ def _audit_folder(table_id: str, commit_id: str) -> str:
 
 
 def parse_mark(name: str) -> tuple[str, int]:
-    """Return the table and the number of a write, by the name of the file that marks it as one of a candidate."""
+    """Return the table and the number of a write, by the name of its mark in the folder of a candidate.
+
+    Example: `4f2a@17` is write 17 of the table with the id `4f2a`.
+    """
     table_id, _, number = name.rpartition("@")
     return unquote(table_id), int(number) if number.isascii() and number.isdecimal() else 0

@@ -1,17 +1,17 @@
-"""Recorded writes: their values, and the rules by which a commit publishes some and drops others.
+"""Recorded writes: their values, and the rules by which a commit publishes or drops them.
 
 A run records each of its writes before it commits the rows to its branch. The record is a file of the next number in
 the log of the table, put if absent, so the numbers are the order of the writes, whatever clocks show. The commit on
-the branch has the mark of the record among its properties (`WRITE_MARK`); rows without a recorded write are not those
-of a run. A write that was recorded after its commit (`record_branches`) names the commit instead.
+the branch has the mark of the record among its properties (`WRITE_MARK`); rows without a recorded write do not come
+from a run. A write that was recorded after its commit (`record_branches`) names the commit instead.
 
 Each commit of the repository says which writes are closed: published, so `main` has their rows; or dropped, so they
-will never be published. A commit is made by one put in the log of `main`, and refused when the log moved. Hence a
-write is published at most once, and of two that exclude each other, one:
+will never be published. A commit is made by one put in the log of `main`, and refused when the log moved. So a write is
+published at most once, and of two writes that exclude each other only one is published:
 
 - a write that is closed stays closed
 - an append is refused when `main` has the rows of another append of the same work (same candidate, table, output and
-  partitions) that it does not replace; in its turn it drops those that wait
+  partitions) that it does not replace; when the append is published, it drops waiting appends of the same work
 - a write that replaces rows drops older writes of the same work
 
 Example: run `r1` appends as write 1. Its re-execution `r2` starts anew and appends the same as write 2. Whichever is
@@ -44,9 +44,9 @@ class WriteRequest:
         candidate: The id of the candidate: of the root run, or of the backfill, that the run belongs to.
         run_id: The run.
         origin: The first of the runs that the run continues; the run itself where it continues none. The writes of all
-            runs with this origin belong to one result, and those of another origin do the work of the candidate anew.
+            runs with one origin belong to one result; runs with another origin do the work of the candidate anew.
         branch: The branch of the run.
-        work: What the run produces, such as the asset and its output: equal for each attempt at the same rows.
+        work: A text that is equal for each attempt at the same rows, such as the asset and its output; see `work_of`.
         partitions: The keys of the partitions; empty for the whole table.
         mode: How rows are changed.
         step: The step of the run.
@@ -71,7 +71,7 @@ class RecordedWrite:
     Attributes:
         table_id: The identity of the table.
         number: The place among all recorded writes of the table, from 1.
-        request: What the run was about to write.
+        request: The write as the run requested it.
         id: A random id by which a writer recognises its own file when the response of the storage was lost.
         commit_id: The commit id of the version with the rows, where that was committed before the write was recorded;
             empty where the version has the mark.
@@ -93,17 +93,20 @@ class RecordedWrite:
         partitions = f" of {', '.join(self.request.partitions)}" if self.request.partitions else ""
         return f"write {self.number} of {self.request.branch} ({self.request.mode}{partitions})"
 
-    def is_same_work(self, other: "RecordedWrite") -> bool:
-        """Return whether two writes are attempts at the same rows, or at some of the same rows."""
-        own, beside = self.request, other.request
-        if (self.table_id, own.candidate, own.work) != (other.table_id, beside.candidate, beside.work):
-            return False
-        return self.number != other.number and _overlap(own.partitions, beside.partitions)
+    def is_same_work(self, write: "RecordedWrite") -> bool:
+        """Return whether two writes are attempts at the same rows, or at some of the same rows.
 
-    def covers(self, other: "RecordedWrite") -> bool:
+        Example: a write of partitions `a` and `b` and a write of `b` and `c` are, for the same output of a candidate.
+        """
+        work = (self.table_id, self.request.candidate, self.request.work)
+        if work != (write.table_id, write.request.candidate, write.request.work):
+            return False
+        return self.number != write.number and _overlap(self.request.partitions, write.request.partitions)
+
+    def covers(self, write: "RecordedWrite") -> bool:
         """Return whether this write has all partitions of another write."""
         return not self.request.partitions or (
-            bool(other.request.partitions) and {*other.request.partitions} <= {*self.request.partitions}
+            bool(write.request.partitions) and {*write.request.partitions} <= {*self.request.partitions}
         )
 
     def supersedes(self, older: "RecordedWrite") -> bool:
@@ -111,11 +114,11 @@ class RecordedWrite:
         is_newer = self.table_id == older.table_id and self.number > older.number
         return is_newer and self.request.mode in ("overwrite", "replace") and self.covers(older)
 
-    def depends_on_order(self, other: "RecordedWrite") -> bool:
-        """Return whether it matters which of two writes is the newer one."""
-        replaces = {self.request.mode, other.request.mode} & {"overwrite", "replace"}
-        same_rows = self.table_id == other.table_id and _overlap(self.request.partitions, other.request.partitions)
-        return self.is_same_work(other) or (bool(replaces) and same_rows)
+    def depends_on_order(self, write: "RecordedWrite") -> bool:
+        """Return whether it matters which of two writes is newer: they are the same work, or one replaces rows."""
+        replaces = {self.request.mode, write.request.mode} & {"overwrite", "replace"}
+        same_rows = self.table_id == write.table_id and _overlap(self.request.partitions, write.request.partitions)
+        return self.is_same_work(write) or (bool(replaces) and same_rows)
 
     @property
     def adds_rows(self) -> bool:
@@ -189,7 +192,7 @@ class WriteChanges:
         related: Returns the recorded writes of a candidate. It is called at each attempt to commit, after the newest
             commit was read, so that it returns each write that this commit has published.
         withdraw: By table id, the published writes whose rows a commit takes back, because it restores an older version
-            of the table. They may be made again, by another write.
+            of the table. Another write may publish the same rows again.
         bring_back: By table id, the withdrawn writes whose rows a commit brings back, because it reverts the commit
             that took them back.
     """
@@ -217,15 +220,19 @@ class WriteChanges:
         for table_id, restored in self.bring_back.items():
             before = changed.get(table_id, NONE_CLOSED)
             changed[table_id] = ClosedWrites(before.published | restored, before.dropped - restored)
-        new = [write for write in self.publish if write.number not in _of(changed, write).published]
-        candidates = dict.fromkeys(write.request.candidate for write in new)
+        new_writes = [write for write in self.publish if write.number not in _of(changed, write).published]
+        candidates = dict.fromkeys(write.request.candidate for write in new_writes)
         related = {candidate: self.related(candidate) for candidate in candidates}
-        for write in new:
+        for write in new_writes:
             self._refuse(write, related[write.request.candidate], changed)
-        for write in new:
+        for write in new_writes:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
-        excluded = [beside for write in new for beside in excluded_by(write, related[write.request.candidate].writes)]
+        excluded = [
+            excluded_write
+            for write in new_writes
+            for excluded_write in excluded_by(write, related[write.request.candidate].writes)
+        ]
         for write in (*self.drop, *excluded):
             before = _of(changed, write)
             if write.number not in before:
@@ -235,7 +242,7 @@ class WriteChanges:
     def _refuse(self, write: RecordedWrite, related: CandidateWrites, closed: Mapping[str, ClosedWrites]) -> None:
         if write.number in _of(closed, write).dropped:
             raise ConflictError(
-                f"{write} was discarded, or replaced by a newer one, before this publication committed; nothing was "
+                f"{write} was discarded, or replaced by a newer write, before this publication committed; nothing was "
                 "published"
             )
         if write.adds_rows and related.is_collected:
@@ -263,12 +270,12 @@ def published_duplicate(
     """
     if not write.adds_rows:
         return None
-    every = list(related)
-    replaced = replaced_by(write, every)
+    related_writes = list(related)
+    replaced = replaced_by(write, related_writes)
     published = _of(closed, write).published
     duplicates = (
         duplicate
-        for duplicate in every
+        for duplicate in related_writes
         if duplicate.is_same_work(write) and duplicate.number in published and duplicate.number not in replaced
     )
     return max(duplicates, key=lambda duplicate: duplicate.number, default=None)
@@ -276,7 +283,11 @@ def published_duplicate(
 
 def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[int]:
     """Return the numbers of the writes that a write replaces, itself or through the writes that it replaces."""
-    requests = {beside.number: beside.request for beside in related if beside.table_id == write.table_id}
+    requests = {
+        related_write.number: related_write.request
+        for related_write in related
+        if related_write.table_id == write.table_id
+    }
     replaced, waiting = set[int](), list(write.request.replaces)
     while waiting:
         number = waiting.pop()
@@ -287,24 +298,24 @@ def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[i
 
 
 def excluded_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[RecordedWrite]:
-    """Return the writes that will never be published once a write is: those it replaces, or whose work it did.
+    """Return the writes that a publication of a write drops: the writes that it replaces, and attempts at its rows.
 
     Args:
         write: The write that is to be published.
         related: All recorded writes of its candidate.
     """
-    every = list(related)
-    replaced = replaced_by(write, every)
+    related_writes = list(related)
+    replaced = replaced_by(write, related_writes)
     return [
-        beside
-        for beside in every
-        if beside.table_id == write.table_id
+        related_write
+        for related_write in related_writes
+        if related_write.table_id == write.table_id
         and (
-            beside.number in replaced
+            related_write.number in replaced
             or (
-                beside.is_same_work(write)
-                and write.covers(beside)
-                and (write.adds_rows or beside.number < write.number)
+                related_write.is_same_work(write)
+                and write.covers(related_write)
+                and (write.adds_rows or related_write.number < write.number)
             )
         )
     ]
@@ -381,9 +392,12 @@ def parse_write(data: bytes, path: str) -> RecordedWrite:
 def closed_value(closed: Mapping[str, ClosedWrites]) -> dict[str, dict[str, list[list[int]]]]:
     """Return the closed writes of a commit as JSON has them."""
     return {
-        table_id: {"published": [*map(list, of.published.runs)], "dropped": [*map(list, of.dropped.runs)]}
-        for table_id, of in sorted(closed.items())
-        if of != NONE_CLOSED
+        table_id: {
+            "published": [*map(list, closed_writes.published.runs)],
+            "dropped": [*map(list, closed_writes.dropped.runs)],
+        }
+        for table_id, closed_writes in sorted(closed.items())
+        if closed_writes != NONE_CLOSED
     }
 
 
@@ -394,8 +408,8 @@ def parse_closed(value: Mapping[str, Any]) -> dict[str, ClosedWrites]:
         ValueError: A run of numbers is malformed.
     """
     return {
-        _text(table_id): ClosedWrites(NumberSet.of_runs(of["published"]), NumberSet.of_runs(of["dropped"]))
-        for table_id, of in value.items()
+        _text(table_id): ClosedWrites(NumberSet.of_runs(content["published"]), NumberSet.of_runs(content["dropped"]))
+        for table_id, content in value.items()
     }
 
 

@@ -15,7 +15,7 @@ for it. Every other table stays as the channel names it.
 
 After entry 6, `~1` of `b` is b2 (before entry 6), and `~2` of `b` is b1. `~1` of `a` does not exist: only entry 1
 counts for `a`, and the channel named no version before it. `~1` of all tables is a1 and b2, and `~2` is a1 and b1:
-entries 2 and 4 no longer count for any table, so entry 3 is the last one but one. Right before entry 3 readers saw a2,
+entries 2 and 4 no longer count for any table, so `~2` goes back before entry 3. Right before entry 3 readers saw a2,
 which was withdrawn since. So a state may be composed of the versions of several commits.
 
 An entry that was withdrawn withdraws nothing, so promotions that it had withdrawn count again: a move that met a
@@ -57,7 +57,7 @@ class Withdrawal:
 
     Attributes:
         numbers: The numbers of their entries, by table.
-        tables: All tables that these promotions moved, also those that do not go back.
+        tables: All tables that these promotions moved, also tables that do not go back.
     """
 
     numbers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -75,7 +75,7 @@ def by_id(commit: RepositoryCommit | None) -> dict[str, tuple[str, TableVersion]
 
 
 def moved_tables(before: RepositoryCommit | None, after: RepositoryCommit) -> frozenset[str]:
-    """Return the ids of the tables whose version or name differs between two commits, or that one of them lacks."""
+    """Return the ids of the tables whose version or name differs between two commits, or that only one of them has."""
     old, new = by_id(before), by_id(after)
     return frozenset(table for table in old.keys() | new.keys() if old.get(table) != new.get(table))
 
@@ -94,10 +94,10 @@ class Promotions:
             upto: The number of the newest entry to look at.
             entries: The entries, newest first, where the caller reads them.
         """
-        read = self.logs.entries("channel", self.channel, upto=upto) if entries is None else entries
+        newest_first = self.logs.entries("channel", self.channel, upto=upto) if entries is None else entries
         withdrawn: dict[str, list[Collection[int]]] = defaultdict(list)
-        # Entries of a deleted channel are not those of a new channel with its name.
-        for entry, before in _with_older(takewhile(lambda each: not each.deleted, read)):
+        # A deletion ends the promotions: a new channel of the name has none of the deleted channel.
+        for entry, before in _with_older(takewhile(lambda newer: not newer.deleted, newest_first)):
             moves = self._moves(entry, before)
             counts = frozenset(
                 table for table in moves if not any(entry.number in numbers for numbers in withdrawn[table])
@@ -120,7 +120,7 @@ class Promotions:
         Raises:
             RefNotFoundError: There were fewer promotions of these tables.
         """
-        present, done = self.logs.commit(entry.commit), Withdrawal()
+        present, withdrawal = self.logs.commit(entry.commit), Withdrawal()
         # The entry before the oldest promotion that is withdrawn for each table.
         sources: dict[str, RefEntry] = {}
         count = 0
@@ -132,26 +132,27 @@ class Promotions:
                 break
             for table in scope:
                 sources[table] = promotion.before
-                done.add(promotion, table)
+                withdrawal.add(promotion, table)
             count += 1
             if count == steps:
                 break
         if count < steps:
             raise self._fewer(entry, steps, count, tables)
-        return self._state(present, sources, entry, f"{self.channel}~{steps}"), done
+        return self._state(present, sources, entry, f"{self.channel}~{steps}"), withdrawal
 
     def withdrawn_by(self, entry: RefEntry, targets: Mapping[str, TableVersion | None]) -> Withdrawal:
         """Return the promotions that are withdrawn where tables go back from an entry to other versions.
 
-        For a version that the channel named before, these are the promotions since then; for any other, the promotions
-        since the newest version that is older.
+        For each table these are the newest promotions, as long as the version before the promotion is the target or is
+        not older than the target. Example: the channel named versions 2, 5 and 7 of a table. A rollback to 2 withdraws
+        the promotions of 5 and 7. A rollback to 4 withdraws the promotion of 7 only, so that `~1` leads to 2 next.
 
         Args:
-            entry: The entry that the channel has.
-            targets: By id, the version to which a table goes back; None where the channel shall not name it.
+            entry: The newest entry of the channel.
+            targets: By id, the version to which a table goes back; None where the channel is not to name the table.
         """
         passed: dict[str, list[Promotion]] = {table: [] for table in targets}
-        # How many of the promotions that were passed lead back to the target, or to a version that is not older.
+        # How many of the passed promotions are withdrawn.
         reach, waiting = dict.fromkeys(targets, 0), set(targets)
         for promotion in self.counting(entry.number):
             if not waiting:
@@ -161,56 +162,56 @@ class Promotions:
                 passed[table].append(promotion)
                 _, version = older.get(table, ("", None))
                 target, count = targets[table], len(passed[table])
-                # Before its first promotion a table has no earlier one.
+                # The first promotion of the table: there is no earlier version.
                 if version == target or version is None:
                     waiting.discard(table)
                 if version == target or (reach[table] == count - 1 and _is_as_new(version, target)):
                     reach[table] = count
-        done = Withdrawal()
+        withdrawal = Withdrawal()
         for table, promotions in passed.items():
             for promotion in promotions[: reach[table]]:
-                done.add(promotion, table)
-        return done
+                withdrawal.add(promotion, table)
+        return withdrawal
 
     def commits_back(self, steps: int) -> list[str]:
         """Return the ids of the commits of the newest entries, as far as `channel~steps` of all tables needs them."""
         entries = self.logs.entries("channel", self.channel)
         if not steps:
             return [entry.commit for entry in islice(entries, 1)]
-        seen: list[RefEntry] = []
+        passed: list[RefEntry] = []
 
         def noted() -> Iterator[RefEntry]:
             for entry in entries:
-                seen.append(entry)
+                passed.append(entry)
                 yield entry
 
         for _ in islice(self.counting(entries=noted()), steps):
             pass
-        # The entries in between are needed too: where the commit of one is gone, the log is cut there.
-        return [entry.commit for entry in seen]
+        # The entries in between are needed too: a collection cuts the log at an entry whose commit it deletes.
+        return [entry.commit for entry in passed]
 
     def _moves(self, entry: RefEntry, before: RefEntry | None) -> Moves:
         """Return the tables that an entry moves, with what it withdraws for each of them."""
         if entry.moves is not None or entry.action in ("hold", "release"):
             return entry.moves or {}
-        # An entry of a version of this package that did not record it: a rollback moved all tables.
+        # An earlier version of this package did not record the moves; its rollbacks moved all tables.
         present = self.logs.commit(entry.commit)
         moved = moved_tables(None if before is None else self.logs.commit(before.commit), present)
         withdrawn: Collection[int] = ()
         if entry.action == "rollback":
             target = entry.properties.get(RESTORES) or entry.commit
             older = self.logs.entries("channel", self.channel, upto=entry.number - 1)
-            last = next((each.number for each in older if each.commit == target), 0)
-            withdrawn = range(last + 1, entry.number)
+            restored_at = next((earlier.number for earlier in older if earlier.commit == target), 0)
+            withdrawn = range(restored_at + 1, entry.number)
         return dict.fromkeys(moved, withdrawn)
 
     def _state(
         self, present: RepositoryCommit, sources: Mapping[str, RefEntry], entry: RefEntry, name: str
     ) -> RepositoryCommit:
         """Return the commit that has the tables of an entry, some of them as an earlier entry has them."""
-        # The oldest one first: usually it is the whole state.
-        entries = sorted(sources.values(), key=lambda each: each.number)
-        older = [self.logs.commit(commit) for commit in dict.fromkeys(each.commit for each in entries)]
+        # The oldest commit first: usually it is the whole state.
+        entries = sorted(sources.values(), key=lambda source: source.number)
+        older = [self.logs.commit(commit) for commit in dict.fromkeys(source.commit for source in entries)]
         commits = {commit.id: by_id(commit) for commit in older}
         tables = {name: at for name, at in present.tables.items() if at.id not in sources}
         tables |= dict(commits[at.commit][table] for table, at in sources.items() if table in commits[at.commit])
@@ -228,16 +229,20 @@ class Promotions:
             else f"{self.channel} named no other {'commit' if tables is None else 'version'}{names} yet"
         )
         scope = None if tables is None else frozenset(tables)
-        counting = {each.entry.number for each in self.counting(entry.number) if scope is None or each.tables & scope}
-        for each in self.logs.entries("channel", self.channel, upto=entry.number):
-            if each.deleted:
+        counting = {
+            promotion.entry.number
+            for promotion in self.counting(entry.number)
+            if scope is None or promotion.tables & scope
+        }
+        for earlier in self.logs.entries("channel", self.channel, upto=entry.number):
+            if earlier.deleted:
                 break
-            is_promotion = each.action == "promote" and (
-                scope is None or each.moves is None or scope & each.moves.keys()
+            is_promotion = earlier.action == "promote" and (
+                scope is None or earlier.moves is None or scope & earlier.moves.keys()
             )
-            if is_promotion and each.number not in counting:
+            if is_promotion and earlier.number not in counting:
                 instead += (
-                    f"; promotions that were rolled back do not count: {self.channel}@{each.number} names that entry"
+                    f"; promotions that were rolled back do not count: {self.channel}@{earlier.number} names that entry"
                 )
                 break
         return RefNotFoundError(f"{self.channel}~{steps}", [], self.logs.store.uri, "channel", instead)
@@ -248,7 +253,7 @@ class Promotions:
 
 
 def _with_older(entries: Iterator[RefEntry]) -> Iterator[tuple[RefEntry, RefEntry | None]]:
-    """Return each entry with the one before it."""
+    """Return each entry with the entry before it."""
     newer = next(entries, None)
     while newer is not None:
         older = next(entries, None)
@@ -257,7 +262,7 @@ def _with_older(entries: Iterator[RefEntry]) -> Iterator[tuple[RefEntry, RefEntr
 
 
 def _is_as_new(version: TableVersion | None, target: TableVersion | None) -> bool:
-    """Return whether a version is not older than another one; False where it has no number on `main` to compare."""
+    """Return whether a version is not older than the target; False where a version has no number on `main`."""
     if version is None or target is None:
         return version is not None
     return _NEVER not in (version.lands, target.lands) and version.lands >= target.lands

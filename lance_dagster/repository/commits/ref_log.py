@@ -17,8 +17,8 @@ A ref moves by one put-if-absent of the next entry of its log. That is the momen
 happens: before it no reader sees any of them, after it every reader of the ref sees all of them. No entry of a log is
 overwritten, so nothing has to be locked, and a reader needs one listing and one read whatever the length of the log.
 
-A lost response proves nothing: an HTTP client may have sent the request twice and report the refusal of the second one.
-So an entry carries a random id, and is read back before it counts as refused.
+A lost response proves nothing: an HTTP client may have sent the request twice and report the refusal of the second
+request. So an entry carries a random id, and is read back before it counts as refused.
 """
 
 import re
@@ -122,7 +122,7 @@ class RefLogs:
     """The commits and the refs of one repository."""
 
     store: Store
-    # Commits never change, so one that was read once is kept.
+    # Commits never change, so a commit that was read once is kept.
     _commits: dict[str, RepositoryCommit] = field(default_factory=dict)
     # Nor do entries: the newest entry of `main` and of each channel is read once for each number.
     _entries: dict[tuple[RefKind, str], RefEntry] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class RefLogs:
     def newest(self, kind: RefKind, name: str) -> RefEntry | None:
         """Return the newest entry of a ref, also an entry that deleted it; None when there never was such a ref.
 
-        The log is listed each time. The entry is read where it is not the one that this object read or put last.
+        The log is listed at each call. The entry is read only where this object has not read or put it before.
         """
         for _ in range(_LOOKS):
             number, entry = self._newest_number(kind, name), self._entries.get((kind, name))
@@ -153,11 +153,11 @@ class RefLogs:
 
     def _newest_number(self, kind: RefKind, name: str) -> int | None:
         folder = _folder(kind, name)
-        found = self.store.list(folder, 1)
-        if found and not _ENTRY_FILE.fullmatch(found[0]):
+        file_names = self.store.list(folder, 1)
+        if file_names and not _ENTRY_FILE.fullmatch(file_names[0]):
             # A file of another program, such as `.DS_Store` or the backup of an editor, is listed before the entries.
-            found = self.store.list(folder)
-        return next((_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)), None)
+            file_names = self.store.list(folder)
+        return next((_number_of(file_name) for file_name in file_names if _ENTRY_FILE.fullmatch(file_name)), None)
 
     def current(self, kind: RefKind, name: str) -> RefEntry:
         """Return the entry that says which commit a ref names.
@@ -165,28 +165,28 @@ class RefLogs:
         Raises:
             RefNotFoundError: There is no such branch or channel.
         """
-        found = self.newest(kind, name)
-        if found is None or found.deleted:
+        entry = self.newest(kind, name)
+        if entry is None or entry.deleted:
             raise RefNotFoundError(name, list(self.live(kind)), self.store.uri, kind)
-        return found
+        return entry
 
     def live(self, kind: RefKind) -> dict[str, RefEntry]:
-        """Return the newest entry of every ref that was not deleted; of branches, those that touched a table."""
+        """Return the newest entry of every ref that was not deleted; of branches, `main` and branches with marks."""
         if kind == "branch":
             # The end of a branch deletes its marks, so the logs of ended branches are listed and not read.
             logs = {name: log for name, log in self.branch_logs().items() if log.marks or name == MAIN}
-            found = self.newest_of(logs)
-            return {name: entry for name, entry in sorted(found.items()) if not entry.deleted}
+            entries = self.newest_of(logs)
+            return {name: entry for name, entry in sorted(entries.items()) if not entry.deleted}
         names = self.names(kind)
-        # Each ref costs two requests, one after the other; those of different refs need not wait for each other.
+        # Each ref costs two requests, one after the other; different refs are read at the same time.
         with ThreadPoolExecutor(_READERS) as pool:
             newest = pool.map(lambda name: self.newest(kind, name), names)
             return {name: entry for name, entry in zip(names, newest, strict=True) if entry and not entry.deleted}
 
     def branch_logs(self) -> dict[str, BranchLog]:
         """List the logs of all branches, ended ones included; no entry is read."""
-        # One listing of everything, and not one for each name: a run leaves a few objects, and a request lists a
-        # thousand of them.
+        # One listing of everything, and not a listing for each name: a run leaves a few objects, and a request lists a
+        # thousand objects.
         return _branch_logs(self.store.walk(_FOLDERS["branch"]))
 
     def forked(self, branch: str) -> tuple[RefEntry | None, tuple[ForkMark, ...]]:
@@ -196,11 +196,11 @@ class RefLogs:
         entry = None if log is None else self.newest_of({branch: log}).get(branch)
         return entry, () if log is None else log.marks
 
-    def newest_of(self, logs: Mapping[str, BranchLog], known: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
-        """Read the newest entry of each of some branches, without those that are `known`."""
+    def newest_of(self, logs: Mapping[str, BranchLog], previous: Mapping[str, RefEntry] = _NONE) -> dict[str, RefEntry]:
+        """Read the newest entry of each branch in `logs`; an entry that `previous` has is not read again."""
 
         def newest(name: str) -> RefEntry | None:
-            number, before = logs[name].numbers[0], known.get(name)
+            number, before = logs[name].numbers[0], previous.get(name)
             if before is not None and before.number == number:
                 return before
             # A collection may remove the log of an ended branch after it was listed.
@@ -219,12 +219,12 @@ class RefLogs:
 
     def numbers(self, kind: RefKind, name: str) -> list[int]:
         """List the numbers of the entries of a ref, newest first."""
-        found = self.store.list(_folder(kind, name))
+        file_names = self.store.list(_folder(kind, name))
         # Anything else is a file of another program.
-        return [_number_of(file_name) for file_name in found if _ENTRY_FILE.fullmatch(file_name)]
+        return [_number_of(file_name) for file_name in file_names if _ENTRY_FILE.fullmatch(file_name)]
 
     def append(self, kind: RefKind, name: str, entry: RefEntry) -> bool:
-        """Put the next entry of a ref; return False when another writer put one of that number first.
+        """Put the next entry of a ref; return False when another writer put an entry of the same number first.
 
         Raises:
             PermissionRefusedError: The credentials may not write it; nothing happened.
@@ -237,7 +237,7 @@ class RefLogs:
                     self._keep_newest(kind, name, entry)
                     return True
                 # The refusal may be the answer to a second copy of this very request.
-                found = self.store.get(path)
+                stored = self.store.get(path)
             except PermissionRefusedError:
                 # A policy decides before anything is written, but an earlier put whose answer was lost may have landed.
                 if not tried:
@@ -245,12 +245,12 @@ class RefLogs:
                 continue
             except StoreError:
                 # The put may have been done all the same. It is repeated with the same bytes, so it cannot be done
-                # twice: the second one is refused, and the read finds the id of this entry.
+                # twice: the second put is refused, and the read finds the id of this entry.
                 continue
             # The put was refused, and there is no entry: the other put that was in progress failed, so the number is
             # free.
-            if found is not None:
-                return parse_entry(found, f"{self.store.uri}/{path}").write == entry.write
+            if stored is not None:
+                return parse_entry(stored, f"{self.store.uri}/{path}").write == entry.write
         raise CommitStateUnknownError(
             f"the storage failed while {kind} {name!r} of {self.store.uri} was moved; it may or may not have moved",
             entry.write,
@@ -269,9 +269,9 @@ class RefLogs:
         Raises:
             NotFoundError: It was collected.
         """
-        known = self._commits.get(commit_id)
-        if known is not None:
-            return known
+        cached = self._commits.get(commit_id)
+        if cached is not None:
+            return cached
         path = _commit_path(commit_id)
         data = self.store.get(path)
         if data is None:
@@ -283,12 +283,12 @@ class RefLogs:
         return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
 
     def drop(self, entries: Sequence[tuple[RefKind, str, int]]) -> None:
-        """Delete entries; never the newest one of a ref, from which the next number is counted."""
+        """Delete entries; never the newest entry of a ref, from which the next number is counted."""
         self.store.delete_many([_path(kind, name, number) for kind, name, number in entries])
 
     def drop_branch_logs(self, logs: Mapping[str, BranchLog]) -> None:
         """Delete the logs of ended branches, as far as they were listed."""
-        # The newest entries go last: without it, a crash in between would leave an older entry in force.
+        # The newest entries go last: otherwise a crash in between would leave an older entry in force.
         older = [(name, number) for name, log in logs.items() for number in log.numbers[1:]]
         for entries in (older, [(name, log.numbers[0]) for name, log in logs.items()]):
             self.store.delete_many([_path("branch", name, number) for name, number in entries])
@@ -303,8 +303,8 @@ class RefLogs:
 
     def drop_commits(self, commit_ids: Sequence[str]) -> None:
         """Delete commits that were marked as expired; the marks stay."""
-        # A process that moves a ref to one of these commits finds the mark and undoes the move. It may have read the
-        # commit long before, and still have it in memory.
+        # The marks stay for a process that moves a ref to such a commit, which it may have read long before and have in
+        # memory: it finds the mark and undoes the move.
         self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
@@ -314,7 +314,7 @@ class RefLogs:
         self.store.delete_many([info.key for info in self.store.walk(EXPIRED) if info.modified < before])
 
     def unmark(self, commit_ids: Sequence[str]) -> None:
-        """Delete marks; only those of this collection."""
+        """Delete marks of commits; call it only with marks of this collection."""
         self.store.delete_many([f"{EXPIRED}/{commit_id}" for commit_id in commit_ids])
 
     def is_expired(self, commit_id: str) -> bool:
@@ -323,7 +323,7 @@ class RefLogs:
 
     def pin(self, reader: str, channel: str, commit_id: str) -> str:
         """Pin a reader of a channel to a commit; return the commit, which another process may have set first."""
-        # The first process of a reader decides; the read returns what it wrote to all later ones.
+        # The first process of a reader decides; all later processes read what it wrote.
         self.store.put_if_absent(_pin_path(reader, channel), commit_id.encode())
         return self.pinned(reader, channel) or commit_id
 
@@ -341,8 +341,8 @@ class RefLogs:
         Raises:
             CorruptFileError: It does not hold the id of a commit.
         """
-        found = self.store.get(path)
-        return None if found is None else parse_pin(found, f"{self.store.uri}/{path}")
+        data = self.store.get(path)
+        return None if data is None else parse_pin(data, f"{self.store.uri}/{path}")
 
     def mark_fork(self, branch: str, mark: ForkMark) -> None:
         """Record that a table is being forked, or was forked, to a branch."""
@@ -371,7 +371,7 @@ class RefLogs:
 
     def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
         if len(self._commits) >= _CACHED:
-            # Old ones are removed. The list is a copy, and the default is for another thread that removes the same one.
+            # Half of the commits are removed, the oldest first. Another thread may remove the same commits.
             for oldest in list(self._commits)[: _CACHED // 2]:
                 self._commits.pop(oldest, None)
         self._commits[commit.id] = commit
@@ -387,7 +387,7 @@ def next_entry(
     hold: ChannelHold | None = None,
     by: str = "",
 ) -> RefEntry:
-    """Return the entry that follows another one.
+    """Return the entry that follows entry `before`.
 
     Raises:
         InvalidInputError: The reason or the person is not a string.
@@ -439,22 +439,24 @@ def _marks_folder(branch: str) -> str:
 
 def _branch_logs(files: Iterable[ObjectInfo]) -> dict[str, BranchLog]:
     """Return the logs of branches, by name, given the files below the folder of all branches or of one."""
-    entries: dict[str, dict[int, float]] = {}
+    times: dict[str, dict[int, float]] = {}
     marks: dict[str, list[ForkMark]] = {}
     folder = f"{_FOLDERS['branch']}/"
     for info in files:
         # Anything else is a temporary file of a writer.
-        if found := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
-            name = unquote(found["name"])
-            if found["entry"] is None:
-                marks.setdefault(name, []).append(ForkMark.parse(found["mark"]))
+        if match := _BRANCH_FILE.fullmatch(info.key.removeprefix(folder)):
+            name = unquote(match["name"])
+            if match["entry"] is None:
+                marks.setdefault(name, []).append(ForkMark.parse(match["mark"]))
             else:
-                entries.setdefault(name, {})[_number_of(found["entry"])] = info.modified
+                times.setdefault(name, {})[_number_of(match["entry"])] = info.modified
     return {
         name: BranchLog(
-            numbers=tuple(sorted(found, reverse=True)), modified=found[max(found)], marks=tuple(marks.get(name, ()))
+            numbers=tuple(sorted(by_number, reverse=True)),
+            modified=by_number[max(by_number)],
+            marks=tuple(marks.get(name, ())),
         )
-        for name, found in entries.items()
+        for name, by_number in times.items()
     }
 
 

@@ -35,26 +35,27 @@ class RepositoryTag:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def refuse_taken(logs: RefLogs, name: str, wanted: Literal["branch", "channel", "repository tag"]) -> None:
-    """Refuse a new ref whose name a ref of another kind has.
+def refuse_taken(logs: RefLogs, name: str, new_kind: Literal["branch", "channel", "repository tag"]) -> None:
+    """Refuse the name of a new ref when a ref of another kind has the name.
 
     Branches, channels and repository tags share one set of names, because an expression names a ref without its kind.
-    Two processes that create refs of one name at the same moment are not detected; then the name means the channel.
+    Where two processes create two refs of the same name at the same moment, both succeed; then the name means the
+    channel.
 
     Raises:
         AlreadyExistsError: There is a ref of another kind.
     """
-    taken = None
+    existing_kind = None
     # Names with a slash are names of branches only, and cost no request here.
     kinds: tuple[RefKind, ...] = ("branch",) if "/" in name else ("branch", "channel")
     for kind in kinds:
-        found = None if kind == wanted else logs.newest(kind, name)
+        entry = None if kind == new_kind else logs.newest(kind, name)
         # A branch that ended while rows were committed to it still has tables that wait.
-        if found is not None and (not found.deleted or (kind == "branch" and logs.fork_marks(name))):
-            taken = kind
-    if taken is not None or (wanted != "repository tag" and read_tag(logs, name) is not None):
-        kind_of = taken or "repository tag"
-        raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {wanted} needs another name")
+        if entry is not None and (not entry.deleted or (kind == "branch" and logs.fork_marks(name))):
+            existing_kind = kind
+    if existing_kind is not None or (new_kind != "repository tag" and read_tag(logs, name) is not None):
+        kind_of = existing_kind or "repository tag"
+        raise AlreadyExistsError(f"{name!r} is a {kind_of} of {logs.store.uri}; a {new_kind} needs another name")
 
 
 def read_tag(logs: RefLogs, name: str) -> RepositoryTag | None:
@@ -89,7 +90,7 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
     check_tag_name(name)
     validate_commit_info(message, properties)
     refuse_taken(logs, name, "repository tag")
-    tag = {
+    content = {
         "commit": commit,
         "by": person(),
         "at": pendulum.now("UTC").isoformat(),
@@ -97,22 +98,25 @@ def put_tag(logs: RefLogs, name: str, commit: str, *, message: str, properties: 
         "properties": dict(properties),
         "write": uuid.uuid4().hex,
     }
-    data = json.dumps(tag).encode()
+    data = json.dumps(content).encode()
     logs.store.put_if_absent(_path(name), data)
     # Read back whatever the response was: another process may have been first, or an HTTP client sent the request twice
-    # and the response is the refusal of the second one.
-    made = read_tag(logs, name)
-    if made is None or made.commit != commit:
-        names = "gone again" if made is None else made.commit[:12]
-        raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} names commit {names}, and never moves")
-    # The tag comes first and the look for the mark second, as for a channel: a collection does it the other way round.
+    # and returns the refusal of the second request.
+    tag = read_tag(logs, name)
+    if tag is None:
+        raise AlreadyExistsError(f"repository tag {name!r} of {logs.store.uri} was created and deleted meanwhile")
+    if tag.commit != commit:
+        raise AlreadyExistsError(
+            f"repository tag {name!r} of {logs.store.uri} names commit {tag.commit[:12]}, and never moves"
+        )
+    # First the tag, then the mark, as for a channel: a collection marks first and then lists the tags.
     if logs.is_expired(commit):
-        # Only what this call put: a tag that another process made before the mark was seen by the collection.
-        found = logs.store.get_with_etag(_path(name))
-        if found is not None and found[0] == data:
-            logs.store.compare_and_delete(_path(name), found[1])
-        raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer one")
-    return made
+        # Only the tag of this call: the collection has seen a tag that another process put before the mark.
+        stored = logs.store.get_with_etag(_path(name))
+        if stored is not None and stored[0] == data:
+            logs.store.compare_and_delete(_path(name), stored[1])
+        raise NotFoundError(f"commit {commit[:12]} of {logs.store.uri} is being collected; choose a newer commit")
+    return tag
 
 
 def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
@@ -122,8 +126,8 @@ def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
         RefNotFoundError: There is no such tag.
         ProtectedError: `force` is False.
     """
-    found = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
-    if found is None:
+    stored = None if read_tag(logs, name) is None else logs.store.get_with_etag(_path(name))
+    if stored is None:
         raise RefNotFoundError(name, list(list_tags(logs)), logs.store.uri, "repository tag")
     if not force:
         delete = Call("tags.delete", (name,), {"force": True})
@@ -131,21 +135,21 @@ def drop_tag(logs: RefLogs, name: str, *, force: bool) -> None:
         raise ProtectedError(
             "repository tag", name, "delete", because, Remedy("give the commit another name, or {}", delete)
         )
-    # The immutable tags of the tables stay: programs that read single tables were promised that these never move. Only
-    # what was read is deleted: another process may have deleted it too, and made one of that name.
-    logs.store.compare_and_delete(_path(name), found[1])
+    # The immutable tags of the tables stay: programs that read single tables were promised that these never move. The
+    # tag is deleted only as it was read: another process may have deleted it and created another tag of the name.
+    logs.store.compare_and_delete(_path(name), stored[1])
 
 
 def _parsed(name: str, data: bytes, path: str) -> RepositoryTag:
     try:
-        found = parsed_json(data)
+        content = parsed_json(data)
         return RepositoryTag(
             name=name,
-            commit=str(found["commit"]),
-            created_by=str(found["by"]),
-            created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(found["at"]))),
-            message=str(found["message"]),
-            properties={str(key): str(value) for key, value in found.get("properties", {}).items()},
+            commit=str(content["commit"]),
+            created_by=str(content["by"]),
+            created_at=pendulum.instance(pendulum.DateTime.fromisoformat(str(content["at"]))),
+            message=str(content["message"]),
+            properties={str(key): str(value) for key, value in content.get("properties", {}).items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(path, f"it does not hold a repository tag: {type(error).__name__}") from error

@@ -3,7 +3,7 @@
     main, run/4f2a       the newest commit of a branch
     production           the commit that a channel names
     v1.4                 the commit of a repository tag
-    3f9ac2d1             the commit of that id, or the only one whose id begins so (at least 8 digits)
+    3f9ac2d1             the commit with this id, or the only commit whose id begins so (at least 8 digits)
     name@17              what entry 17 of the log of a branch or channel names
     name@{time}          what a branch or channel named at a time
     branch~2             two commits before, along first parents; `branch^2` is the second parent
@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundError, RefSyntaxError
 from lance_dagster.format.codec import COMMIT_PREFIX
+from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string
 from lance_dagster.history.ref_expressions import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
@@ -28,17 +29,16 @@ from lance_dagster.repository.commits.ref_log import RefKind, RefLogs
 from lance_dagster.repository.commits.repository_tags import read_tag
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
 
-MAIN = "main"
 COMMIT_ID = re.compile(r"[0-9a-f]{64}")
 _KINDS: tuple[RefKind, ...] = ("branch", "channel")
 
 
-def resolve_commit(logs: RefLogs, expression: str, tables: Collection[str] | None = None) -> RepositoryCommit:
-    """Return the commit that an expression names; for `channel~2` it may be one that is not stored.
+def resolve_commit(logs: RefLogs, ref: str, tables: Collection[str] | None = None) -> RepositoryCommit:
+    """Return the commit that an expression names; for `channel~2` the commit may not be stored.
 
     Args:
         logs: The commits and refs.
-        expression: The expression.
+        ref: The expression.
         tables: The ids of the tables for which `~` of a channel counts; every other table stays as the channel names
             it. None for all tables. Other expressions are not affected.
 
@@ -47,114 +47,117 @@ def resolve_commit(logs: RefLogs, expression: str, tables: Collection[str] | Non
         RefSyntaxError: The expression is malformed.
         InvalidInputError: It is not a string.
     """
-    check_string("a ref", expression)
-    if COMMIT_ID.fullmatch(expression):
+    check_string("a ref", ref)
+    if COMMIT_ID.fullmatch(ref):
         # A whole id is unique, so no ref has to be read. Where no commit has the id, a ref may have it as its name.
         with suppress(NotFoundError):
-            return logs.commit(expression)
-    read = parse(expression)
-    kind, entry = find_ref(logs, read)
+            return logs.commit(ref)
+    expression = parse(ref)
+    kind, entry = find_ref(logs, expression)
     if entry is None:
-        return _follow(logs, logs.commit(_by_tag_or_id(logs, read)), read.steps, read)
-    if read.number is not None or read.time is not None:
-        entry = _earlier(logs, kind, read)
+        return _follow(logs, logs.commit(_by_tag_or_id(logs, expression)), expression.steps, expression)
+    if expression.number is not None or expression.time is not None:
+        entry = _earlier(logs, kind, expression)
     # `~` follows a branch along parents, and a channel along its promotions, which its readers saw.
-    if kind == "channel" and read.steps:
-        step, *rest = read.steps
+    if kind == "channel" and expression.steps:
+        step, *following = expression.steps
         if step.sign == "~":
-            commit, _ = Promotions(logs, read.name).earlier(entry, step.count, tables)
-            return _follow(logs, commit, tuple(rest), read)
-    return _follow(logs, logs.commit(entry.commit), read.steps, read)
+            commit, _ = Promotions(logs, expression.name).earlier(entry, step.count, tables)
+            return _follow(logs, commit, tuple(following), expression)
+    return _follow(logs, logs.commit(entry.commit), expression.steps, expression)
 
 
-def find_ref(logs: RefLogs, read: RefExpression) -> tuple[RefKind, RefEntry | None]:
+def find_ref(logs: RefLogs, expression: RefExpression) -> tuple[RefKind, RefEntry | None]:
     """Return whether a name is a branch or a channel, and its newest entry; None for any other name.
 
     Names are never shared: a channel is not created under the name of a branch, nor the other way round.
     """
     # The order only saves a request: `main` and names with a slash are branches, and most other names are channels.
-    order = _KINDS if read.kind == "branch" or read.name == MAIN or "/" in read.name else tuple(reversed(_KINDS))
+    order = (
+        _KINDS
+        if expression.kind == "branch" or expression.name == MAIN or "/" in expression.name
+        else tuple(reversed(_KINDS))
+    )
     for kind in order:
-        found = logs.newest(kind, read.name)
-        if found is not None and not found.deleted:
-            return kind, found
+        entry = logs.newest(kind, expression.name)
+        if entry is not None and not entry.deleted:
+            return kind, entry
     return "branch", None
 
 
-def is_ancestor(logs: RefLogs, commit_id: str, of: str) -> bool:
-    """Return whether a commit is `of` itself or one of its ancestors; True too where the history between is gone."""
-    wanted = logs.commit(commit_id)
-    seen, waiting = {of}, [of]
+def is_ancestor(logs: RefLogs, commit_id: str, descendant_id: str) -> bool:
+    """Return whether a commit is `descendant_id` or one of its ancestors; True where the history was collected."""
+    ancestor = logs.commit(commit_id)
+    reached, waiting = {descendant_id}, [descendant_id]
     while waiting:
-        found = waiting.pop()
-        if found == commit_id:
+        reached_id = waiting.pop()
+        if reached_id == commit_id:
             return True
         try:
-            commit = logs.commit(found)
+            commit = logs.commit(reached_id)
         except NotFoundError:
-            # The history between them was collected, so the answer is unknown. With this answer a promotion leaves the
-            # channel where it is; with the other one it could move the channel back.
+            # The history between them was collected, so the answer is unknown. With True a promotion leaves the channel
+            # where it is; with False it could move the channel back.
             return True
-        # A commit of the same or a smaller generation cannot contain the wanted one.
-        if commit.generation > wanted.generation:
-            new = set(commit.parents) - seen
-            seen |= new
-            waiting.extend(new)
+        # A commit of the same or a smaller generation cannot contain the commit.
+        if commit.generation > ancestor.generation:
+            new_parents = set(commit.parents) - reached
+            reached |= new_parents
+            waiting.extend(new_parents)
     return False
 
 
-def _earlier(logs: RefLogs, kind: RefKind, read: RefExpression) -> RefEntry:
-    """Return the entry of a number, or the one that was in force at a time."""
-    numbers = sorted(logs.numbers(kind, read.name))
-    if read.time is None:
-        if read.number not in numbers:
+def _earlier(logs: RefLogs, kind: RefKind, expression: RefExpression) -> RefEntry:
+    """Return the entry of a number, or the entry that was in force at a time."""
+    numbers = sorted(logs.numbers(kind, expression.name))
+    if expression.time is None:
+        if expression.number not in numbers:
             has = f"its log has entries {numbers[0]} to {numbers[-1]}"
-            raise RefNotFoundError(read.text, [], logs.store.uri, kind, has)
-        found = logs.entry(kind, read.name, read.number)
+            raise RefNotFoundError(expression.text, [], logs.store.uri, kind, has)
+        entry = logs.entry(kind, expression.name, expression.number)
     else:
-        moment = parse_time(read.time)
+        moment = parse_time(expression.time)
         if isinstance(moment, str):
-            raise RefSyntaxError(read.text, read.position + len("@{"), moment)
+            raise RefSyntaxError(expression.text, expression.position + len("@{"), moment)
         # A binary search: times within a log never go back, and each probe is a request.
-        later = bisect_right(numbers, moment, key=lambda number: logs.entry(kind, read.name, number).at)
+        later = bisect_right(numbers, moment, key=lambda number: logs.entry(kind, expression.name, number).at)
         if later == 0:
-            oldest = logs.entry(kind, read.name, numbers[0]).at
-            raise RefNotFoundError(read.text, [], logs.store.uri, kind, f"its log begins at {oldest}")
-        found = logs.entry(kind, read.name, numbers[later - 1])
-    if found.deleted:
-        raise RefNotFoundError(read.text, [], logs.store.uri, kind, f"{read.name} was deleted then")
-    return found
+            oldest = logs.entry(kind, expression.name, numbers[0]).at
+            raise RefNotFoundError(expression.text, [], logs.store.uri, kind, f"its log begins at {oldest}")
+        entry = logs.entry(kind, expression.name, numbers[later - 1])
+    if entry.deleted:
+        raise RefNotFoundError(expression.text, [], logs.store.uri, kind, f"{expression.name} was deleted then")
+    return entry
 
 
-def _by_tag_or_id(logs: RefLogs, read: RefExpression) -> str:
-    tag = None if read.kind == "branch" else read_tag(logs, read.name)
+def _by_tag_or_id(logs: RefLogs, expression: RefExpression) -> str:
+    tag = None if expression.kind == "branch" else read_tag(logs, expression.name)
     if tag is not None:
-        if read.suffix:
-            raise InvalidInputError(f"{read.name!r} is a repository tag; write it without {read.suffix!r}")
+        if expression.suffix:
+            raise InvalidInputError(f"{expression.name!r} is a repository tag; write it without {expression.suffix!r}")
         return tag.commit
     # Last, since it may take a listing of all commits.
-    ids = _ids_like(logs, read)
+    is_id = not expression.kind and COMMIT_PREFIX.fullmatch(expression.name)
+    ids = (
+        [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(expression.name.lower())] if is_id else []
+    )
     if len(ids) == 1:
         return ids[0]
     if ids:
         shown = ", ".join(sorted(ids)[:5])
-        raise InvalidInputError(f"{len(ids)} commits of {logs.store.uri} begin with {read.name!r}: {shown}")
-    known = [*logs.live("branch"), *logs.live("channel")]
-    raise RefNotFoundError(read.name, known, logs.store.uri, "branch, channel or repository tag")
+        raise InvalidInputError(f"{len(ids)} commits of {logs.store.uri} begin with {expression.name!r}: {shown}")
+    names = [*logs.live("branch"), *logs.live("channel")]
+    raise RefNotFoundError(expression.name, names, logs.store.uri, "branch, channel or repository tag")
 
 
-def _ids_like(logs: RefLogs, read: RefExpression) -> list[str]:
-    if read.kind or not COMMIT_PREFIX.fullmatch(read.name):
-        return []
-    return [commit_id for commit_id in logs.commit_ids() if commit_id.startswith(read.name.lower())]
-
-
-def _follow(logs: RefLogs, commit: RepositoryCommit, steps: tuple[Step, ...], read: RefExpression) -> RepositoryCommit:
+def _follow(
+    logs: RefLogs, commit: RepositoryCommit, steps: tuple[Step, ...], expression: RefExpression
+) -> RepositoryCommit:
     for step in steps:
         times, which = (step.count, 1) if step.sign == "~" else (min(step.count, 1), step.count)
         for _ in range(times):
             if len(commit.parents) < which:
                 has = f"commit {commit.short_id} has {len(commit.parents)} parents"
-                raise RefNotFoundError(read.text, [], logs.store.uri, "commit", has)
+                raise RefNotFoundError(expression.text, [], logs.store.uri, "commit", has)
             commit = logs.commit(commit.parents[which - 1])
     return commit

@@ -68,7 +68,7 @@ class TableVersion:
 
     @property
     def on_main(self) -> str:
-        """The version on `main`, which people find in the log of the table; for one that cannot land, its branch."""
+        """The version on `main`, which people find in the log of the table; `branch@number` where it cannot land."""
         return f"{MAIN}@{self.lands}" if self.lands else str(self)
 
     def __str__(self) -> str:
@@ -84,13 +84,13 @@ class RepositoryCommit:
         id: The SHA-256 of the commit's bytes, as 64 hexadecimal digits.
         tables: The version of each table, by the table's name.
         parents: The ids of the commits it was made from, the newest state of the branch first.
-        generation: 1 for the first commit; one more than the largest generation of the parents for any other.
+        generation: 1 for the first commit; for any other commit, 1 more than the largest generation of its parents.
         committed_at: When it was made, by the clock of the writer.
         author: Who made it.
         message: The commit message, which the log shows.
         properties: Further values that are recorded with it, such as the run and its assets.
-        writes: The recorded writes that are closed, by table id: those whose rows the versions of the commit have, and
-            those that will never be published.
+        writes: The closed writes by table id: recorded writes whose rows the versions of the commit have, and recorded
+            writes that will never be published.
         channels: By channel, the number of the last entry of `main` that was made to be promoted to it: the entry of
             this commit, or of an earlier commit. The commits that a channel has yet to get form a chain.
         is_stored: Whether the repository has the commit. An expression such as `production~1` may name a state that no
@@ -146,15 +146,15 @@ class RefEntry:
     Attributes:
         number: The place in the log, from 1.
         commit: The id of the commit that the ref names from this entry on; empty after a deletion.
-        action: What was done.
-        by: Who did it.
+        action: What the entry does.
+        by: The person or program.
         at: When, by the clock of the writer.
         reason: Why; the message of a commit.
         hold: The hold that is in force after the entry, or None.
         properties: Further values that were recorded, such as the checks that passed.
         write: A random id by which a writer recognises its own entry when the response of the storage was lost.
         upto: Of a channel, the number of the last entry of `main` that it had, or was moved back from, when the entry
-            was made. What was committed for the channel after that entry is still to be promoted.
+            was made. Later commits for the channel are still to be promoted.
         moves: The ids of the tables that the entry of a channel is about, each with the numbers of the earlier entries
             that it withdraws for the table: none in a promotion. None for a branch, and for an entry of a version of
             this package that did not record it.
@@ -182,7 +182,7 @@ class RefEntry:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a commit says besides its tables: `RepositoryCommit.writes` and `RepositoryCommit.channels`."""
+    """The records that a commit has besides its tables: `RepositoryCommit.writes` and `RepositoryCommit.channels`."""
 
     writes: Mapping[str, ClosedWrites] = field(default_factory=dict)
     channels: Mapping[str, int] = field(default_factory=dict)
@@ -230,7 +230,7 @@ def composed_commit(
 
     Args:
         tables: The version of each table.
-        sources: The stored commits that have these versions, which become the parents; the newest one last.
+        sources: The stored commits that have these versions, which become the parents; the newest commit last.
         entry: The entry of a channel to which the state belongs.
         name: The expression that names the state.
     """
@@ -302,21 +302,21 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
     """
     # Refs and other commits name a commit by its digest, so bytes with this digest are what the writer stored.
     if hashlib.sha256(data).hexdigest() != commit_id:
-        raise CorruptFileError(path, "the digest of its bytes is not the one in its name")
+        raise CorruptFileError(path, "the digest of its bytes differs from the digest in its name")
 
-    def parse(found: Mapping[str, Any]) -> RepositoryCommit:
+    def parse(content: Mapping[str, Any]) -> RepositoryCommit:
         return RepositoryCommit(
             id=commit_id,
-            tables={_text(name): _table_version(at) for name, at in found["tables"].items()},
-            parents=tuple(_digest(parent) for parent in found["parents"]),
-            generation=_count(found["generation"]),
-            committed_at=_time(found["committed_at"]),
-            author=_text(found["author"]),
-            message=_text(found["message"]),
-            properties=_texts(found["properties"]),
+            tables={_text(name): _table_version(at) for name, at in content["tables"].items()},
+            parents=tuple(_digest(parent) for parent in content["parents"]),
+            generation=_count(content["generation"]),
+            committed_at=_time(content["committed_at"]),
+            author=_text(content["author"]),
+            message=_text(content["message"]),
+            properties=_texts(content["properties"]),
             # Commits of repositories in which no run recorded a write have none.
-            writes=parse_closed(found.get("writes", {})),
-            channels={_text(name): _count(number) for name, number in found.get("channels", {}).items()},
+            writes=parse_closed(content.get("writes", {})),
+            channels={_text(name): _count(number) for name, number in content.get("channels", {}).items()},
         )
 
     return _parsed(parse, data, path)
@@ -352,26 +352,26 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
         UnsupportedFeatureError: A later release wrote them.
     """
 
-    def parse(found: Mapping[str, Any]) -> RefEntry:
-        action, hold = found["action"], found["hold"]
+    def parse(content: Mapping[str, Any]) -> RefEntry:
+        action, hold = content["action"], content["hold"]
         if action not in _ACTIONS:
             raise ValueError(f"{action!r} is not an action of a ref")
         held = hold and ChannelHold(reason=_text(hold["reason"]), held_by=_text(hold["by"]), held_at=_time(hold["at"]))
         return RefEntry(
-            number=_count(found["number"]),
+            number=_count(content["number"]),
             # A deleted ref names no commit, and an empty text is not a digest.
-            commit="" if action == "delete" else _digest(found["commit"]),
+            commit="" if action == "delete" else _digest(content["commit"]),
             action=action,
-            by=_text(found["by"]),
-            at=_time(found["at"]),
-            reason=_text(found["reason"]),
+            by=_text(content["by"]),
+            at=_time(content["at"]),
+            reason=_text(content["reason"]),
             hold=held or None,
-            properties=_texts(found["properties"]),
-            write=_text(found["write"]),
-            upto=_count(found.get("upto", 0)),
+            properties=_texts(content["properties"]),
+            write=_text(content["write"]),
+            upto=_count(content.get("upto", 0)),
             # Branches have none, and neither have entries that an earlier version of this package wrote.
-            moves=_moves(found.get("moves")),
-            request=_text(found.get("request", "")),
+            moves=_moves(content.get("moves")),
+            request=_text(content.get("request", "")),
         )
 
     return _parsed(parse, data, path)
@@ -394,33 +394,33 @@ def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> 
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
     try:
-        found = parsed_json(data)
+        content = parsed_json(data)
         # Before all other fields: those of a later format are unknown, and would be reported as damage.
-        if _count(found["format"]) > FORMAT:
-            raise UnsupportedFeatureError(path, [f"repository format {found['format']}"])
-        return parse(found)
+        if _count(content["format"]) > FORMAT:
+            raise UnsupportedFeatureError(path, [f"repository format {content['format']}"])
+        return parse(content)
     # The bytes may be any JSON, also a list in place of an object, or brackets too deep for a message to show.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a valid file of a repository: {problem}") from error
 
 
-def _table_version(found: Mapping[str, Any]) -> TableVersion:
+def _table_version(content: Mapping[str, Any]) -> TableVersion:
     return TableVersion(
-        id=_text(found["id"]),
-        branch=_text(found["branch"]),
-        version=_count(found["version"]),
-        commit_id=_digest(found["commit"]),
-        lands=_count(found["lands"]),
+        id=_text(content["id"]),
+        branch=_text(content["branch"]),
+        version=_count(content["version"]),
+        commit_id=_digest(content["commit"]),
+        lands=_count(content["lands"]),
         # Commits of older releases name no such tag.
-        pin=_text(found.get("pin", "")),
+        pin=_text(content.get("pin", "")),
     )
 
 
-def _moves(found: Mapping[str, Sequence[object]] | None) -> Moves | None:
-    if found is None:
+def _moves(moves: Mapping[str, Sequence[object]] | None) -> Moves | None:
+    if moves is None:
         return None
-    return {_text(table): tuple(map(_count, numbers)) for table, numbers in found.items()}
+    return {_text(table): tuple(map(_count, numbers)) for table, numbers in moves.items()}
 
 
 def _bytes(value: object) -> bytes:
@@ -434,8 +434,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _texts(found: Mapping[str, object]) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in found.items()}
+def _texts(texts: Mapping[str, object]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in texts.items()}
 
 
 def _digest(value: object) -> str:

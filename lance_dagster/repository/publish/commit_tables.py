@@ -1,13 +1,13 @@
 """Make a commit of many tables: stage every table, then move the branch of the repository by one put.
 
 1. stage    each table gets its next version beside `main` (`staging`); all conflicts are reported together
-2. audit    the caller checks exactly these versions, and may refuse
+2. audit    the caller checks exactly the staged versions, and may refuse them
 3. commit   the commit is stored, then the next entry of the branch is put if absent: this makes it visible
 4. land     `main` of each table is brought up to it; a reader of a branch or channel does not depend on this step
 
-A process may die between any two steps and inside each; the next call with the same tables completes the missing steps.
-When another process moved the branch first, the tables that it did not change keep their staged versions; the others
-are staged again on top of it.
+A process may die at any moment; the next call with the same tables completes the missing steps. When another process
+moved the branch first, tables that it did not change keep their staged versions; tables that it changed are staged
+again on top of its versions.
 """
 
 import random
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
 AuditStaged = Callable[[Mapping[str, TableVersion]], None]
-"""Checks the tables to be committed, and the other tables that it reads; raises to refuse the commit."""
+"""Checks the tables to be committed, together with the tables in `CommitRequest.reads`; raises to refuse the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +39,21 @@ class CommitRequest:
     """The content of a new commit.
 
     Attributes:
-        branch: The branch of the repository that gets it.
+        branch: The branch of the repository that gets the commit.
         stage: How each table is staged.
         names: The tables that may change.
         removed: The tables that the commit no longer names.
         renamed: New names of tables, by their old ones.
         message: The commit message.
-        author: Who makes it; empty for the committer.
+        author: Who commits; empty for the committer.
         properties: Stored with the commit.
         audit: Checks the staged versions.
-        reads: Tables that the audit reads besides those that change; it gets their versions as the commit will name
-            them.
+        reads: Tables that the audit reads besides the changed tables; the audit gets the versions of them that the
+            commit will name.
         since: The newest entry of the branch, if it was read before; an outdated one only costs an attempt.
         writes: The recorded writes that the commit publishes or drops.
         channel: The channel that the commit is to be promoted to; empty for none.
-        staging: What `stage` has staged, which is dropped where no commit will name it.
+        staging: The versions that `stage` has staged; they are dropped where no commit will name them.
     """
 
     branch: str
@@ -73,13 +73,13 @@ class CommitRequest:
 
     @property
     def dropping(self) -> AbstractContextManager[None]:
-        """A block that drops what is staged when it raises."""
+        """A block that drops the staged versions when it raises."""
         return nullcontext() if self.staging is None else self.staging.dropped_if_refused()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedTables:
-    """A commit, and the tables whose version it changed: none when there was nothing to do."""
+    """A commit, and the tables whose version it changed: empty when there was nothing to do."""
 
     commit: RepositoryCommit
     changed: Mapping[str, TableVersion]
@@ -90,51 +90,54 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
 
     Raises:
         RefNotFoundError: There is no such branch.
-        MergeConflictError: Tables cannot be merged; it has the conflicts of all of them, and nothing is visible.
+        MergeConflictError: Tables cannot be merged; the error has the conflicts of all tables, and nothing is visible.
         ConflictError: Other processes moved the branch each time; or they closed a recorded write that is to be
             published.
         CommitStateUnknownError: The storage failed; the commit may or may not have landed.
     """
-    # By table, the version of the repository that it was staged on top of, and the version that was made.
+    # By table, the version that the repository named when the table was staged, and the staged version.
     staged: dict[str, tuple[TableVersion | None, TableVersion | None]] = {}
     audited: dict[str, TableVersion] = {}
     for attempt in range(_TRIES):
-        entry = request.since if request.since and not attempt else logs.current("branch", request.branch)
-        head = logs.commit(entry.commit)
-        kept = {request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed}
+        newest = request.since if request.since and not attempt else logs.current("branch", request.branch)
+        head = logs.commit(newest.commit)
+        tables = {
+            request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed
+        }
         with request.dropping:
-            # Tables that the other process did not change keep what was staged: staging costs most of the requests.
+            # Only what another process changed is staged again: staging costs most of the requests.
             staged |= _staged_again(request, head, staged)
-            changed = {name: made for name, (_, made) in staged.items() if made is not None}
-            # After the head was read: the put of the entry proves that no other commit closed a write meanwhile.
+            changed = {name: version for name, (_, version) in staged.items() if version is not None}
+            # After the head was read: where the put of the entry succeeds, no other commit closed a write meanwhile.
             writes = request.writes.apply(head.writes)
-            # A call that is repeated after a crash ends here when its commit exists.
-            if not changed and kept == head.tables and writes == head.writes:
+            # A call that is repeated after a crash ends here when the earlier call made its commit.
+            if not changed and tables == head.tables and writes == head.writes:
                 return CommittedTables(commit=head, changed={})
             # Before the commit is stored, so that nothing names refused versions.
-            _audit(request, {**{name: kept[name] for name in request.reads if name in kept}, **changed}, audited)
+            _audit(request, {**{name: tables[name] for name in request.reads if name in tables}, **changed}, audited)
         commit, data = new_commit(
-            {**kept, **changed},
+            {**tables, **changed},
             (head,),
             author=request.author or person(),
             message=request.message,
             properties=request.properties,
             recorded=Recorded(
-                writes, {**head.channels, **({request.channel: entry.number + 1} if request.channel else {})}
+                writes, {**head.channels, **({request.channel: newest.number + 1} if request.channel else {})}
             ),
         )
         # Stored before the entry that names it: a crash in between leaves a commit that nothing names, which a
         # collection deletes. In the opposite order, readers could find an entry without its commit.
         logs.put_commit(commit, data)
-        made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)
-        if logs.append("branch", request.branch, made):
+        entry = next_entry(newest, "commit", commit.id, reason=request.message, by=commit.author)
+        if logs.append("branch", request.branch, entry):
             if request.staging is not None:
                 request.staging.drop_unused(commit)
             return CommittedTables(commit=commit, changed=changed)
         # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
         time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret
     raise ConflictError(
-        f"branch {request.branch!r} of {logs.store.uri} moved each of {_TRIES} times; repeat the publication"
+        f"other processes moved branch {request.branch!r} of {logs.store.uri} during each of {_TRIES} attempts; "
+        "publish again"
     )
 
 
@@ -143,8 +146,8 @@ def _staged_again(
     head: RepositoryCommit,
     staged: Mapping[str, tuple[TableVersion | None, TableVersion | None]],
 ) -> dict[str, tuple[TableVersion | None, TableVersion | None]]:
-    """Stage the tables that were not staged yet, and those whose version in the repository changed since."""
-    # A table that the other process changed is staged again: the result has to contain what that process published.
+    """Stage the tables that were not staged yet, and the tables whose version in the repository changed since."""
+    # The version of a table that another process changed has to contain what that process published.
     names = [name for name in request.names if name not in staged or staged[name][0] != head.tables.get(name)]
 
     def stage(name: str) -> tuple[TableVersion | None, TableVersion | None]:
@@ -155,21 +158,21 @@ def _staged_again(
     return for_each_table(stage, names, refusal)
 
 
-def _audit(request: CommitRequest, seen: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
+def _audit(request: CommitRequest, versions: Mapping[str, TableVersion], audited: dict[str, TableVersion]) -> None:
     # An audit may read all rows, so it is repeated only when a later attempt has other versions of the tables it reads.
     # The put of the entry then proves that the commit has these versions: it is refused when the branch moved since.
-    if request.audit is not None and audited != seen:
-        run_audit(request.audit, seen)
+    if request.audit is not None and audited != versions:
+        run_audit(request.audit, versions)
         audited.clear()
-        audited.update(seen)
+        audited.update(versions)
 
 
-def run_audit(audit: Callable[[T], object], seen: T) -> None:
+def run_audit(audit: Callable[[T], object], tables: T) -> None:
     """Let an audit check tables.
 
     Raises:
-        InvalidInputError: It returned something, such as False for a refusal: only an exception refuses the commit.
+        InvalidInputError: The audit returned a value, such as False: only an exception refuses the commit.
     """
-    found = audit(seen)
-    if found is not None:
-        raise InvalidInputError(f"audit raises to refuse and returns nothing; it returned {reprlib.repr(found)}")
+    answer = audit(tables)
+    if answer is not None:
+        raise InvalidInputError(f"audit raises to refuse and returns nothing; it returned {reprlib.repr(answer)}")

@@ -1,7 +1,8 @@
 """Publish versions of tables exactly as they are, because they were audited.
 
-`publish` of a branch merges, and the result may hold rows that no check saw together. Here a version is published only
-while it contains everything that `main` of its table has. When `main` moved, the caller plans and audits again.
+`publish` of a branch merges, and the result may hold rows that no check has seen together. Here a version is published
+only as long as it contains everything that `main` of its table has. When `main` moved, the caller merges and audits
+again.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -43,7 +44,7 @@ class VersionToPublish:
         properties: The properties of that merge.
         writes: The recorded writes whose rows the version has, and `main` has not yet.
         drops: The recorded writes that this publication supersedes; nobody will publish them.
-        withdraws: The numbers of the published writes whose rows the version lacks, because it restores an older one.
+        withdraws: The numbers of published writes whose rows the version lacks, because it restores an older version.
     """
 
     version: Version
@@ -62,31 +63,34 @@ def exact_request(
     message: str,
     properties: Mapping[str, str],
 ) -> CommitRequest:
-    """Return the request for a commit of exactly these versions; each version planned again is stored in `current`."""
-    # Tables are staged by several threads, and the function of the caller need not be safe for them.
+    """Return the request for a commit of the versions in `current` as they are.
+
+    Where `main` of a table moves meanwhile, `plan_again` returns another version, which takes the place in `current`.
+    """
+    # Tables are staged by several threads, and `plan_again` need not be safe for threads.
     lock, staging = Lock(), Staging(registry)
 
     def stage(name: str, dest: TableVersion | None) -> TableVersion | None:
         context = registry.context(name)
         for _ in range(_TRIES):
             # Read at each try: the caller may have planned another version meanwhile.
-            one = current[name]
-            # The tag that keeps the version is put before the version is looked for.
-            source = context.recall(one.version)
-            options = MergeOptions(message=one.message, properties=one.properties)
+            planned = current[name]
+            # From memory: `stage_merge` checks that the version exists after it has put the tag that keeps it.
+            source = context.recall(planned.version)
+            options = MergeOptions(message=planned.message, properties=planned.properties)
             change = staging.change(name, dest, sources=(source,), options=options, exact=True)
             if source.branch == MAIN:
-                # An older version of `main` is contained: a slower publication must not undo a faster one.
+                # The repository has a newer version of `main`: a slower publication must not undo a faster publication.
                 contained = dest is not None and source.number <= dest.lands
                 return None if contained else capture(context, change.table_id, source)
             try:
                 return stage_merge(change, dest)
             except RefMovedError:
-                # `main` moved since the caller planned, so the version no longer contains all of it.
+                # `main` moved since the caller planned, so the version does not contain all of `main`.
                 pass
             with lock:
                 current[name] = plan_again(name)
-        raise ConflictError(f"main of {name} moved each of {_TRIES} times while its merge was audited; publish again")
+        raise ConflictError(f"main of {name} moved during each of {_TRIES} audits of its merge; publish again")
 
     return CommitRequest(
         branch=MAIN,
@@ -112,11 +116,15 @@ def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPu
     )
 
 
-def version_in(registry: Registry, commit: RepositoryCommit, name: str, wanted: VersionToPublish) -> TableVersion:
-    """Return the entry of a published version: that of the commit, or its own where the commit has a newer one."""
+def version_in(registry: Registry, commit: RepositoryCommit, name: str, planned: VersionToPublish) -> TableVersion:
+    """Return the version of a table that a commit published; where the commit names a newer version, the planned one.
+
+    Example: version 3 of `main` was planned, and the commit has version 4, which another process published meanwhile:
+    the result is version 3.
+    """
     at = commit.tables[name]
-    if wanted.version.branch != MAIN or wanted.version.number >= at.lands:
+    if planned.version.branch != MAIN or planned.version.number >= at.lands:
         return at
-    # The commit names a newer version, because another process was faster: the audited version gets its own pin.
+    # The audited version gets a pin of its own.
     context = registry.context(name)
-    return capture(context, at.id, context.at(wanted.version))
+    return capture(context, at.id, context.at(planned.version))

@@ -7,10 +7,10 @@
 Every Lance program keeps what a tag names, whoever cleans the table up or deletes branches. A collection of the
 repository deletes the tags that no commit needs.
 
-A commit names an audited version where it was audited: on the branch of a run, or on the preview of a merge. The tag
-of the third kind is put before the commit, and dropped when `main` has the version under the number that the commit
-names. It has the message and the properties for `main`, so that any process can bring the version there after the
-publisher died. Its name is random: each attempt has its own tag, and may drop it without a look at other attempts.
+A commit names an audited version where it was audited: on the branch of a run, or on the preview of a merge. A landing
+tag is put before the commit, and dropped when `main` has the version under the number that the commit names. It has
+the message and the properties for `main`, so that any process can bring the version to `main` after the publisher died.
+Its name is random: each attempt has its own tag, and drops it whatever other attempts do.
 """
 
 import json
@@ -69,12 +69,12 @@ class Landing:
 
 
 def pin(context: TableContext, version: State) -> None:
-    """Keep a version, and with it its branch, by a tag that is young.
+    """Keep a version, and so its branch, by a tag that is young: no collection deletes a young tag.
 
     Raises:
         ConflictError: Other processes changed the tag each time.
     """
-    # The deletion of a run branch ignores tags that keep versions of `main`, but not the others.
+    # The deletion of a run branch ignores tags with the first prefix, and is refused by tags with the second.
     name = f"{PIN}{version.number}" if version.branch == MAIN else f"{BRANCH_PIN}{version.id[:_DIGITS]}"
     for _ in range(_PINS):
         tag = context.refs.tag(name)
@@ -86,17 +86,19 @@ def pin(context: TableContext, version: State) -> None:
         elif tag.updated_at is not None and age(tag.updated_at) < REUSED_FOR:
             return
         else:
-            # A collection that read the old tag deletes exactly that one, so a renewed tag stays; and where the
-            # collection was faster, the tag is created again.
+            # A collection deletes a tag only with the content that it read, so a renewed tag stays. Where a collection
+            # was faster, the tag is created again.
             with suppress(RefMovedError, RefNotFoundError):
                 context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
                 return
-    raise ConflictError(f"other processes changed tag {name!r} of {context.uri} each of {_PINS} times; try again")
+    raise ConflictError(
+        f"other processes changed tag {name!r} of {context.uri} during each of {_PINS} attempts; try again"
+    )
 
 
 def pin_newest(context: TableContext, version: State) -> None:
     """Keep a version of `main` that this process has just committed; one request."""
-    # Another process may have created the same tag, which is as good.
+    # Another process may have created the tag.
     with suppress(AlreadyExistsError):
         context.refs.add_tag(_tag(f"{PIN}{version.number}", version, {}))
 
@@ -106,8 +108,8 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
 
     Args:
         landing: The version, and the message and properties for `main`.
-        is_newest: Whether the version was the newest one of its branch when it was read, so that no collection may
-            have taken it away since.
+        is_newest: Whether the version was the newest version of its branch when it was read; then no collection can
+            have deleted it since.
 
     Raises:
         RefNotFoundError: The branch was deleted meanwhile, or is being deleted or renamed.
@@ -117,8 +119,8 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
     branch = source.of or context.refs.branch(source.branch)
     name = f"{LANDING_PIN}{source.id[:_DIGITS]}-{uuid.uuid4().hex[:_RANDOM_DIGITS]}"
     context.refs.add_tag(_tag(name, source, {LANDING: _recorded(landing)}))
-    # A deletion, rename or reset of the branch marks it first and then looks for tags; here the tag comes first and the
-    # branch is read second. So one of the two sees the other.
+    # A deletion, rename or reset marks the branch first and then lists the tags; here the tag comes first and the mark
+    # is read second. So the deletion sees the tag, or this process sees the mark.
     present, is_there = together(
         context.store,
         lambda: context.refs.branch(source.branch),
@@ -137,7 +139,7 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
 
 
 def recorded_options(context: TableContext, at: TableVersion) -> MergeOptions | None:
-    """Return the message and properties for `main` that a tag of the third kind has; None where there is no tag."""
+    """Return the message and properties for `main` that a landing tag has; None where there is no such tag."""
     tag = context.refs.tag(at.pin) if at.pin else None
     if tag is None or LANDING not in tag.metadata:
         return None
@@ -146,7 +148,7 @@ def recorded_options(context: TableContext, at: TableVersion) -> MergeOptions | 
 
 
 def age(moment: pendulum.DateTime) -> timedelta:
-    """Return how long ago a time was; a time that is ahead comes from another clock, and says as little."""
+    """Return how far a time is from now; a time in the future comes from a clock that is ahead."""
     return abs(pendulum.now("UTC") - moment)
 
 
@@ -162,7 +164,7 @@ def _tag(name: str, version: State, metadata: Mapping[str, str]) -> Tag:
 
 
 def _recorded(landing: Landing) -> str:
-    # Whoever brings the version to `main`, the publisher is its committer.
+    # The publisher is the committer of the version on `main`, whichever process brings the version there.
     who, options = committer(), landing.options
     properties = {**({} if who is None else {COMMITTER: who}), **options.properties}
     return json.dumps({"message": options.message, "properties": properties, "lands": landing.head.number + 1})

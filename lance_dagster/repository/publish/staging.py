@@ -1,16 +1,16 @@
 """Prepare the next version of a table for a commit of the repository, and bring it to `main` after the commit.
 
-Nothing is visible while the next table is prepared, and nothing has to be undone when one of them is refused:
+Nothing is visible before the commit, so nothing has to be undone when a table is refused:
 
 - Where a branch has everything that `main` of its table has, the commit names the version of the branch as it is. A
   tag of its own keeps the version until `main` has it (`pins`).
 - Otherwise `main` and the branch are merged on a branch `published/{digest}`, which is forked from `main`, and the
   commit names the result, with such a tag.
 - `main` follows by a fast-forward. Then a reader finds the content under the number that the commit names, a tag keeps
-  that version of `main`, and the first tag and the branch go.
+  the version of `main`, and the first tag and the branch `published/{digest}` are deleted.
 
-Where another program commits to `main` in between, its commit takes that number. Then the version stays on its branch,
-with its tag, until no commit names it.
+Where another program commits to `main` in between, its commit takes the number. Then the staged version stays on its
+branch, with its tag, until no commit names it.
 
 The name of a branch `published/{digest}` is a digest of the merged versions, of the version they are merged into, and
 of the message and properties. A publication that was killed finds its branch again and continues; two publications of
@@ -73,10 +73,15 @@ T = TypeVar("T")
 class TableChange:
     """The change of one table in a publication.
 
-    `sources` are the versions to merge; without any, `main` is taken as it is. `options` has strategy, message and
-    properties, which the version on `main` gets too. With `exact`, the change is refused when `main` has something that
-    a source does not contain; without it, the sources are the newest versions of their branches. `main` is the newest
-    version of `main`, if it was just read. `landings` gets what is staged.
+    Attributes:
+        context: The table.
+        table_id: The identity of the table.
+        sources: The versions to merge; empty to commit `main` as it is.
+        options: The strategy; and the message and the properties, which the version on `main` gets too.
+        exact: Whether the change is refused when `main` has something that a source does not contain. Without it, the
+            sources are the newest versions of their branches.
+        main: The newest version of `main`, if it was just read.
+        landings: Gets each version that is staged.
     """
 
     context: TableContext
@@ -87,15 +92,15 @@ class TableChange:
     main: State | None = None
     landings: dict[TableVersion, Landing] = field(default_factory=dict)
 
-    def version(self, made: State, head: State) -> TableVersion:
-        """Return the entry of a commit for a version that was made on top of a head; from now on a tag keeps it."""
+    def version(self, staged: State, head: State) -> TableVersion:
+        """Return the entry of a commit for a version that was staged on top of `head`, and put a tag that keeps it."""
         at = TableVersion(
-            id=self.table_id, branch=made.branch, version=made.number, commit_id=made.id, lands=head.number + 1
+            id=self.table_id, branch=staged.branch, version=staged.number, commit_id=staged.id, lands=head.number + 1
         )
         if head.branch != MAIN:
-            # Such a version can get to `main` only by a merge of rows, which has other content. It stays on its branch.
+            # The version could get to `main` only by a merge of rows, which has other content: it stays on its branch.
             return replace(at, lands=NEVER)
-        landing = Landing(context=self.context, source=made, head=head, options=self.options)
+        landing = Landing(context=self.context, source=staged, head=head, options=self.options)
         at = replace(at, pin=hold_until_landed(landing, is_newest=not self.exact))
         self.landings[at] = landing
         return at
@@ -103,7 +108,7 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The versions that one publication stages, and what becomes of them.
+    """The versions that one publication stages.
 
     Attributes:
         registry: The tables.
@@ -122,7 +127,7 @@ class Staging:
         options: MergeOptions,
         exact: bool = False,
     ) -> TableChange:
-        """Return the change of a table by its name, which is registered now if no commit names it yet."""
+        """Return the change of a table; a table that no commit names is registered now."""
         return TableChange(
             context=self.registry.context(name),
             table_id=self.registry.register(name) if dest is None else dest.id,
@@ -133,7 +138,7 @@ class Staging:
         )
 
     def present(self, name: str, at: TableVersion) -> TableVersion:
-        """Return a version of a table that a commit names, as it is found on `main` once it has landed there."""
+        """Return the version on `main` with the content of a version that a commit names, once it has landed there."""
         landed = None if at.branch == MAIN else landed_at(self.registry.context(name), at)
         if landed is None:
             return at
@@ -141,7 +146,7 @@ class Staging:
 
     @contextmanager
     def dropped_if_refused(self) -> Iterator[None]:
-        """Drop everything that is staged when the block raises; use it only where nothing can be committed."""
+        """Drop every staged version when the block raises; use it only where the block commits nothing."""
         is_refused = True
         try:
             yield
@@ -151,7 +156,7 @@ class Staging:
                 self._drop(list(self.landings))
 
     def drop_unused(self, commit: RepositoryCommit) -> None:
-        """Drop what was staged and is not named by the commit, because an attempt to commit lost its race."""
+        """Drop the staged versions that the commit does not name, because an earlier attempt lost its race."""
         used = {*commit.tables.values()}
         self._drop([at for at in self.landings if at not in used])
 
@@ -171,13 +176,13 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 
     Args:
         change: The table, and the versions to merge.
-        dest: The version that the repository names now, None for a table that it does not name.
+        dest: The version that the repository names now; None for a table that no commit names.
 
     Raises:
-        ConflictError: They have to be published as they are, and `main` cannot follow the version that the repository
-            names, so no version contains both.
+        ConflictError: The change is exact, and `main` cannot follow the version that the repository names, so no
+            version contains both.
         MergeConflictError: The versions cannot be merged.
-        RefMovedError: They have to be published as they are, and `main` has something that they do not contain.
+        RefMovedError: The change is exact, and `main` has something that the sources do not contain.
     """
     context, head = change.context, _landed_head(change, dest)
     sources = _not_contained(change, head)
@@ -198,17 +203,17 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
 def _landed_head(change: TableChange, dest: TableVersion | None) -> State:
     """Return the newest version of `main`, after `main` was brought up to the version that the repository names.
 
-    Then the branches of all commits are forked from `main` and not from each other. Where commits of another program
-    prevent that, the version that the repository names is returned.
+    Every branch of a commit is forked from `main` this way, and not from the branch of another commit. Where commits of
+    another program conflict with the version that the repository names, that version is returned.
 
     Raises:
-        ConflictError: `main` cannot follow, and the versions have to be published as they are.
+        ConflictError: `main` cannot follow, and the change is exact.
     """
     context = change.context
     head = change.main or context.head(MAIN)
     landed = None if dest is None else _landed(context, dest)
     if dest is None or landed is not None:
-        # Another process may have brought the version there since `main` was read: what is staged has to contain it.
+        # Another process may have landed `dest` since `main` was read: the staged version has to contain `dest`.
         return head if landed is None or landed.number <= head.number else context.head(MAIN)
     refused = land(context, dest, change.options.strategy)
     if refused is None:
@@ -222,13 +227,13 @@ def _not_contained(change: TableChange, head: State) -> list[State]:
     """Return the sources of a change that a version does not contain.
 
     Raises:
-        RefMovedError: They have to be published as they are, and the version has something that they do not contain.
+        RefMovedError: The change is exact, and the version has something that the sources do not contain.
     """
     context = change.context
     sources, dest_lineage = [], lineage_at(context, head)
     for source in (_with_branch(context, source) for source in change.sources):
         lineage = lineage_at(context, source)
-        # Sources that the newest version contains are left out: a repeated call finds what an earlier one published.
+        # A repeated call finds that `main` contains the sources which an earlier call published.
         if version_that_merged(lineage, dest_lineage, context.versions) is not None:
             continue
         if change.exact and not lineage.has_all_of(dest_lineage):
@@ -238,15 +243,15 @@ def _not_contained(change: TableChange, head: State) -> list[State]:
 
 
 def _with_branch(context: TableContext, state: State) -> State:
-    """Return a version with its branch, so that later checks of what it contains do not read the branch again."""
+    """Return a version with its branch, so that the branch is not read again for each look at its lineage."""
     if state.of is not None or state.branch == MAIN:
         return state
     return replace(state, of=context.refs.branch(state.branch))
 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:
-    """Return the entry of a commit for a version of any branch; from now on a tag keeps the version."""
-    # Before any commit names the version: a clean-up of the table must not delete it in between.
+    """Return the entry of a commit for a version of any branch, and keep the version by a tag."""
+    # The tag before the commit: a clean-up of the table must not delete the version in between.
     pin(context, head)
     lands = head.number if head.branch == MAIN else NEVER
     return TableVersion(id=table_id, branch=head.branch, version=head.number, commit_id=head.id, lands=lands)
@@ -258,18 +263,18 @@ def stage_change(change: TableChange, dest: TableVersion, do: Callable[[str], ob
     Args:
         change: The table.
         dest: The version that the repository names now.
-        do: Makes the change on the given branch, as one version. It is not called when that version exists.
-        key: Identifies the change, so that it is found again after a crash.
+        do: Makes the change on a branch, as one version. It is not called when an earlier attempt made the version.
+        key: Identifies the change, so that the version of an earlier attempt is found after a crash.
     """
     context = change.context
     is_behind = _landed(context, dest) is None and land(context, dest, change.options.strategy) is not None
     head = context.head(dest.branch if is_behind else MAIN)
     branch = _staging_branch(context, head, [key, *_recorded(change.options)])
-    # A branch with a version of its own has the change: an earlier attempt made it and died before its commit.
+    # A branch with a version of its own has the change of an earlier attempt, which died before its commit.
     if context.head(branch.name).number == branch.first:
         do(branch.name)
-    made = context.head(branch.name)
-    return None if made.number == branch.first else change.version(made, head)
+    staged = context.head(branch.name)
+    return None if staged.number == branch.first else change.version(staged, head)
 
 
 def land(
@@ -281,10 +286,10 @@ def land(
         context: The table.
         at: The version.
         strategy: Resolves conflicts with commits that another program made on `main`.
-        landing: How this process staged the version; None for a version that another process staged, or an earlier one.
+        landing: How this process staged the version; None for a version of another process or of an earlier call.
     """
     if at.branch == MAIN:
-        # Pinned when it was captured. A tag that a person or another program deleted since comes back by a repair.
+        # `capture` has pinned the version. Where somebody has deleted the tag since, a repair creates it again.
         pin(context, load(context, at))
         return None
     if landing is None and landed_at(context, at) is not None:
@@ -296,8 +301,8 @@ def land(
     try:
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
-            made = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD), head=head).state
-            context.versions.cache(MAIN, made)
+            landed = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD), head=head).state
+            context.versions.cache(MAIN, landed)
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT, strategy=strategy))
@@ -316,10 +321,10 @@ def land(
 
 
 def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
-    """Delete the branch on which a version was merged for a commit, if it was; the branch of a run stays.
+    """Delete the branch `published/...` on which a version was merged for a commit; the branch of a run stays.
 
     Raises:
-        ConflictError: Something refers to it, such as the tag of another publication that shares it.
+        ConflictError: A ref refers to the branch, such as the tag of another publication that shares it.
     """
     if at.branch.startswith(PUBLISHED):
         # Another process may have been faster.
@@ -328,10 +333,10 @@ def drop_merge_branch(context: TableContext, at: TableVersion) -> None:
 
 
 def _landed(context: TableContext, at: TableVersion) -> State | None:
-    """Return the version of `main` that has exactly the content of a version; None where there is none.
+    """Return the version of `main` that has exactly the content of a version; None where it has not landed.
 
     Raises:
-        VersionNotFoundError: It was a version of `main`, and is gone or was replaced.
+        VersionNotFoundError: The version was one of `main`, and is gone or was replaced.
     """
     return load(context, at) if at.branch == MAIN else landed_at(context, at)
 
@@ -339,19 +344,19 @@ def _landed(context: TableContext, at: TableVersion) -> State | None:
 def _own_properties(staged: State) -> dict[str, str]:
     """Return the message, author and properties of a staged version, without the records of its merge.
 
-    They say which run published it. Another publication may bring `main` up to it, and must not claim it.
+    They say which run published the version; another publication that brings `main` up to it keeps them.
     """
-    found = {} if staged.transaction is None else staged.transaction.properties
-    return {key: value for key, value in found.items() if key == COMMITTER or not key.startswith(RESERVED_PREFIX)}
+    properties = {} if staged.transaction is None else staged.transaction.properties
+    return {key: value for key, value in properties.items() if key == COMMITTER or not key.startswith(RESERVED_PREFIX)}
 
 
 def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State | None:
-    """Return the version of `main` that has exactly the content of a version; None where there is none.
+    """Return the version of `main` that has exactly the content of a version; None where it has not landed.
 
     Args:
         context: The table.
         at: The version.
-        fresh: Ask the store even for a version that this process has read: another table may have its place since.
+        fresh: Read the store even for a version that this process has read: another table may have the place since.
     """
     if at.branch == MAIN:
         return context.versions.find(MAIN, at.lands, MAIN, fresh=fresh)
@@ -359,12 +364,10 @@ def landed_at(context: TableContext, at: TableVersion, *, fresh: bool = False) -
 
 
 def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> State:
-    """Read the version that a commit names, or the one on `main` that has its content.
-
-    The arguments are those of `landed_at`.
+    """Read the version that a commit names, or the version on `main` with its content; arguments as for `landed_at`.
 
     Raises:
-        VersionNotFoundError: It is gone, or was replaced by another one.
+        VersionNotFoundError: The version is gone, or was replaced by another version.
     """
     # `main` is tried first: its manifests name files by paths relative to the table, so they can be read after the
     # table was moved. Manifests of a branch hold the former URI of the table.
@@ -374,7 +377,7 @@ def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> Sta
     try:
         return _on_its_branch(context, at)
     except VersionNotFoundError:
-        # The version may have landed, and its branch gone, since `main` was asked.
+        # The version may have landed, and its branch been deleted, since `main` was read.
         landed = None if at.branch == MAIN else landed_at(context, at, fresh=True)
         if landed is None:
             raise
@@ -382,12 +385,10 @@ def load(context: TableContext, at: TableVersion, *, fresh: bool = False) -> Sta
 
 
 def find_version(registry: Registry, name: str, at: TableVersion, *, fresh: bool = False) -> tuple[TableContext, State]:
-    """Read the version that a commit names, also of a table that was renamed since.
-
-    `fresh` is that of `landed_at`.
+    """Read the version that a commit names, also of a table that was renamed since; `fresh` as for `landed_at`.
 
     Raises:
-        VersionNotFoundError: It is gone, or another one has its place.
+        VersionNotFoundError: The version is gone, or was replaced by another version.
     """
     context = registry.context(name)
     try:
@@ -403,24 +404,29 @@ def find_version(registry: Registry, name: str, at: TableVersion, *, fresh: bool
 
 
 def _on_its_branch(context: TableContext, at: TableVersion) -> State:
-    found = context.versions.find(at.branch, at.version)
-    if found is not None and found.id != at.commit_id:
-        # Another process may have made the table again, and this one has cached the versions of the former table.
+    state = context.versions.find(at.branch, at.version)
+    if state is not None and state.id != at.commit_id:
+        # Another process may have made the table again, and this process has cached versions of the former table.
         context.versions.forget()
-        found = context.versions.find(at.branch, at.version)
-    # Where the table was created again, another version has the same branch and number; its commit id differs.
-    if found is not None and found.id == at.commit_id:
-        return found
-    what = "is gone" if found is None else "was replaced by another one"
+        state = context.versions.find(at.branch, at.version)
+    # Where the table was created again, another version has the same branch and number, and another commit id.
+    if state is not None and state.id == at.commit_id:
+        return state
+    what = "is gone" if state is None else "was replaced by another version"
     error = f"{at} of {context.uri}, which a commit of the repository names, {what}"
     raise VersionNotFoundError(f"{error}; `status` says whether another program made the table again")
 
 
 def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str = "") -> dict[str, T]:
-    """Do something for every table, a few at a time, and return the results; `refusal` begins the error.
+    """Call `work` with the name of each table, many at the same time, and return the results by name.
+
+    Args:
+        work: The function.
+        names: The tables.
+        refusal: The beginning of the text of the error.
 
     Raises:
-        MergeConflictError: Some tables cannot be merged; it has the conflicts of all of them.
+        MergeConflictError: Some tables cannot be merged; the error has the conflicts of all tables.
     """
     conflicts: list[Reason] = []
 
@@ -432,11 +438,11 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
             return name, None
 
     with ThreadPoolExecutor(_WORKERS) as pool:
-        found = dict(pool.map(tried, names))
+        results = dict(pool.map(tried, names))
     # Raised after all tables were tried: with one conflict at a time, a caller would have to publish once for each.
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
-    return found  # type: ignore[return-value]  # None only where there was a conflict
+    return results  # type: ignore[return-value]  # None only where there was a conflict
 
 
 def _version_of_branch(change: TableChange, source: State, head: State) -> TableVersion:
@@ -453,19 +459,20 @@ def _version_of_branch(change: TableChange, source: State, head: State) -> Table
 
 
 def _merged_version(change: TableChange, sources: Sequence[State], head: State) -> TableVersion:
-    for left in reversed(range(_STAGINGS)):
+    for remaining in reversed(range(_STAGINGS)):
         try:
             merged = _merged(change, sources, head)
-            # The newest one has all sources: for a source that is contained already, `merge` returns an older version.
+            # The newest version has all sources: for a source that the branch has already, `merge` returns an older
+            # version.
             newest = max(merged, key=lambda state: state.number)
             change.context.versions.cache("", newest)
             return change.version(newest, head)
         except MergeConflictError:
             raise
         except (RefNotFoundError, ConflictError):
-            # Another publication of the same versions deleted the branch while this one was using it; on a new branch,
-            # this one finds the same conflicts.
-            if not left:
+            # Another publication of the same versions was refused and deleted the branch meanwhile. On a new branch
+            # this publication finds the same conflicts.
+            if not remaining:
                 raise
     raise RuntimeError("the last attempt returns or raises")
 
@@ -480,8 +487,8 @@ def _merged(change: TableChange, sources: Sequence[State], head: State) -> list[
         # A merge that an earlier attempt made is found, and not repeated.
         return [merge(context, source, name, change.options).state for source in sources]
     except MergeConflictError:
-        # No publication needs the branch: another one that shares it merges the same versions and is refused too, and
-        # may delete it at this moment.
+        # No publication needs the branch: any other publication on it merges the same versions and is refused too. It
+        # may delete the branch at this moment.
         with suppress(RefNotFoundError, ConflictError):
             delete_branch(name, context.refs, context.versions)
         raise
@@ -493,25 +500,25 @@ def _is_named(context: TableContext, dest: TableVersion, head: State) -> bool:
 
 
 def _recorded(options: MergeOptions) -> tuple[str, str]:
-    # Part of the name too: what was staged by a publisher that died has the id of its run, and not of the one that
-    # publishes the same versions now.
+    # Part of the name too: a version that a dead publisher staged has the id of its run in the properties, and not that
+    # of the run that publishes the same versions now.
     return options.message or "", json.dumps(dict(options.properties), sort_keys=True)
 
 
 def _staging_branch(context: TableContext, head: State, merged: Sequence[str]) -> Branch:
-    """Return the branch for a merge: the same for each attempt, as long as the attempts are close in time.
+    """Return the branch for a merge: the same branch for each attempt, as long as the attempts are close in time.
 
-    A collection deletes branches that no commit names once they are old. One that is about to be deleted is not used
+    A collection deletes old branches that no commit names. A branch that a collection may delete soon is not used
     again, so that no commit comes to name it.
     """
-    # Each attempt has another digest, so branches that are too old are passed over.
+    # Each number has another digest, so branches that are too old are passed over.
     for attempt in count():
         digest = hashlib.sha256(" ".join([head.id, *merged, str(attempt)]).encode()).hexdigest()[:_DIGITS]
         name = f"{PUBLISHED}{digest}"
-        found = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
-        # A time far in the future is that of a clock that is ahead, and says nothing about the age.
-        if age(found.created_at) < REUSED_FOR:
-            return found
+        branch = create_branch(name, head, context.refs, context.versions, exist_ok=True, metadata={})
+        # A time far in the future comes from a clock that is ahead, and counts as old.
+        if age(branch.created_at) < REUSED_FOR:
+            return branch
     raise RuntimeError("count never ends")
 
 
