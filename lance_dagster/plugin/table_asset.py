@@ -79,10 +79,10 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
         return asset.key
     if isinstance(asset, dg.AssetKey):
         return asset
-    given: object = asset
-    parts = given.split("/") if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
+    path: object = asset
+    parts = path.split("/") if isinstance(path, str) else list(path) if isinstance(path, list | tuple) else []
     if not parts or not all(isinstance(part, str) for part in parts):
-        raise InvalidInputError(f"give an asset as its definition or its key, such as 'shop/orders', not {given!r}")
+        raise InvalidInputError(f"give an asset as its definition or its key, such as 'shop/orders', not {path!r}")
     return dg.AssetKey(parts)
 
 
@@ -137,8 +137,8 @@ def place_metadata(candidate: dg.AssetKey, metadata: Mapping[str, object]) -> di
         candidate: The key of the candidate.
         metadata: The metadata of the candidate's definition.
     """
-    kept = {key: metadata[key] for key in (md.TABLE, md.SCHEMA) if key in metadata}
-    return {**kept, md.CANDIDATE: candidate.to_user_string()}
+    place = {key: metadata[key] for key in (md.TABLE, md.SCHEMA) if key in metadata}
+    return {**place, md.CANDIDATE: candidate.to_user_string()}
 
 
 def owner_of(asset_key: dg.AssetKey, metadata: Mapping[str, object]) -> str:
