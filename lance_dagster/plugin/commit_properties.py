@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 
-def values_of(version: "Version", key: str) -> list[str]:
-    """Return the values of a property of a commit; a merge of several runs has several run ids."""
-    own = [version.properties[key]] if key in version.properties else []
-    if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
-        return own
-    return [*own, *strings_on_main(version, md.PUBLISHED_RUNS)]
-
-
 def sources_of(version: "Version") -> list[str]:
     """Return the versions of run branches that a commit of `main` published, as refs."""
     merged = strings_on_main(version, md.SOURCES)
@@ -40,8 +32,9 @@ def has_source(table: "LanceTable", branch: str) -> bool:
 
 
 def runs_of(version: "Version") -> list[str]:
-    """Return the runs whose rows a commit of `main` published."""
-    return values_of(version, md.RUN_ID)
+    """Return the runs whose rows a commit of `main` published; a merge of several runs names them in a list."""
+    own = [version.properties[md.RUN_ID]] if md.RUN_ID in version.properties else []
+    return [*own, *strings_on_main(version, md.PUBLISHED_RUNS)]
 
 
 def strings_of(version: "Version", key: str) -> list[str]:

@@ -15,7 +15,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.table_check import LANCE_CHECK
+from lance_dagster.plugin.checks.table_check import LANCE_CHECK, decorated_function
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import is_split, traits_of
@@ -64,7 +64,7 @@ class _Node(NamedTuple):
         if not self.definition.is_executable or traits_of(self.definition) is not None:
             return None
         # The op of a graph that makes the value, and a generator, may store rows themselves; no annotation says so.
-        function = _function_of(self.definition)
+        function = decorated_function(self.definition)
         if function is None or inspect.isgeneratorfunction(function) or not _has_value(self.definition, self.spec.key):
             return None
         return self.definition.get_io_manager_key_for_asset_key(self.spec.key)
@@ -337,25 +337,18 @@ def _has_value(definition: dg.AssetsDefinition, asset: dg.AssetKey) -> bool:
     name = next(name for name, key in definition.keys_by_output_name.items() if key == asset)
     kind = definition.node_def.output_dict[name].dagster_type.typing_type
     # Dagster reads the annotation `None` as the type Nothing, and a bare `MaterializeResult` as Any.
-    return kind is not type(None) and not _returns_result(definition)
-
-
-def _function_of(definition: dg.AssetsDefinition) -> object:
-    return getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
+    annotation = getattr(decorated_function(definition), "__annotations__", {}).get("return")
+    # The annotation is a string in modules with `from __future__ import annotations`.
+    returns_result = annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
+    return kind is not type(None) and not returns_result
 
 
 def _is_table_check(check: dg.AssetsDefinition) -> bool:
-    return hasattr(_function_of(check), LANCE_CHECK)
+    return hasattr(decorated_function(check), LANCE_CHECK)
 
 
 def _checked_by(check: dg.AssetsDefinition) -> list[dg.AssetKey]:
     return [key.asset_key for key in check.check_keys]
-
-
-def _returns_result(definition: dg.AssetsDefinition) -> bool:
-    annotation = getattr(_function_of(definition), "__annotations__", {}).get("return")
-    # A string in modules with `from __future__ import annotations`.
-    return annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
 
 
 def _have_same_place(node: _Node, writer: _Node) -> bool:

@@ -4,7 +4,6 @@ import difflib
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TypedDict, Unpack
 
 import dagster as dg
@@ -132,7 +131,11 @@ def lance_assets(
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{require_name('name', options['name'])}_" if options.get("name") else ""
-    candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in _asset_list(assets)]
+
+    def described(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
+
+    candidates = [asset.map_asset_specs(described) for asset in _asset_list(assets)]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
         candidates,
@@ -198,10 +201,6 @@ def _is_cron(schedule: object) -> bool:
     """Return whether a text has the form of a cron expression; Dagster validates its fields."""
     fields = schedule.split() if isinstance(schedule, str) else []
     return len(fields) == _CRON_FIELDS or (len(fields) == 1 and fields[0].startswith("@"))
-
-
-def _described(lance: LanceResource, spec: dg.AssetSpec) -> dg.AssetSpec:
-    return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
 
 
 def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: str) -> list[dg.AssetChecksDefinition]:

@@ -2,7 +2,7 @@
 
 Dagster accepts any metadata key, so a misspelt setting would be ignored silently, and the run would write
 differently from what its author intended. A setting is therefore refused unless it is known at the place where it
-is used. Keys without the prefix `lance/` are the users' own, except those that equal or resemble the name of a setting.
+is used. Keys without the prefix `lance/` are the users' own, except keys that equal or resemble the name of a setting.
 """
 
 import difflib

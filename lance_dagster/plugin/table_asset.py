@@ -14,7 +14,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
-# The resource key under which Dagster finds the `LanceResource`, unless the caller names another one.
+# The resource key under which Dagster finds the `LanceResource`, unless the caller names another key.
 RESOURCE_KEY = "lance"
 TableKey = str | dg.AssetKey
 TableAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.AssetSpec
@@ -125,7 +125,8 @@ def table_address(asset_key: TableKey, metadata: Mapping[str, object]) -> TableA
     """
     if named := md.text(metadata, md.TABLE):
         return TableAddress(tuple(named.split("/")))
-    path = _parts(md.text(metadata, md.CANDIDATE) or asset_key)
+    key = md.text(metadata, md.CANDIDATE) or asset_key
+    path = tuple(key.path if isinstance(key, dg.AssetKey) else key.split("/"))
     schema = md.text(metadata, md.SCHEMA)
     return TableAddress((*schema.split("/"), path[-1]) if schema else path)
 
@@ -144,10 +145,6 @@ def place_metadata(candidate: dg.AssetKey, metadata: Mapping[str, object]) -> di
 def owner_of(asset_key: dg.AssetKey, metadata: Mapping[str, object]) -> str:
     """Return the key, as text, of the asset that writes the table: the candidate of a promoted node, or the asset."""
     return md.text(metadata, md.CANDIDATE) or asset_key.to_user_string()
-
-
-def _parts(key: TableKey) -> tuple[str, ...]:
-    return tuple(key.path) if isinstance(key, dg.AssetKey) else tuple(key.split("/"))
 
 
 def _reason_against(part: str) -> str | None:

@@ -70,8 +70,9 @@ def change_entries(
             diff = table.diff(ref, version)
             row_counts, exact = _counted(table, diff, on)
             counts = counts or row_counts
+            columns = md.listed([f"`{_one_line(change)}`" for change in diff.schema], _SCHEMA_CHANGES)
             numbers = " | ".join(f"{number:,}" for number in (row_counts.added, row_counts.removed, row_counts.changed))
-            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {_schema_changes(diff)} |")
+            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {columns} |")
     if counts is None:
         return {}
     head = "| since | rows added | removed | changed | columns |\n|---|---|---|---|---|\n"
@@ -122,10 +123,6 @@ def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCount
     added = sum(max(0, fragment.rows_after - fragment.rows_before) for fragment in diff.fragments)
     removed = sum(max(0, fragment.rows_before - fragment.rows_after) for fragment in diff.fragments)
     return RowCounts(added, removed, 0), False
-
-
-def _schema_changes(diff: Diff) -> str:
-    return md.listed([f"`{_one_line(change)}`" for change in diff.schema], _SCHEMA_CHANGES)
 
 
 def _markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -13,7 +13,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import check_class
 from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
-from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts
+from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, lies_within, partition_counts
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 
 if TYPE_CHECKING:
@@ -139,16 +139,17 @@ class RowCountChange(BuiltInCheck):
         rows, before = sum(new.values()), sum(old.values())
         # A partition that had no rows has no share to compare with.
         changes = {key: (new[key] - count) / count for key, count in old.items() if count}
-        wrong = {key: f"{change:+.2%}" for key, change in changes.items() if not self._allows(change)}
+        wrong = {
+            key: f"{change:+.2%}"
+            for key, change in changes.items()
+            if not lies_within(change, self.minimum, self.maximum)
+        }
         change = (rows - before) / before if before else 0.0
         return CheckOutcome(
             passed=not wrong,
             description=judged(wrong, f"{change:+.2%}", audit, self._allowed, of=f"rows against {published.ref}"),
             counts={"rows": rows, "published_rows": before, "change": change, **partition_counts(audit, wrong)},
         )
-
-    def _allows(self, change: float) -> bool:
-        return (self.minimum is None or change >= self.minimum) and (self.maximum is None or change <= self.maximum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
             passed=outcome.passed,
             severity=outcome.severity,
             description=outcome.description,
-            # The publisher compares this version with the one that it is about to publish.
+            # The publisher compares this version with the version that it is about to publish.
             metadata={**outcome.counts, **candidate.metadata},
         )
 

@@ -164,6 +164,11 @@ def as_stored(values: Any, kind: "pa.DataType") -> Any:  # noqa: ANN401  # an ar
     return values.cast(kind) if extended else values
 
 
+def lies_within(number: float, minimum: float | None, maximum: float | None) -> bool:
+    """Return whether a number is within two inclusive bounds; None sets no bound."""
+    return (minimum is None or number >= minimum) and (maximum is None or number <= maximum)
+
+
 def between(minimum: Bound | None, maximum: Bound | None) -> str:
     """Return a text for the values that two inclusive bounds allow."""
     if maximum is None:

@@ -22,6 +22,7 @@ from lance_dagster.plugin.checks.table_check import (
     BoundCheck,
     CheckContext,
     CheckOutcome,
+    decorated_function,
     describe_asset,
 )
 from lance_dagster.plugin.recorded_writes import put_verdict
@@ -216,7 +217,7 @@ def partitions_with_rows(context: CheckContext, bound: BoundCheck, versions: Seq
     Args:
         context: The context of the current step.
         bound: A check with the scope `partitions`.
-        versions: The versions; the first one has every column that tells the partition of a row.
+        versions: The versions; the first version has every column that tells the partition of a row.
     """
     bound, with_rows = bound.described(context), set[str]()
     if bound.partitions_def is None:
@@ -257,9 +258,7 @@ def _whole_graph(context: CheckContext) -> list[Any]:
 
 
 def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
-    # The node of a graph has no function, and checks that Dagster builds itself have a function that is not decorated.
-    function = getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
-    bound = getattr(function, LANCE_CHECK, None)
+    bound = getattr(decorated_function(definition), LANCE_CHECK, None)
     return bound if isinstance(bound, BoundCheck) else None
 
 

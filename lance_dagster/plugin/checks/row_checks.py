@@ -23,6 +23,7 @@ from lance_dagster.plugin.checks.check_queries import (
     distinct,
     field_of,
     judged,
+    lies_within,
     partition_counts,
     such_as,
 )
@@ -56,11 +57,7 @@ class RowCount(BuiltInCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows of each partition."""
         rows = audit.count_by_partition()
-        wrong = {
-            key: count
-            for key, count in rows.items()
-            if count < self.minimum or (self.maximum is not None and count > self.maximum)
-        }
+        wrong = {key: count for key, count in rows.items() if not lies_within(count, self.minimum, self.maximum)}
         return CheckOutcome(
             passed=not wrong,
             description=judged(

@@ -140,7 +140,8 @@ def _grouped(batches: "pa.RecordBatchReader", columns: list[str]) -> "pa.Table |
     # Imported where it is used, as in all checks: a code location that is only loaded needs no pyarrow.
     import pyarrow as pa
 
-    # These names differ from Arrow's `count_all`, and the name of the last column is longer than that of every column.
+    # These names differ from Arrow's `count_all`, and the name of the last column is longer than the name of every
+    # column.
     numbered, rows = [f"column {place}" for place in range(len(columns))], "".join([*columns, "#"])
     # A scan for each partition would read these columns as often as there are partitions. Batches are grouped singly,
     # so memory holds groups and not rows.
@@ -198,6 +199,11 @@ class BoundCheck:
             metadata={**metadata, **self.metadata},
             partitions_def=self.partitions_def or partitions_def,
         )
+
+
+def decorated_function(definition: dg.AssetsDefinition) -> object:
+    """Return the function behind a definition; None for the node of a graph, and for checks that Dagster builds."""
+    return getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
 
 
 def describe_asset(

@@ -104,7 +104,8 @@ def without_length(own: Any, incoming: Any) -> Any:  # noqa: ANN401  # any Arrow
 
 def are_numbers(*kinds: pa.DataType) -> bool:
     """Return whether types are all of integers and floating-point numbers, or all of decimals."""
-    return all(map(_is_number, kinds)) or all(isinstance(kind, _DECIMALS) for kind in kinds)
+    plain = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
+    return plain or all(isinstance(kind, _DECIMALS) for kind in kinds)
 
 
 def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
@@ -141,12 +142,8 @@ def _dictionary(own: Any, incoming: Any, numbers: Numbers) -> pa.DataType | None
         return narrow
     if not pa.types.is_dictionary(incoming):
         return plain
-    widened: pa.DataType = make(max(own.index_type, incoming.index_type, key=_bits), plain)
+    widened: pa.DataType = make(max(own.index_type, incoming.index_type, key=lambda indices: indices.bit_width), plain)
     return widened
-
-
-def _bits(indices: pa.DataType) -> int:
-    return indices.bit_width
 
 
 def _struct(own: Any, incoming: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # structs
@@ -183,7 +180,3 @@ def _is_list(kind: Any) -> bool:  # noqa: ANN401  # any Arrow type
 def _differ_in_length(own: Any, incoming: Any) -> bool:  # noqa: ANN401  # lists
     fixed = pa.types.is_fixed_size_list
     return bool(fixed(own) and fixed(incoming) and own.list_size != incoming.list_size)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

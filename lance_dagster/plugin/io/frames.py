@@ -160,7 +160,7 @@ class PandasFrames:
     def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
         """Return the schema that Arrow infers from the frame; without rows, its doubles and objects have type null.
 
-        pandas gives one of these types to each column that is made without a value.
+        pandas gives these types to columns that are made without a value.
         """
         schema = self._arrow(value).schema
         if len(value) == 0:
@@ -207,7 +207,7 @@ class PandasFrames:
         try:
             return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
         except (pa.ArrowException, ValueError, TypeError) as error:
-            # The first argument of Arrow's error says what is wrong, and the second one names the column.
+            # The first argument of Arrow's error says what is wrong, and the second argument names the column.
             reason = "; ".join(map(str, error.args))
             raise InvalidInputError(
                 f"the pandas frame cannot be stored: {reason}; give each column one type that Arrow knows, and a name "

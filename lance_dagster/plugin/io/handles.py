@@ -47,8 +47,10 @@ class LazyFrames:
 
         if isinstance(value, pds.Dataset):
             return with_vectors(value.schema, vectors)
-        projected = _planned(value) if isinstance(value, PinnedTable) else value.projected_schema
-        return with_vectors(projected, vectors)
+        if isinstance(value, PinnedTable):
+            dataset = value.table.to_lance(value.version)
+            return with_vectors(planned_schema(dataset, value.columns, value.filter), vectors)
+        return with_vectors(value.projected_schema, vectors)
 
     def rows(self, value: "Handle") -> pa.RecordBatchReader:
         """Return the rows of the handle as a stream."""
@@ -106,10 +108,6 @@ class DictRows:
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return the rows as dictionaries."""
         return in_python(view.read(), "Python", pa.Table.to_pylist)
-
-
-def _planned(view: PinnedTable) -> pa.Schema:
-    return planned_schema(view.table.to_lance(view.version), view.columns, view.filter)
 
 
 def _table(value: Sequence[Any]) -> pa.Table:

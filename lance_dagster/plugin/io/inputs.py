@@ -284,7 +284,7 @@ class InputReader:
         """Return the version that other runs of the same backfill wrote, to read it; None where they wrote nothing."""
         if self.chain.backfill_id is None or not context.has_asset_key:
             return None
-        # These are the partitions of the upstream, which may differ from those of the asset that reads.
+        # These are the partitions of the upstream; the asset that reads may have other partitions.
         keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
         if context.has_asset_partitions and not keys:
             return None

@@ -82,9 +82,11 @@ def event_metadata(
     version: Version, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
 ) -> dict[str, "dg.MetadataValue | dg.TableSchema | str | int"]:
     """Return the entries of the materialization event that describe the commit."""
+    # The real types of the columns, with what the user says about the columns.
+    merged = [_merged(column, columns.get(column.name)) for column in md.column_schema(schema).columns]
     return {
         md.ROW_COUNT: version.rows,
-        md.COLUMN_SCHEMA: _column_schema(schema, columns),
+        md.COLUMN_SCHEMA: dg.TableSchema(columns=merged),
         **md.version_metadata(version),
         # From the commit itself: another step of the run may have moved the head since it was read.
         md.BASE_VERSION: version.parents[0],
@@ -95,7 +97,7 @@ def add_row_counts(context: dg.OutputContext, keys: tuple[str, ...], tally: RowT
     """Add the number of rows that were written: the total, and for each partition on the event of that partition.
 
     The metadata of an output is the same on the events of all its partitions, so with several partitions a number there
-    would be wrong for each of them.
+    would be wrong for each partition.
     """
     context.add_output_metadata({md.ROWS_WRITTEN: tally.rows})
     if len(keys) == 1:
@@ -131,12 +133,6 @@ def step_of(context: dg.OutputContext) -> Any:  # noqa: ANN401  # Dagster export
         return context.step_context
     except dg.DagsterInvariantViolationError:
         return None
-
-
-def _column_schema(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> dg.TableSchema:
-    """Return the columns of the table, with what the user says about them beside their real types."""
-    real = md.column_schema(schema).columns
-    return dg.TableSchema(columns=[_merged(column, columns.get(column.name)) for column in real])
 
 
 def _merged(real: dg.TableColumn, described: dg.TableColumn | None) -> dg.TableColumn:

@@ -47,7 +47,7 @@ from lance_dagster.table import LanceTable
 
 # The tags that a new version is compared with; more would fill its page.
 _MOST_TAGS = 3
-# The operation of an edit of columns, which keeps rows at their addresses, and that of a change of settings.
+# The operations of an edit of columns, which keeps rows at their addresses, and of a change of settings.
 _COLUMNS, _SETTINGS = "Merge", "UpdateConfig"
 
 

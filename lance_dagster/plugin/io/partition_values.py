@@ -23,7 +23,7 @@ from lance_dagster.plugin import metadata as md
 # The time window of a partition key.
 Windows = Callable[[str], dg.TimeWindow]
 _NAME = re.compile(r"\w+")
-# More digits than those of a 64-bit integer can be zeros in front of it.
+# A 64-bit integer has fewer digits; the rest can be zeros in front of it.
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 _BOOLEANS = {"true": True, "false": False}
 
@@ -262,7 +262,7 @@ def _combined(filters: Sequence[PartitionFilter], word: str, combine: Any) -> Pa
 def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]:
     """Return the windows in order; adjacent windows are merged, such as two days into one window of two days."""
     joined: list[tuple[datetime, datetime]] = []
-    for window in sorted(windows, key=_start):
+    for window in sorted(windows, key=lambda window: _instant(window.start)):
         # `<=`: a window ends where the next one starts, since its end is exclusive. Compared as instants: Python
         # compares two times of one time zone by their local times, which are equal in the repeated hour.
         if joined and window.start.astimezone(UTC) <= joined[-1][1].astimezone(UTC):
@@ -270,10 +270,6 @@ def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]
         else:
             joined.append((window.start, window.end))
     return joined
-
-
-def _start(window: dg.TimeWindow) -> datetime:
-    return _instant(window.start)
 
 
 def _instant(moment: datetime) -> datetime:

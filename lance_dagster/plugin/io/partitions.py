@@ -98,7 +98,7 @@ class PartitionPoints:
         )
 
     def filter(self, schema: pa.Schema, partition_expr: object, asset: str) -> PartitionFilter:
-        """Return the filter of the rows at these points; the arguments are those of `partition_filter`.
+        """Return the filter of the rows at these points; the arguments are as for `partition_filter`.
 
         Raises:
             InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
