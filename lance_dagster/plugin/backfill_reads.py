@@ -42,14 +42,14 @@ def read_property(chain: RunChain, instance: dg.DagsterInstance | None) -> dict[
     """
     if chain.backfill_id is None or instance is None:
         return {}
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     for run in filter(None, map(instance.get_run_by_id, chain.run_ids)):
         for tag in (value for key, value in run.tags.items() if key.startswith(_READ_TAG)):
-            read = json.loads(tag)
+            entry = json.loads(tag)
             # A full re-execution inherits the tags of its parent run, but reads again itself.
-            if read["run"] in chain.run_ids:
-                found.setdefault(read["table"], set()).update(read["versions"])
-    named = {uri: sorted(refs) for uri, refs in sorted(found.items())}
+            if entry["run"] in chain.run_ids:
+                versions.setdefault(entry["table"], set()).update(entry["versions"])
+    named = {uri: sorted(refs) for uri, refs in sorted(versions.items())}
     return {md.READ_UNPUBLISHED: json.dumps(named)} if named else {}
 
 
@@ -61,7 +61,11 @@ def read_of_backfill(
     instance: dg.DagsterInstance,
     keys: Sequence[str] = (),
 ) -> "Version | None":
-    """Return the version of a table that a run reads because other runs of its backfill wrote it; None if none did.
+    """Return the version of a table that a run reads because other runs of its backfill wrote it, or None.
+
+    It is a merge of `main` and the branches of these runs. Example: the runs of 1 and 2 May wrote `run/a` and `run/b`,
+    and the run `c` of the monthly asset reads both days: it reads a merge of `main`, `run/a@3` and `run/b@3` on a
+    branch `reads/c-...`, and its own commits name `run/a@3` and `run/b@3`.
 
     Args:
         table: The table.
@@ -71,7 +75,7 @@ def read_of_backfill(
         keys: The partitions to read; empty for all.
 
     Raises:
-        ConflictError: A branch of the backfill cannot be merged with `main` or with another one.
+        ConflictError: A branch of the backfill cannot be merged with `main` or with another branch of the backfill.
     """
     # A person who names a branch has chosen what is read.
     if chain.backfill_id is None or chain.run_id is None or chain.branch_tag is not None or repository is None:
@@ -80,15 +84,19 @@ def read_of_backfill(
     own = {branch: write for branch, write in newest.items() if branch in chain.branch_names}
     others = newest.items() - own.items()
     for _ in range(_TRIES):
-        found = [version for _, write in others if (version := _waiting(table, write))]
-        if not found:
+        waiting = [
+            version
+            for _, write in others
+            if (version := _version_of(table, write)) and table.branches.is_merged(version) is None
+        ]
+        if not waiting:
             return None
         continued = [version for write in own.values() if (version := _version_of(table, write))]
         # A publisher may merge and delete a branch since it was looked up; `main` has its rows then.
         with suppress(RefNotFoundError, VersionNotFoundError):
-            merged = _merged(table, [*continued, *found], chain)
-            read = {"run": chain.run_id, "table": table.uri, "versions": sorted(map(str, found))}
-            instance.add_run_tags(chain.run_id, {f"{_READ_TAG}{merged.branch.removeprefix(READS)}": json.dumps(read)})
+            merged = _merged(table, [*continued, *waiting], chain)
+            entry = {"run": chain.run_id, "table": table.uri, "versions": sorted(map(str, waiting))}
+            instance.add_run_tags(chain.run_id, {f"{_READ_TAG}{merged.branch.removeprefix(READS)}": json.dumps(entry)})
             return merged
     raise ConflictError(
         f"branches of backfill {chain.backfill_id} in {table.uri} were deleted each time they were read"
@@ -98,27 +106,25 @@ def read_of_backfill(
 def _newest_by_branch(
     table: "LanceTable", backfill_id: str, repository: "LanceRepository", keys: Sequence[str]
 ) -> "dict[str, RecordedWrite]":
-    """Return the newest write on each branch of a backfill that wrote some partitions last; all for no keys."""
+    """Return, by branch, the newest write among the writes that wrote a partition last; of all partitions for no keys.
+
+    Example: `run/a` wrote 1 and 2 May, then `run/b` wrote 2 May. Both branches count for the keys 1 and 2 May, and only
+    `run/b` for the key 2 May.
+    """
     table_id = repository.registered_id(repository.name_of(table))
     writes = [write for write in repository.record.of_candidate(backfill_id) if write.table_id == table_id]
     # Oldest first, so that a later write of a partition replaces an earlier one; None stands for the whole table.
-    last = {key: write for write in writes for key in write.request.partitions or (None,)}
-    chosen = [write for key, write in last.items() if not keys or key is None or key in keys]
+    newest_by_partition = {key: write for write in writes for key in write.request.partitions or (None,)}
+    chosen = [write for key, write in newest_by_partition.items() if not keys or key is None or key in keys]
     newest: dict[str, RecordedWrite] = {}
     for write in sorted(chosen, key=lambda write: write.number):
-        # A run may have written several partitions one after the other; its last version has all of them.
+        # A run may have written several partitions one after the other; its newest version has them all.
         newest[write.request.branch] = write
     return newest
 
 
-def _waiting(table: "LanceTable", write: "RecordedWrite") -> "Version | None":
-    """Return the version with the rows of a write that `main` lacks, or None."""
-    version = _version_of(table, write)
-    return version if version is not None and table.branches.is_merged(version) is None else None
-
-
 def _version_of(table: "LanceTable", write: "RecordedWrite") -> "Version | None":
-    """Return the version on the branch of a run that has the rows of a write; None where the branch has no such."""
+    """Return the version on the branch of a run that has the rows of a write, or None."""
     with suppress(RefNotFoundError, VersionNotFoundError):
         for number in reversed(table.branches.version_numbers(write.request.branch)):
             version = table.at(f"branch:{write.request.branch}@{number}")
@@ -149,7 +155,7 @@ def _merged(table: "LanceTable", versions: "Sequence[Version]", chain: RunChain)
     table.branches.create(name, at=base, exist_ok=True, metadata=about)
     for version in of[1:]:
         try:
-            # Nothing happens where another step, or a killed attempt of this one, has merged it already.
+            # Nothing happens where another step, or a killed attempt of this step, has merged the version already.
             table.merge(version, into=name, message=f"read with backfill {chain.backfill_id}")
         except MergeConflictError as error:
             with suppress(RefNotFoundError):

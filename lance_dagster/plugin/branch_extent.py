@@ -43,7 +43,8 @@ class BranchExtent:
             head=head,
             writes=tuple(write for write in writes if write is not None),
             partitions=frozenset(_partitions(commits)),
-            replaces=_replaces(claims),
+            # A branch with an append or an upsert does not supersede another branch, whose rows it lacks.
+            replaces=bool(claims) and all(claim.mode in ("overwrite", "replace") for claim in claims),
             appends=any(claim.mode == "append" for claim in claims),
         )
 
@@ -57,7 +58,7 @@ class BranchExtent:
         return bool(older.writes) and {*older.writes} <= {*self.writes}
 
     def redoes(self, older: "BranchExtent") -> bool:
-        """Return whether this branch appended what an older branch did, and does not replace the rows of that one."""
+        """Return whether this branch appended the rows of an older branch again, without replacing them."""
         own = [write for write in self.writes if write.adds_rows]
         return any(
             write.is_same_work(before) and write.covers(before)
@@ -70,19 +71,19 @@ class BranchExtent:
         """Return whether this branch replaced everything that an older branch wrote."""
         if not self.replaces:
             return False
-        # No partitions mean the whole table, which only another write of the whole table covers.
+        # No partitions mean the whole table, which only a write of the whole table covers.
         return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
 
-    def shares(self, other: "BranchExtent") -> str:
-        """Return what both branches replaced, as text; empty when there is no such partition.
+    def shares(self, second: "BranchExtent") -> str:
+        """Return the partitions that both branches replaced, as text; empty when there is no such partition.
 
-        A merge of the two would conflict there, since each of them says what all rows are.
+        A merge of the two branches would conflict there, since each branch says what all rows are.
         """
-        if not (self.replaces and other.replaces):
+        if not (self.replaces and second.replaces):
             return ""
-        if not (self.partitions and other.partitions):
-            return ", ".join(sorted(self.partitions | other.partitions)) or "the whole table"
-        return ", ".join(sorted(self.partitions & other.partitions))
+        if not (self.partitions and second.partitions):
+            return ", ".join(sorted(self.partitions | second.partitions)) or "the whole table"
+        return ", ".join(sorted(self.partitions & second.partitions))
 
 
 def _claims(commits: "Iterable[Version]") -> "list[Claim]":
@@ -90,12 +91,6 @@ def _claims(commits: "Iterable[Version]") -> "list[Claim]":
     from lance_dagster.transactions.claims import decode_claims
 
     return [claim for commit in commits for claim in decode_claims(commit.properties)]
-
-
-def _replaces(claims: "Iterable[Claim]") -> bool:
-    modes = {claim.mode for claim in claims}
-    # A branch with an append or an upsert does not supersede another branch: it lacks the rows of the other one.
-    return bool(modes) and modes <= {"overwrite", "replace"}
 
 
 def partitions_of(table: "LanceTable", version: "Version") -> tuple[str, ...]:
@@ -130,17 +125,17 @@ def _overwrote(commit: "Version") -> bool:
 
 
 def written_heads(table: "LanceTable", names: Iterable[str]) -> "list[Version]":
-    """Return the heads of those of some branches that have commits of their own, oldest first."""
-    found: list[Version] = []
+    """Return the heads of the branches, of some, that have commits of their own; the oldest first."""
+    heads: list[Version] = []
     for name in names:
         try:
             head = table.head(name)
         except RefNotFoundError:
-            # Another publisher retired it since the branches were listed.
+            # A publisher retired the branch since the branches were listed.
             continue
         if is_written(head):
-            found.append(head)
-    return sorted(found, key=lambda head: head.committed_at)
+            heads.append(head)
+    return sorted(heads, key=lambda head: head.committed_at)
 
 
 def newest_waiting(repository: "LanceRepository", table: "LanceTable") -> "Version | None":
@@ -148,10 +143,6 @@ def newest_waiting(repository: "LanceRepository", table: "LanceTable") -> "Versi
 
     A write waits until a commit publishes it, or drops it because a newer write took its place or somebody discarded
     it.
-
-    Args:
-        repository: The repository of the table.
-        table: The table.
     """
     for write in reversed(open_writes(repository, table)):
         head = table.branches.newest(write.request.branch)

@@ -18,20 +18,12 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 
-def values_of(version: "Version", key: str) -> list[str]:
-    """Return the values of a property of a commit; a merge of several runs has several run ids."""
-    own = [version.properties[key]] if key in version.properties else []
-    if key != md.RUN_ID or md.PUBLISHED_RUNS not in version.properties:
-        return own
-    return [*own, *strings_on_main(version, md.PUBLISHED_RUNS)]
-
-
 def sources_of(version: "Version") -> list[str]:
     """Return the versions of run branches that a commit of `main` published, as refs."""
-    several = strings_on_main(version, md.SOURCES)
+    merged = strings_on_main(version, md.SOURCES)
     # A merge of one branch names the audited version, or has it as its second parent.
     audited = version.properties.get(md.AUDITED_VERSION)
-    return [*several, *([audited] if audited is not None else version.parents[1:])]
+    return [*merged, *([audited] if audited is not None else version.parents[1:])]
 
 
 def has_source(table: "LanceTable", branch: str) -> bool:
@@ -40,15 +32,16 @@ def has_source(table: "LanceTable", branch: str) -> bool:
 
 
 def runs_of(version: "Version") -> list[str]:
-    """Return the runs whose rows a commit of `main` published."""
-    return values_of(version, md.RUN_ID)
+    """Return the runs whose rows a commit of `main` published; a merge of several runs names them in a list."""
+    own = [version.properties[md.RUN_ID]] if md.RUN_ID in version.properties else []
+    return [*own, *strings_on_main(version, md.PUBLISHED_RUNS)]
 
 
 def strings_of(version: "Version", key: str) -> list[str]:
     """Return the strings of a property of a commit that is a JSON list; empty without the property.
 
     Raises:
-        FormatError: The property is something else, so another program wrote it.
+        FormatError: The property has another form, so another program wrote it.
     """
     return _strings(_decoded(version, key, "[]"), version, key)
 
@@ -66,10 +59,10 @@ def string_lists_of(version: "Version", key: str) -> dict[str, list[str]]:
     Raises:
         FormatError: The property is something else, so another program wrote it.
     """
-    found = _decoded(version, key, "{}")
-    if not isinstance(found, dict):
+    decoded = _decoded(version, key, "{}")
+    if not isinstance(decoded, dict):
         raise foreign_value(version, key)
-    return {name: _strings(value, version, key) for name, value in found.items()}
+    return {name: _strings(value, version, key) for name, value in decoded.items()}
 
 
 def _decoded(version: "Version", key: str, default: str) -> object:
@@ -79,15 +72,15 @@ def _decoded(version: "Version", key: str, default: str) -> object:
         raise foreign_value(version, key) from None
 
 
-def _strings(found: object, version: "Version", key: str) -> list[str]:
-    if not are_strings(found):
+def _strings(decoded: object, version: "Version", key: str) -> list[str]:
+    if not are_strings(decoded):
         raise foreign_value(version, key)
-    return found
+    return decoded
 
 
-def are_strings(found: object) -> TypeGuard[list[str]]:
+def are_strings(decoded: object) -> TypeGuard[list[str]]:
     """Return whether a parsed value is a list of strings."""
-    return isinstance(found, list) and all(isinstance(value, str) for value in found)
+    return isinstance(decoded, list) and all(isinstance(value, str) for value in decoded)
 
 
 def foreign_value(version: "Version", key: str) -> FormatError:

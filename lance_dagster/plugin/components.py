@@ -103,7 +103,7 @@ class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 class LanceCheckModel(dg.Model, dg.Resolvable):
-    """A blocking check of a table: one of the built-in ones, with its arguments."""
+    """A blocking check of a table: a built-in check, with its arguments."""
 
     kind: CheckKind = Field(description="The check, such as unique.")
     # `bool` has to be named: pydantic would make the number 1 of true.
@@ -119,17 +119,17 @@ class LanceCheckModel(dg.Model, dg.Resolvable):
             InvalidInputError: An argument is unknown or missing.
         """
         # YAML has lists only, and a check is a frozen value.
-        given: dict[str, object] = {
+        arguments: dict[str, object] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in self.settings.items()
         }
         try:
-            if _DURATION in given:
-                given[_DURATION] = _duration(_DURATION, "hours", given[_DURATION])
-            made: TableCheck = _KINDS[self.kind](**given)
+            if _DURATION in arguments:
+                arguments[_DURATION] = _duration(_DURATION, "hours", arguments[_DURATION])
+            table_check: TableCheck = _KINDS[self.kind](**arguments)
         except (TypeError, InvalidInputError) as error:
             # The constructor names the argument that is unknown, missing or wrong.
             raise InvalidInputError(f"the settings {self.settings} do not fit the check {self.kind}: {error}") from None
-        return made
+        return table_check
 
 
 class LanceTableModel(dg.Model, dg.Resolvable):
@@ -160,37 +160,36 @@ class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
         """Return the checks, sensors and the job.
 
         Raises:
-            InvalidInputError: There is no table, one is given twice, or a setting does not fit.
+            InvalidInputError: There is no table, a table is given twice, or a setting does not fit.
         """
         keys = _keys([table.key for table in self.tables], "LanceTablesComponent")
-        checks = [
-            one
-            for table in self.tables
-            for one in build_table_checks(
-                table.key, [check.check() for check in table.checks], resource_key=self.resource_key
-            )
-        ]
-        made = None
+        checks: list[dg.AssetChecksDefinition] = []
+        for table in self.tables:
+            table_checks = [check.check() for check in table.checks]
+            checks += build_table_checks(table.key, table_checks, resource_key=self.resource_key)
+        maintenance = None
         if self.maintenance:
             name = f"{self.name}_maintenance"
-            made = build_maintenance_job(keys, name=name, schedule=self.maintenance, resource_key=self.resource_key)
+            maintenance = build_maintenance_job(
+                keys, name=name, schedule=self.maintenance, resource_key=self.resource_key
+            )
         return dg.Definitions(
             assets=ref_asset_specs(keys) if self.watch else [],
             asset_checks=checks,
             sensors=self._sensors(keys),
-            jobs=[made.job] if made else [],
-            schedules=[made.schedule] if made and made.schedule else [],
+            jobs=[maintenance.job] if maintenance else [],
+            schedules=[maintenance.schedule] if maintenance and maintenance.schedule else [],
         )
 
     def _sensors(self, keys: Sequence[str]) -> list[dg.SensorDefinition]:
-        found = []
+        sensors = []
         if self.watch:
-            found.append(build_ref_sensor(f"{self.name}_refs", keys, resource_key=self.resource_key))
+            sensors.append(build_ref_sensor(f"{self.name}_refs", keys, resource_key=self.resource_key))
         if self.keep_failed_days is not None:
-            kept = _duration("keep_failed_days", "days", self.keep_failed_days)
+            keep_failed = _duration("keep_failed_days", "days", self.keep_failed_days)
             name = f"{self.name}_sweeper"
-            found.append(build_branch_sweeper(name, keys, keep_failed=kept, resource_key=self.resource_key))
-        return found
+            sensors.append(build_branch_sweeper(name, keys, keep_failed=keep_failed, resource_key=self.resource_key))
+        return sensors
 
 
 class LancePartitionsModel(dg.Model, dg.Resolvable):
@@ -207,7 +206,7 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
         Raises:
             InvalidInputError: Static partitions have no keys, or partitions of time no start; or Dagster refuses them.
         """
-        # Each kind needs one of the two and has no use for the other.
+        # Static partitions need keys and no start, partitions of time a start and no keys.
         if bool(self.keys) != (self.kind == "static") or bool(self.start) == (self.kind == "static"):
             raise InvalidInputError("static partitions have `keys`, and partitions of time have a `start`")
         kinds: Mapping[str, Callable[..., dg.PartitionsDefinition]] = {
@@ -222,10 +221,10 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
             return kinds[self.kind](start_date=self.start, timezone=self.timezone)
         # An unknown time zone is a KeyError, whose text is in quotes.
         except (ValueError, KeyError, dg.DagsterInvalidDefinitionError) as error:
-            given = f"keys {self.keys}" if self.keys else f"start {self.start!r} and timezone {self.timezone!r}"
+            attributes = f"keys {self.keys}" if self.keys else f"start {self.start!r} and timezone {self.timezone!r}"
             hour = "-00:00" if self.kind == "hourly" else ""
             raise InvalidInputError(
-                f"{self.kind} partitions cannot have {given}: {error.args[0] if error.args else error}; give "
+                f"{self.kind} partitions cannot have {attributes}: {error.args[0] if error.args else error}; give "
                 + ("keys that differ" if self.keys else f"a start such as 2024-01-01{hour} and a zone such as UTC")
             ) from None
 
@@ -262,11 +261,11 @@ class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
         return dg.Definitions(assets=[publisher])
 
 
-def _duration(name: str, unit: Literal["hours", "days"], given: object) -> timedelta:
+def _duration(name: str, unit: Literal["hours", "days"], number: object) -> timedelta:
     """Return a number of hours or days as a duration; a bool, which is an integer in Python, is not a number."""
-    if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= _LONGEST:
-        return timedelta(**{unit: given})
-    raise InvalidInputError(f"{name} is {given!r}; give a number of {unit} from 0 to {_LONGEST}, such as 7")
+    if isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number <= _LONGEST:
+        return timedelta(**{unit: number})
+    raise InvalidInputError(f"{name} is {number!r}; give a number of {unit} from 0 to {_LONGEST}, such as 7")
 
 
 def _keys(keys: Sequence[str], component: str) -> list[str]:

@@ -15,17 +15,17 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.checks.table_check import LANCE_CHECK
+from lance_dagster.plugin.checks.table_check import LANCE_CHECK, decorated_function
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
-from lance_dagster.plugin.publish.publisher import PublisherTraits, is_split, traits_of
+from lance_dagster.plugin.publish.publisher import is_split, traits_of
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.settings import SettingPlace, expressions_of, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
 
 _PREFIX = "lance/"
 _DEFAULT_MANAGER = "io_manager"
-# How similar the name of an asset that is not there has to be to one that is, to be taken for a mistake.
+# How similar a missing name has to be to the name of an asset, to count as a misspelling of it.
 _NEARLY = 0.85
 
 
@@ -64,7 +64,7 @@ class _Node(NamedTuple):
         if not self.definition.is_executable or traits_of(self.definition) is not None:
             return None
         # The op of a graph that makes the value, and a generator, may store rows themselves; no annotation says so.
-        function = _function_of(self.definition)
+        function = decorated_function(self.definition)
         if function is None or inspect.isgeneratorfunction(function) or not _has_value(self.definition, self.spec.key):
             return None
         return self.definition.get_io_manager_key_for_asset_key(self.spec.key)
@@ -80,21 +80,24 @@ class Findings:
     def __init__(self, defs: dg.Definitions) -> None:
         """Collect the assets, checks and resources."""
         self._resources: Mapping[str, object] = defs.resources or {}
+        self._lances = {key: value for key, value in self._resources.items() if isinstance(value, LanceResource)}
+        self._managers = {key: value for key, value in self._resources.items() if isinstance(value, LanceIOManager)}
         self._sensors = tuple(defs.sensors or ())
         assets: list[object] = list(defs.assets or ())
-        self._definitions = [one for one in assets if isinstance(one, dg.AssetsDefinition)]
+        self._definitions = [asset for asset in assets if isinstance(asset, dg.AssetsDefinition)]
         checks: list[object] = list(defs.asset_checks or ())
-        self._checks = [one for one in checks if isinstance(one, dg.AssetsDefinition)]
-        specs = [(spec, one) for one in self._definitions for spec in one.specs]
-        alone = [(one, None) for one in assets if isinstance(one, dg.AssetSpec)]
+        self._checks = [check for check in checks if isinstance(check, dg.AssetsDefinition)]
+        specs = [(spec, definition) for definition in self._definitions for spec in definition.specs]
+        alone = [(asset, None) for asset in assets if isinstance(asset, dg.AssetSpec)]
         self._nodes = [
-            _Node(spec=spec, definition=one, manager=self._manager(spec, one)) for spec, one in [*specs, *alone]
+            _Node(spec=spec, definition=definition, manager=self._manager(spec, definition))
+            for spec, definition in [*specs, *alone]
         ]
         self._by_key = {node.spec.key: node for node in self._nodes}
 
     def all(self) -> list[str]:
         """Return every finding, each as a sentence that names the asset or resource."""
-        found = [
+        findings = [
             *self._settings(),
             *self._inputs(),
             *self._places(),
@@ -109,16 +112,15 @@ class Findings:
             *self._missing_resources(),
             *self._secrets(),
         ]
-        # A table that is named by several nodes is found once for each.
-        return list(dict.fromkeys(found))
+        # A table that several nodes name gives the same finding several times.
+        return list(dict.fromkeys(findings))
 
     def _manager(self, spec: dg.AssetSpec, definition: dg.AssetsDefinition | None) -> LanceIOManager | None:
         if definition is not None and definition.is_executable:
             key = definition.get_io_manager_key_for_asset_key(spec.key)
         else:
             key = md.text(spec.metadata, "dagster/io_manager_key") or _DEFAULT_MANAGER
-        found = self._resources.get(key)
-        return found if isinstance(found, LanceIOManager) else None
+        return self._managers.get(key)
 
     def _settings(self) -> Iterator[str]:
         for node in self._nodes:
@@ -133,18 +135,12 @@ class Findings:
                 continue
             inputs = definition.node_def.input_dict
             for name, key in definition.keys_by_input_name.items():
-                given = inputs[name]
-                manager = self._input_manager(key, given.input_manager_key)
-                meant = {k: v for k, v in given.metadata.items() if manager is not None or k.startswith(_PREFIX)}
+                asset_in = inputs[name]
+                own_key, node = asset_in.input_manager_key, self._by_key.get(key)
+                manager = self._managers.get(own_key) if own_key is not None else node.manager if node else None
+                meant = {k: v for k, v in asset_in.metadata.items() if manager is not None or k.startswith(_PREFIX)}
                 where = f"input {name} ({key.to_user_string()}) of {definition.node_def.name}"
                 yield from _refusals(meant, "input", where)
-
-    def _input_manager(self, upstream: dg.AssetKey, input_manager_key: str | None) -> LanceIOManager | None:
-        if input_manager_key is not None:
-            found = self._resources.get(input_manager_key)
-            return found if isinstance(found, LanceIOManager) else None
-        node = self._by_key.get(upstream)
-        return node.manager if node else None
 
     def _places(self) -> Iterator[str]:
         """Find paths that cannot be used, and tables that several assets write."""
@@ -157,8 +153,12 @@ class Findings:
             except InvalidInputError as error:
                 yield f"asset {node.name}: {error}"
                 continue
+            if node.is_written and node.manager is not None:
+                roots = {_root(node.manager.lance)}
+            else:
+                roots = self._roots(node.definition) or self._only_root()
             # `owner_of` names the candidate of a promoted node, so that the two are not taken for two writers.
-            for root in self._roots_of(node):
+            for root in roots:
                 tables[root, address].add(owner_of(node.spec.key, node.metadata))
         for (root, address), owners in tables.items():
             if len(owners) > 1:
@@ -166,11 +166,6 @@ class Findings:
                     f"several assets are on one table, {address} below {root}: {', '.join(sorted(owners))}; each would "
                     f"replace the rows of the others, so give all but one another path by the metadata {md.TABLE!r}"
                 )
-
-    def _roots_of(self, node: _Node) -> set[str]:
-        if node.is_written and node.manager is not None:
-            return {_root(node.manager.lance)}
-        return self._roots(node.definition) or self._only_root()
 
     def _partitions(self) -> Iterator[str]:
         for node in self._nodes:
@@ -209,55 +204,56 @@ class Findings:
                 )
 
     def _other_nodes(self) -> Iterator[str]:
-        """Find promoted nodes that read a table at a place where its asset does not write it."""
+        """Find promoted nodes that read a table at another place than its asset writes it."""
         for node in self._nodes:
             candidate = dg.AssetKey(owner_of(node.spec.key, node.metadata).split("/"))
-            written = self._by_key.get(candidate) if node.is_other_node else None
-            if written is None or not written.is_written:
+            writer = self._by_key.get(candidate) if node.is_other_node else None
+            if writer is None or not writer.is_written:
                 continue
-            if not _have_same_place(node, written):
+            if not _have_same_place(node, writer):
                 yield (
-                    f"asset {node.name} reads another table than {written.name} writes, {written.address}; give the "
+                    f"asset {node.name} reads another table than {writer.name} writes, {writer.address}; give the "
                     "definition of the asset, and not only its key, to the builder of the node"
                 )
-            yield from self._other_root(written, node.definition, f"asset {node.name}")
+            yield from self._other_root(writer, node.definition, f"asset {node.name}")
 
     def _other_checks(self) -> Iterator[str]:
-        """Find checks that read a table below a root other than the one its asset writes."""
+        """Find checks that read a table below another root than the root of the asset's IO manager."""
         for check in self._checks:
             for key in check.check_keys:
-                written = self._by_key.get(key.asset_key)
-                if written is not None and written.is_written:
-                    yield from self._other_root(written, check, f"check {key.name!r} of {written.name}")
+                writer = self._by_key.get(key.asset_key)
+                if writer is not None and writer.is_written:
+                    yield from self._other_root(writer, check, f"check {key.name!r} of {writer.name}")
 
-    def _other_root(self, written: _Node, reader: dg.AssetsDefinition | None, name: str) -> Iterator[str]:
+    def _other_root(self, writer: _Node, reader: dg.AssetsDefinition | None, name: str) -> Iterator[str]:
         roots = self._roots(reader)
-        if written.manager is not None and roots and _root(written.manager.lance) not in roots:
+        if writer.manager is not None and roots and _root(writer.manager.lance) not in roots:
             yield (
-                f"{name} looks below {', '.join(sorted(roots))}, but the IO manager of {written.name} writes below "
-                f"{_root(written.manager.lance)}; give its builder the `resource_key` of that root"
+                f"{name} looks below {', '.join(sorted(roots))}, but the IO manager of {writer.name} writes below "
+                f"{_root(writer.manager.lance)}; give its builder the `resource_key` of that root"
             )
 
     def _unchecked(self) -> Iterator[str]:
-        specs = [spec for one in [*self._definitions, *self._checks] for spec in one.check_specs]
+        specs = [spec for asset in [*self._definitions, *self._checks] for spec in asset.check_specs]
         checked = {spec.asset_key for spec in specs if spec.blocking}
         for definition in self._definitions:
             traits = traits_of(definition)
             if traits is None or traits.unchecked:
                 continue
-            for key in _unaudited(traits, checked):
+            named = {check.asset_key for check in traits.checks}
+            for key in (key for key in traits.candidates if key not in checked | named):
                 yield (
                     f"publisher {definition.node_def.name} publishes {key.to_user_string()} without one blocking "
                     "check: add one with build_table_checks, or give unchecked=True to build_publisher or lance_assets"
                 )
 
     def _split_publishers(self) -> Iterator[str]:
-        """Find publishers that Dagster splits into steps, each of which would publish a part of what a run wrote."""
+        """Find publishers that Dagster splits into steps: each step would publish a part of what a run wrote."""
         needs = {node.spec.key: [dep.asset_key for dep in node.spec.deps] for node in self._nodes}
-        split = [one for one in self._definitions if traits_of(one) is None and is_split(one, needs)]
+        split = [asset for asset in self._definitions if traits_of(asset) is None and is_split(asset, needs)]
         for definition in self._definitions:
             traits = traits_of(definition)
-            names = [one.node_def.name for one in split if traits and not one.keys.isdisjoint(traits.candidates)]
+            names = [asset.node_def.name for asset in split if traits and not asset.keys.isdisjoint(traits.candidates)]
             outside = {frozenset(needs[key]) - definition.keys for key in definition.keys}
             # A publisher whose candidates are computed from its promoted nodes publishes these in several steps.
             if names and len(outside) > 1 and not is_split(definition, needs):
@@ -269,44 +265,46 @@ class Findings:
                 )
 
     def _misspelt_assets(self) -> Iterator[str]:
-        """Find checks and publishers of an asset that is not there and nearly has the name of one that is."""
+        """Find checks and publishers of an asset that does not exist, with nearly the name of an asset that does."""
         named = {key: "a check" for check in self._checks if _is_table_check(check) for key in _checked_by(check)}
         for definition in self._definitions:
             traits = traits_of(definition)
             if traits is not None:
                 named.update(dict.fromkeys(traits.candidates, f"publisher {definition.node_def.name}"))
-        known = [node.name for node in self._nodes]
+        names = [node.name for node in self._nodes]
         for key, what in named.items():
-            # Any other name may be that of an asset of another code location.
-            near = difflib.get_close_matches(key.to_user_string(), known, n=1, cutoff=_NEARLY)
+            # Any other name may be the name of an asset of another code location.
+            near = difflib.get_close_matches(key.to_user_string(), names, n=1, cutoff=_NEARLY)
             if key not in self._by_key and near:
-                yield f"{what} is for {key.to_user_string()}, which is no asset here; did you mean {near[0]!r}?"
+                yield f"{what} is for {key.to_user_string()}, which is not an asset here; did you mean {near[0]!r}?"
 
     def _stored_elsewhere(self) -> Iterator[str]:
         """Find assets whose table is checked or published, and whose rows another IO manager stores."""
-        wanted = {key: "checked" for check in self._checks if _is_table_check(check) for key in _checked_by(check)}
+        purposes = {key: "checked" for check in self._checks if _is_table_check(check) for key in _checked_by(check)}
         for definition in self._definitions:
             traits = traits_of(definition)
-            wanted.update(dict.fromkeys(traits.candidates if traits else (), "published"))
-        for asset, done in wanted.items():
+            purposes.update(dict.fromkeys(traits.candidates if traits else (), "published"))
+        for asset, purpose in purposes.items():
             node = self._by_key.get(asset)
             key = node.other_manager_key if node else None
             if node is None or node.definition is None or key is None:
                 continue
-            # An IO manager of the asset itself cannot be told apart, and a missing one is a finding of its own.
+            # An IO manager of the asset itself cannot be told apart, and a missing IO manager is a finding of its own.
             if key in node.definition.resource_defs or (key not in self._resources and key != _DEFAULT_MANAGER):
                 continue
-            found = self._resources.get(key)
-            other = f"the IO manager {key!r}, a {type(found).__name__}" if found else "Dagster's default IO manager"
+            manager = self._resources.get(key)
+            storage = (
+                f"the IO manager {key!r}, a {type(manager).__name__}" if manager else "Dagster's default IO manager"
+            )
             yield (
-                f"asset {node.name} is stored by {other}, so its rows reach no table that could be {done}; give "
+                f"asset {node.name} is stored by {storage}, so its rows reach no table that could be {purpose}; give "
                 f"resources={{{key!r}: LanceIOManager(lance=...)}}, or annotate the asset `-> None` or "
                 "`-> dg.MaterializeResult` if it writes its table itself"
             )
 
     def _missing_resources(self) -> Iterator[str]:
         # Dagster adds the default IO manager where the definitions have none.
-        known = {*self._resources, _DEFAULT_MANAGER}
+        provided = {*self._resources, _DEFAULT_MANAGER}
         listed = ", ".join(sorted(self._resources)) or "none"
         needs: list[tuple[str, frozenset[str]]] = [
             (f"sensor {sensor.name}", frozenset(getattr(sensor, "required_resource_keys", ())))
@@ -317,15 +315,14 @@ class Findings:
                 needed = definition.required_resource_keys - definition.resource_defs.keys()
                 needs.append((definition.node_def.name, frozenset(needed)))
         for name, keys in needs:
-            for key in sorted(keys - known):
+            for key in sorted(keys - provided):
                 yield f"{name} needs a resource {key!r}; the definitions have {listed}"
 
     def _secrets(self) -> Iterator[str]:
         """Find secrets that Dagster's page of the resource would show."""
-        lances = {key: one for key, one in self._resources.items() if isinstance(one, LanceResource)}
-        # The resource inside of an IO manager need not be one of the others.
-        managers = {key: one.lance for key, one in self._resources.items() if isinstance(one, LanceIOManager)}
-        for key, lance in (managers | lances).items():
+        # The resource inside of an IO manager need not be among the resources of the definitions.
+        inside = {key: manager.lance for key, manager in self._managers.items()}
+        for key, lance in (inside | self._lances).items():
             for name in literal_secrets(lance.connection_options):
                 yield (
                     f"resource {key!r} has a secret, {name}, as text, which Dagster shows on its page; give "
@@ -336,14 +333,13 @@ class Findings:
         """Return the roots of the resources that a definition requires."""
         if definition is None or not definition.is_executable:
             return set()
-        required = (self._resources.get(key) for key in definition.required_resource_keys)
-        return {_root(one) for one in required if isinstance(one, LanceResource)}
+        return {_root(self._lances[key]) for key in definition.required_resource_keys if key in self._lances}
 
     def _only_root(self) -> set[str]:
-        """Return the root of the code location when it has one; an external asset does not name its root."""
-        found = {_root(one) for one in self._resources.values() if isinstance(one, LanceResource)}
-        found |= {_root(one.lance) for one in self._resources.values() if isinstance(one, LanceIOManager)}
-        return found if len(found) == 1 else set()
+        """Return the root of the code location when it has only one; an external asset does not name its root."""
+        lances = [*self._lances.values(), *(manager.lance for manager in self._managers.values())]
+        roots = {_root(lance) for lance in lances}
+        return roots if len(roots) == 1 else set()
 
 
 def _has_value(definition: dg.AssetsDefinition, asset: dg.AssetKey) -> bool:
@@ -351,35 +347,23 @@ def _has_value(definition: dg.AssetsDefinition, asset: dg.AssetKey) -> bool:
     name = next(name for name, key in definition.keys_by_output_name.items() if key == asset)
     kind = definition.node_def.output_dict[name].dagster_type.typing_type
     # Dagster reads the annotation `None` as the type Nothing, and a bare `MaterializeResult` as Any.
-    return kind is not type(None) and not _returns_result(definition)
-
-
-def _function_of(definition: dg.AssetsDefinition) -> object:
-    return getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
+    annotation = getattr(decorated_function(definition), "__annotations__", {}).get("return")
+    # The annotation is a string in modules with `from __future__ import annotations`.
+    returns_result = annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
+    return kind is not type(None) and not returns_result
 
 
 def _is_table_check(check: dg.AssetsDefinition) -> bool:
-    return hasattr(_function_of(check), LANCE_CHECK)
+    return hasattr(decorated_function(check), LANCE_CHECK)
 
 
 def _checked_by(check: dg.AssetsDefinition) -> list[dg.AssetKey]:
     return [key.asset_key for key in check.check_keys]
 
 
-def _returns_result(definition: dg.AssetsDefinition) -> bool:
-    annotation = getattr(_function_of(definition), "__annotations__", {}).get("return")
-    # A string in modules with `from __future__ import annotations`.
-    return annotation is dg.MaterializeResult or str(annotation).endswith("MaterializeResult")
-
-
-def _unaudited(traits: PublisherTraits, checked: set[dg.AssetKey]) -> list[dg.AssetKey]:
-    named = {check.asset_key for check in traits.checks}
-    return [key for key in traits.candidates if key not in checked | named]
-
-
-def _have_same_place(node: _Node, written: _Node) -> bool:
+def _have_same_place(node: _Node, writer: _Node) -> bool:
     try:
-        return node.address == written.address
+        return node.address == writer.address
     except InvalidInputError:  # reported with the places
         return True
 

@@ -1,10 +1,9 @@
-"""Whole definitions: `lance_assets` makes the usual ones, `validate_definitions` refuses those that cannot work."""
+"""Whole definitions: `lance_assets` makes the usual definitions, `validate_definitions` refuses what cannot work."""
 
 import difflib
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TypedDict, Unpack
 
 import dagster as dg
@@ -36,8 +35,8 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
 
     Refused are: metadata of assets and inputs that is misspelt, unknown or in the wrong place; several assets on one
     table, and tables outside of the root; partitioned assets without `lance/partition_expr`, or whose runs would
-    overwrite each other's partitions; publishers and checks that read a table at a place other than the one that
-    its asset writes; assets whose table is checked or published, but whose rows another IO manager than a
+    overwrite each other's partitions; publishers and checks that read a table at another place than its asset
+    writes; assets whose table is checked or published, but whose rows another IO manager than a
     `LanceIOManager` stores; publishers of tables without a blocking check, unless they have `unchecked=True`;
     publishers that Dagster would split into steps; resources that are missing; and secrets that are not given as
     `dg.EnvVar`.
@@ -48,9 +47,9 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Example:
         >>> defs = validate_definitions(dg.Definitions())
     """
-    found = Findings(defs).all()
-    if found:
-        raise InvalidInputError("these definitions cannot work:\n" + "\n".join(f"- {one}" for one in found))
+    findings = Findings(defs).all()
+    if findings:
+        raise InvalidInputError("these definitions cannot work:\n" + "\n".join(f"- {finding}" for finding in findings))
     return defs
 
 
@@ -88,7 +87,7 @@ def lance_assets(
     The definitions have a `LanceResource`, a `LanceIOManager` as the default IO manager, the checks, a publisher, a
     job `load_and_publish` that writes, checks and publishes everything, a job `publish` for promotions by hand, a job
     `maintenance` with a schedule, and a sensor `tag_moves` that reports moves of the tag by other programs. They are
-    validated. Merge them with those of readers and other assets by `dg.Definitions.merge`.
+    validated. Merge them with the definitions of readers and other assets by `dg.Definitions.merge`.
 
     Switch the schedule of the maintenance on in the UI; like every schedule of Dagster it is stopped until then. Each
     publication leaves a small branch in each table, which only maintenance deletes.
@@ -132,7 +131,11 @@ def lance_assets(
     spark = options.get("spark")
     resource_key = options.get("resource_key", RESOURCE_KEY)
     prefix = f"{require_name('name', options['name'])}_" if options.get("name") else ""
-    candidates = [asset.map_asset_specs(partial(_described, lance)) for asset in _asset_list(assets)]
+
+    def described(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
+
+    candidates = [asset.map_asset_specs(described) for asset in _asset_list(assets)]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
         candidates,
@@ -145,7 +148,7 @@ def lance_assets(
         resource_key: lance,
         options.get("io_manager_key", "io_manager"): LanceIOManager(lance=lance, spark=spark),
     }
-    made = dg.Definitions(
+    definitions = dg.Definitions(
         assets=[*candidates, publisher],
         asset_checks=_checks(specs, checks or {}, resource_key),
         sensors=[build_ref_sensor(f"{prefix}tag_moves", specs, refs=(tag,), resource_key=resource_key)],
@@ -153,29 +156,29 @@ def lance_assets(
     )
     jobs = _jobs(prefix, specs, publisher, schedule=options.get("schedule"), in_process=spark is not None)
     upkeep = _maintenance(f"{prefix}maintenance", specs, options.get("maintenance", _WEEKLY), resource_key)
-    return validate_definitions(dg.Definitions.merge(made, jobs, upkeep))
+    return validate_definitions(dg.Definitions.merge(definitions, jobs, upkeep))
 
 
 def _asset_list(assets: object) -> list[dg.AssetsDefinition]:
     """Return the assets as a list, or refuse a value of another type, which would fail deep inside of Dagster."""
     if isinstance(assets, str | bytes | dg.AssetsDefinition) or not isinstance(assets, Iterable):
-        given = "one asset" if isinstance(assets, dg.AssetsDefinition) else reprlib.repr(assets)
-        raise InvalidInputError(f"assets: a list of assets such as [orders] is wanted, not {given}")
-    found = list(assets)
-    for one in found:
-        if not isinstance(one, dg.AssetsDefinition):
+        kind = "one asset" if isinstance(assets, dg.AssetsDefinition) else reprlib.repr(assets)
+        raise InvalidInputError(f"assets have to be a list of assets such as [orders], not {kind}")
+    elements = list(assets)
+    for element in elements:
+        if not isinstance(element, dg.AssetsDefinition):
             raise InvalidInputError(
-                f"assets: {reprlib.repr(one)} is not an asset; give the functions that are decorated with @dg.asset"
+                f"assets: {reprlib.repr(element)} is not an asset; give the functions that are decorated with @dg.asset"
             )
-    return found
+    return elements
 
 
 def _refuse_wrong_checks(checks: object) -> None:
     example = "{'shop/orders': [Unique('id')]}"
     if not isinstance(checks, Mapping):
-        raise InvalidInputError(f"checks: a mapping such as {example} is wanted, not {reprlib.repr(checks)}")
+        raise InvalidInputError(f"checks have to be a mapping such as {example}, not {reprlib.repr(checks)}")
     for key, values in checks.items():
-        require_checks(values, _text(key), example)
+        require_checks(values, key.to_user_string() if isinstance(key, dg.AssetKey) else str(key), example)
 
 
 def _refuse_wrong_schedule(schedule: object) -> None:
@@ -194,33 +197,25 @@ def _refuse_wrong_maintenance(schedule: object) -> None:
         )
 
 
-def _text(key: object) -> str:
-    return key.to_user_string() if isinstance(key, dg.AssetKey) else str(key)
-
-
 def _is_cron(schedule: object) -> bool:
     """Return whether a text has the form of a cron expression; Dagster validates its fields."""
     fields = schedule.split() if isinstance(schedule, str) else []
     return len(fields) == _CRON_FIELDS or (len(fields) == 1 and fields[0].startswith("@"))
 
 
-def _described(lance: LanceResource, spec: dg.AssetSpec) -> dg.AssetSpec:
-    return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
-
-
 def _checks(specs: Sequence[dg.AssetSpec], checks: ChecksByAsset, resource_key: str) -> list[dg.AssetChecksDefinition]:
     by_key = {spec.key: spec for spec in specs}
-    found: list[dg.AssetChecksDefinition] = []
+    table_checks: list[dg.AssetChecksDefinition] = []
     for named, values in checks.items():
         spec = by_key.get(asset_key_of(named))
         if spec is None:
-            known = [key.to_user_string() for key in by_key]
+            names = [key.to_user_string() for key in by_key]
             name = asset_key_of(named).to_user_string()
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"the assets are {', '.join(known)}"
+            near = difflib.get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the assets are {', '.join(names)}"
             raise InvalidInputError(f"checks are given for {name!r}, which is not one of the assets; {meant}")
-        found += build_table_checks(spec, values, resource_key=resource_key)
-    return found
+        table_checks += build_table_checks(spec, values, resource_key=resource_key)
+    return table_checks
 
 
 def _refuse_several_partitions(specs: Sequence[dg.AssetSpec]) -> None:
@@ -240,8 +235,8 @@ def _maintenance(name: str, specs: Sequence[dg.AssetSpec], schedule: str | None,
         return dg.Definitions()
     from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job
 
-    made = build_maintenance_job(specs, name=name, schedule=schedule, resource_key=resource_key)
-    return dg.Definitions(jobs=[made.job], schedules=[made.schedule] if made.schedule else [])
+    maintenance = build_maintenance_job(specs, name=name, schedule=schedule, resource_key=resource_key)
+    return dg.Definitions(jobs=[maintenance.job], schedules=[maintenance.schedule] if maintenance.schedule else [])
 
 
 def _jobs(

@@ -1,10 +1,11 @@
-"""The tables of a branch deployment: forked from the shared ones at their first use, and never written back.
+"""The tables of a branch deployment: forked from the shared tables at their first use, and never written back.
 
-A code location of a branch deployment runs the same assets and publishers as that of production. With an environment
-set, each of its tables is a shallow clone below `{root}/.environments/<environment>/`: one manifest that names the
-files of the shared table. Run branches, merges into `main`, tags, rollbacks and holds then affect only the clone, so no
-other code has to handle the environment, and a branch deployment cannot change the shared table. The alternative, a
-branch of the shared table in place of `main`, would have to be passed wherever versions are merged, tagged or compared.
+A code location of a branch deployment runs the same assets and publishers as the code location of production. With an
+environment set, each of its tables is a shallow clone below `{root}/.environments/<environment>/`: one manifest that
+names the files of the shared table. Run branches, merges into `main`, tags, rollbacks and holds then affect only the
+clone, so no other code has to handle the environment, and a branch deployment cannot change the shared table. The
+alternative, a branch of the shared table in place of `main`, would have to be passed wherever versions are merged,
+tagged or compared.
 
 The clone leaves a tag `clone-<digest>` on the shared table, which keeps the files that it names.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 FOLDER = ".environments"
-# Two steps of a run may fork a table at the same time; the second one waits for the first.
+# Two steps of a run may fork a table at the same time; the second step waits for the first.
 _TRIES, _SECONDS = 50, 0.2
 
 
@@ -47,9 +48,9 @@ def environment_folder(environment: str) -> str:
 
 
 def open_forked(uri: str, shared_uri: str, ref: str, storage_options: Mapping[str, str]) -> "LanceTable":
-    """Open the table of an environment, forked from the shared table when it is not there yet.
+    """Open the table of an environment, which is forked from the shared table at its first use.
 
-    The tags of the shared table that name the forked version are those of the fork too.
+    The fork gets the tags of the shared table that name the forked version.
 
     Args:
         uri: The URI of the environment's table.
@@ -58,15 +59,15 @@ def open_forked(uri: str, shared_uri: str, ref: str, storage_options: Mapping[st
         storage_options: Credentials and endpoint of both.
 
     Raises:
-        TableNotFoundError: Neither table exists, or the shared one does not have the ref.
+        TableNotFoundError: Neither table exists, or the shared table does not have the ref.
         ConflictError: Another process began to fork the table and did not finish.
     """
     from lance_dagster.table import LanceTable
 
     for _ in range(_TRIES):
         with suppress(TableNotFoundError):
-            found = LanceTable.open(uri, storage_options)
-            return _tagged(found, shared_uri, storage_options)
+            fork = LanceTable.open(uri, storage_options)
+            return _tagged(fork, shared_uri, storage_options)
         shared = LanceTable.open(shared_uri, storage_options)
         try:
             shared.maintenance.clone(uri, ref, storage_options=storage_options, message=f"fork of {shared_uri}")
@@ -84,7 +85,7 @@ def _tagged(table: "LanceTable", shared_uri: str, storage_options: Mapping[str, 
 
     head = table.head(MAIN)
     # The tags are not set by the clone itself, because a process may be killed between the two. The version number of a
-    # clone is that of its source.
+    # clone is the number of its source.
     if head.operation != "Clone" or table.tags.list():
         return table
     for name, tag in LanceTable.open(shared_uri, storage_options).tags.list().items():

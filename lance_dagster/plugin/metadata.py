@@ -121,7 +121,7 @@ MetadataMap = Mapping[str, object]
 
 
 def data_version_tags(version: "Version") -> dict[str, str]:
-    """Return the tags from which Dagster takes the data version of an event that is no result of a selected node."""
+    """Return the tags from which Dagster takes the data version of an event that is not a result of a selected node."""
     return {_DATA_VERSION: version.transaction, _USER_PROVIDED: "true"}
 
 
@@ -143,13 +143,13 @@ def definition_metadata(table_name: str, uri: str | None) -> dict[str, str]:
         table_name: The table's path below the root, with dots.
         uri: The URI of the table, or None when it is known only at run time.
     """
-    found = {TABLE_NAME: table_name, STORAGE_KIND: "lance"}
-    return found | ({URI: uri} if uri else {})
+    entries = {TABLE_NAME: table_name, STORAGE_KIND: "lance"}
+    return entries | ({URI: uri} if uri else {})
 
 
 def version_metadata(version: "Version") -> dict[str, str]:
     """Return the entries that identify the version an event is about."""
-    # The number is stored as text: Dagster plots every number over time, and a plot of this one is meaningless.
+    # The number is stored as text: Dagster plots every number over time, and a plot of version numbers is meaningless.
     return {BRANCH: version.branch, VERSION: str(version.number), TRANSACTION: version.transaction}
 
 
@@ -175,13 +175,13 @@ def column_schema(schema: "pa.Schema") -> dg.TableSchema:
 
 def _description(field: "pa.Field[Any]") -> str | None:
     # Spark calls the description of a column its `comment`.
-    found = (field.metadata or {}).get(b"description") or (field.metadata or {}).get(b"comment")
-    return found.decode("utf-8", errors="replace") if found else None
+    description = (field.metadata or {}).get(b"description") or (field.metadata or {}).get(b"comment")
+    return description.decode("utf-8", errors="replace") if description else None
 
 
 def audited_version(metadata: MetadataMap) -> tuple[str, int] | None:
     """Return the branch and version number that an event is about, or None when it names no version."""
-    # A number in events of earlier releases, and in those of checks that users wrote.
+    # The version is a number in events of earlier releases and of checks that users wrote.
     branch, number = text(metadata, BRANCH), text(metadata, VERSION) or ""
     return (branch, int(number)) if branch is not None and number.isdecimal() else None
 
@@ -198,6 +198,6 @@ def listed(texts: Sequence[str], most: int) -> str:
 
 
 def checked_partitions(keys: Sequence[str]) -> dict[str, str]:
-    """Return the entry of an evaluation that names the partitions that it is about; none without partitions."""
+    """Return the entry of an evaluation that names its partitions; no entry without partitions."""
     more = [f"and {len(keys) - _SHOWN} more"] if len(keys) > _SHOWN else []
     return {PARTITIONS: ", ".join([*keys[:_SHOWN], *more])} if keys else {}

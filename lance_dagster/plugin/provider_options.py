@@ -19,11 +19,11 @@ def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
     Raises:
         InvalidInputError: A name is unknown. The message suggests the nearest field.
     """
-    known = sorted(model.model_fields)
+    field_names = sorted(model.model_fields)
     for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(known)}"
+        if name not in field_names:
+            near = difflib.get_close_matches(name, field_names, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"fields: {', '.join(field_names)}"
             raise InvalidInputError(f"{model.__name__} has no field {name!r}; {meant}")
 
 
@@ -44,14 +44,14 @@ class ProviderOptions(dg.Config):
         # Imported here, since most code locations use none of these options.
         from lance_dagster.store import refuse_credentials
 
-        given = self.as_storage_options()
-        refuse_credentials({name: value for name, value in given.items() if not is_variable(value)})
+        options = self.as_storage_options()
+        refuse_credentials({name: value for name, value in options.items() if not is_variable(value)})
 
     def as_storage_options(self) -> dict[str, str]:
         """Return the options under pylance's names, without the fields that are left out."""
         # A field that is false or empty counts as left out.
-        given = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
-        return {option: "true" if value is True else value for option, value in given.items() if value}
+        options = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
+        return {option: "true" if value is True else value for option, value in options.items() if value}
 
 
 class S3Options(ProviderOptions):
@@ -167,21 +167,21 @@ def literal_secrets(storage_options: Mapping[str, str]) -> Iterator[str]:
 
 
 def merge_options(storage_options: Mapping[str, str], **providers: ProviderOptions | None) -> dict[str, str]:
-    """Return the storage options together with the typed ones, which belong to one provider.
+    """Return the storage options together with the typed options, which belong to one provider.
 
     Raises:
         InvalidInputError: An option is given both ways, or there are typed options of two providers.
     """
     from lance_dagster.store import option_identity
 
-    given = {field: options for field, options in providers.items() if options is not None}
-    if len(given) > 1:
+    by_field = {field: options for field, options in providers.items() if options is not None}
+    if len(by_field) > 1:
         raise InvalidInputError(
-            f"LanceResource gets {' and '.join(given)}; give only the options of the provider that its root is on"
+            f"LanceResource gets {' and '.join(by_field)}; give only the options of the provider that its root is on"
         )
-    if not given:
+    if not by_field:
         return dict(storage_options)
-    ((field, options),) = given.items()
+    ((field, options),) = by_field.items()
     typed = options.as_storage_options()
     spelt = {option_identity(name): name for name in storage_options}
     doubled = [spelt[key] for name in typed if (key := option_identity(name)) in spelt]

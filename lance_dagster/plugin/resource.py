@@ -92,9 +92,9 @@ class PinnedTable:
 
     def count_rows(self, filter: str | None = None) -> int:
         """Return the number of rows that a Lance SQL filter selects; reads only the columns that it names."""
-        wanted = all_of(self.filter, filter)
+        narrowed = all_of(self.filter, filter)
         # The manifest holds the number of rows, so nothing is read without a filter.
-        return self.version.rows if wanted is None else self.table.count_rows(self.version, filter=wanted)
+        return self.version.rows if narrowed is None else self.table.count_rows(self.version, filter=narrowed)
 
     def read(self, columns: Sequence[str] | None = None, filter: str | None = None) -> "pa.Table":
         """Return rows as an Arrow table in memory."""
@@ -164,8 +164,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     environment: str = Field(
         default="",
-        description="Name of a branch deployment, such as its git branch. Its tables are forks of those below the "
-        "root, made at their first use; nothing it writes, publishes or rolls back reaches these. Empty in production.",
+        description="Name of a branch deployment, such as its git branch. Its tables are forks of the tables below the "
+        "root, made at their first use; nothing it writes, publishes or rolls back reaches the shared tables. Empty in "
+        "production.",
     )
     environment_from: str = Field(
         default="main", description="Ref at which the tables of an environment are forked: main, or a tag."
@@ -192,7 +193,7 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             self._check_root()
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401  # Dagster does not export the type
-        """Return the definition that Dagster binds to a job; one without configuration when a secret is given as text.
+        """Return the definition that Dagster binds to a job; without configuration when a secret is given as text.
 
         Dagster writes the configuration of bound resources into the snapshot of each run, in plain text. So a resource
         with such a secret cannot be configured at launch, and its page shows no fields.
@@ -200,16 +201,14 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         # Dagster asks dozens of times in a run, and has to get the same definition each time.
         if self._definition is None:
             has_secret = any(literal_secrets(self.connection_options))
-            self._definition = self._unconfigurable() if has_secret else super().get_resource_definition()
+            unconfigurable = dg.ResourceDefinition(
+                # Resolves the fields that are given as EnvVar, as Dagster does for a resource with configuration.
+                resource_fn=lambda _: self.process_config_and_initialize(),
+                config_schema={},
+                description=type(self).__doc__,
+            )
+            self._definition = unconfigurable if has_secret else super().get_resource_definition()
         return self._definition
-
-    def _unconfigurable(self) -> dg.ResourceDefinition:
-        return dg.ResourceDefinition(
-            # Resolves the fields that are given as EnvVar, as Dagster does for a resource with configuration.
-            resource_fn=lambda _: self.process_config_and_initialize(),
-            config_schema={},
-            description=type(self).__doc__,
-        )
 
     @property
     def connection_options(self) -> dict[str, str]:
@@ -280,9 +279,10 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self._repository
 
     def repository_to_publish(self) -> "LanceRepository":
-        """Return the repository at the root; where there is none, one without commits that `create_repository` makes.
+        """Return the repository at the root, or a repository without commits where nothing was written yet.
 
-        Nothing is written, so that a dry run and a refused publication leave no repository behind.
+        Nothing is written, so that a dry run and a refused publication leave no repository behind. `create_repository`
+        writes it.
         """
         from lance_dagster.repository import LanceRepository
 
@@ -301,9 +301,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def version_at(self, table: "LanceTable", ref: str, run_id: str | None) -> "Version":
         """Return the version of a table that a tag or another ref names for a run.
 
-        All steps of a run read a channel such as `production` at the commit that the first of them saw, so that tables
-        read one after the other are consistent. A table that the channel does not name is read at its own tag, which
-        another program or an older version of this package has set.
+        All steps of a run read a channel such as `production` at the commit that the first step saw, so that tables
+        which are read one after the other are consistent. A table that the channel does not name is read at its own
+        tag, which another program or an older version of this package has set.
 
         Raises:
             RefNotFoundError: There is no such ref; or the channel never had the table, or its commit lacks the table.

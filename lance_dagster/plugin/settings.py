@@ -2,7 +2,7 @@
 
 Dagster accepts any metadata key, so a misspelt setting would be ignored silently, and the run would write
 differently from what its author intended. A setting is therefore refused unless it is known at the place where it
-is used. Keys without the prefix `lance/` are the users' own, except those that equal or resemble the name of a setting.
+is used. Keys without the prefix `lance/` are the users' own, except keys that equal or resemble the name of a setting.
 """
 
 import difflib
@@ -17,8 +17,8 @@ SettingPlace = Literal["asset", "output", "partition", "input", "spec"]
 """The place of metadata.
 
 `asset`: the definition of an asset that is written. `output`: `add_output_metadata` or `add_asset_metadata` in a run.
-`partition`: the latter, for one of several partitions. `input`: an `AssetIn`. `spec`: the `AssetSpec` of a table that
-others write, or a promoted node.
+`partition`: `add_asset_metadata` for one of several partitions. `input`: an `AssetIn`. `spec`: the `AssetSpec` of a
+table that others write, or a promoted node.
 """
 
 WriteMode = Literal["append", "overwrite", "replace", "upsert"]
@@ -74,7 +74,7 @@ class Setting(NamedTuple):
         """Return why a value is refused, or None when the setting accepts it."""
         if self._accepts(value):
             return None
-        return f"{self.key} must be {self._wanted}, not {value!r}"
+        return f"{self.key} must be {self._expectation}, not {value!r}"
 
     def _accepts(self, value: object) -> bool:
         match self.kind:
@@ -95,7 +95,7 @@ class Setting(NamedTuple):
                 return isinstance(value, str) and bool(value)
 
     @property
-    def _wanted(self) -> str:
+    def _expectation(self) -> str:
         if self.values:
             return "one of " + ", ".join(map(repr, self.values))
         return {
@@ -145,14 +145,14 @@ def refuse_unknown_settings(metadata: Mapping[str, object], place: SettingPlace,
     Args:
         metadata: The metadata as the user wrote it, or as Dagster returns it.
         place: The kind of place where the metadata is.
-        where: The name of that place for the message, such as `asset shop/orders`.
+        where: The name of the place for the message, such as `asset shop/orders`.
 
     Raises:
-        InvalidInputError: Some settings cannot be used; the message names each and what would be right.
+        InvalidInputError: Some settings cannot be used; the message names each setting and what would be right.
     """
-    found = [problem for key, value in metadata.items() if (problem := _problem(key, md.plain(value), place))]
-    if found:
-        raise InvalidInputError(f"{where}: {'; '.join(found)}")
+    problems = [problem for key, value in metadata.items() if (problem := _problem(key, md.plain(value), place))]
+    if problems:
+        raise InvalidInputError(f"{where}: {'; '.join(problems)}")
 
 
 def _problem(key: str, value: object, place: SettingPlace) -> str | None:
@@ -160,17 +160,17 @@ def _problem(key: str, value: object, place: SettingPlace) -> str | None:
     if setting is None:
         return _unknown(key, place)
     if place not in setting.places:
-        belongs = " or ".join(_NAMED[known] for known in setting.places)
+        belongs = " or ".join(_NAMED[settings_place] for settings_place in setting.places)
         return f"{key} has no meaning in {_NAMED[place]}; it belongs to {belongs}"
     return setting.refusal(value)
 
 
 def _unknown(key: str, place: SettingPlace) -> str | None:
-    """Return why a key that is not a setting is refused, or None when it is the user's own."""
+    """Return why a key that is not a setting is refused, or None when the key is the user's own."""
     meant = _meant(key)
     if key.startswith(_PREFIX):
-        known = ", ".join(setting.key for setting in SETTINGS if place in setting.places) or "none"
-        return f"there is no setting {key!r}; " + (f"did you mean {meant!r}?" if meant else f"here there are {known}")
+        names = ", ".join(setting.key for setting in SETTINGS if place in setting.places) or "none"
+        return f"there is no setting {key!r}; " + (f"did you mean {meant!r}?" if meant else f"here there are {names}")
     if meant is None:
         return None
     return f"metadata {key!r} would be ignored; did you mean {meant!r}? Give a key of your own another name"
@@ -178,10 +178,10 @@ def _unknown(key: str, place: SettingPlace) -> str | None:
 
 def _meant(key: str) -> str | None:
     """Return the setting that a key probably means, or None."""
-    if other := _OTHER_SEPARATOR.match(key):
-        key = f"{_PREFIX}{other[1]}"
-    prefix, slash, rest = key.rpartition("/")
-    lowered = rest.lower().replace("-", "_")
+    if match := _OTHER_SEPARATOR.match(key):
+        key = f"{_PREFIX}{match[1]}"
+    prefix, slash, setting_name = key.rpartition("/")
+    lowered = setting_name.lower().replace("-", "_")
     # A key of another system, such as `dagster/row_count`, counts as a setting only when the whole key resembles one.
     if slash and prefix.lower() != _PREFIX.rstrip("/"):
         return next(iter(difflib.get_close_matches(key.lower(), _KEYS, n=1, cutoff=0.9)), None)
@@ -194,29 +194,29 @@ def _meant(key: str) -> str | None:
     return names[near[0]] if near else None
 
 
-def write_mode(given: str) -> WriteMode:
+def write_mode(text: str) -> WriteMode:
     """Return a write mode given as text.
 
     Raises:
         InvalidInputError: There is no such mode.
     """
-    return _one_of("write_mode", given, _WRITE_MODES)
+    return _choice("write_mode", text, _WRITE_MODES)
 
 
-def schema_evolution(given: str) -> SchemaEvolution:
+def schema_evolution(text: str) -> SchemaEvolution:
     """Return a policy for columns given as text.
 
     Raises:
         InvalidInputError: There is no such policy.
     """
-    return _one_of("schema_evolution", given, _EVOLUTIONS)
+    return _choice("schema_evolution", text, _EVOLUTIONS)
 
 
-def _one_of(what: str, given: str, choices: tuple[Choice, ...]) -> Choice:
+def _choice(what: str, text: str, choices: tuple[Choice, ...]) -> Choice:
     for choice in choices:
-        if given == choice:
+        if text == choice:
             return choice
-    raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {given!r}")
+    raise InvalidInputError(f"{what} is one of {', '.join(choices)}, not {text!r}")
 
 
 def expressions_of(asset: str, dimensions: Sequence[str] | None, partition_expr: object) -> list[str]:

@@ -14,7 +14,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
-# The resource key under which Dagster finds the `LanceResource`, unless the caller names another one.
+# The resource key under which Dagster finds the `LanceResource`, unless the caller names another key.
 RESOURCE_KEY = "lance"
 TableKey = str | dg.AssetKey
 TableAsset = dg.AssetKey | str | Sequence[str] | dg.AssetsDefinition | dg.AssetSpec
@@ -79,10 +79,10 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
         return asset.key
     if isinstance(asset, dg.AssetKey):
         return asset
-    given: object = asset
-    parts = given.split("/") if isinstance(given, str) else list(given) if isinstance(given, list | tuple) else []
+    path: object = asset
+    parts = path.split("/") if isinstance(path, str) else list(path) if isinstance(path, list | tuple) else []
     if not parts or not all(isinstance(part, str) for part in parts):
-        raise InvalidInputError(f"give an asset as its definition or its key, such as 'shop/orders', not {given!r}")
+        raise InvalidInputError(f"give an asset as its definition or its key, such as 'shop/orders', not {path!r}")
     return dg.AssetKey(parts)
 
 
@@ -125,7 +125,8 @@ def table_address(asset_key: TableKey, metadata: Mapping[str, object]) -> TableA
     """
     if named := md.text(metadata, md.TABLE):
         return TableAddress(tuple(named.split("/")))
-    path = _parts(md.text(metadata, md.CANDIDATE) or asset_key)
+    key = md.text(metadata, md.CANDIDATE) or asset_key
+    path = tuple(key.path if isinstance(key, dg.AssetKey) else key.split("/"))
     schema = md.text(metadata, md.SCHEMA)
     return TableAddress((*schema.split("/"), path[-1]) if schema else path)
 
@@ -137,17 +138,13 @@ def place_metadata(candidate: dg.AssetKey, metadata: Mapping[str, object]) -> di
         candidate: The key of the candidate.
         metadata: The metadata of the candidate's definition.
     """
-    kept = {key: metadata[key] for key in (md.TABLE, md.SCHEMA) if key in metadata}
-    return {**kept, md.CANDIDATE: candidate.to_user_string()}
+    place = {key: metadata[key] for key in (md.TABLE, md.SCHEMA) if key in metadata}
+    return {**place, md.CANDIDATE: candidate.to_user_string()}
 
 
 def owner_of(asset_key: dg.AssetKey, metadata: Mapping[str, object]) -> str:
     """Return the key, as text, of the asset that writes the table: the candidate of a promoted node, or the asset."""
     return md.text(metadata, md.CANDIDATE) or asset_key.to_user_string()
-
-
-def _parts(key: TableKey) -> tuple[str, ...]:
-    return tuple(key.path) if isinstance(key, dg.AssetKey) else tuple(key.split("/"))
 
 
 def _reason_against(part: str) -> str | None:

@@ -31,30 +31,30 @@ def since_tags(table: LanceTable, version: Version, tags: Iterable[Tag]) -> dict
     """Return the versions with which a candidate is compared because tags name them, by their labels for people.
 
     A tag may name a version that the candidate does not contain, because another run was published after the candidate
-    was forked. Rows that only that version has are not rows that the candidate removed, so the candidate is compared
-    with the merge base then, and the label says so.
+    was forked. The candidate did not remove the rows that only the tagged version has, so it is compared with the merge
+    base then, and the label says so.
 
     Args:
         table: The table.
         version: The version of the candidate.
         tags: The tags.
     """
-    found: dict[str, Ref] = {}
+    versions: dict[str, Ref] = {}
     for tag in tags:
         # Expired, or without anything in common.
         with suppress(LanceDagsterError):
             base = table.diff(tag.ref, version, since_base=True).before
             if base == tag.ref:
-                found[f"{tag.name} ({tag.ref})"] = tag.ref
+                versions[f"{tag.name} ({tag.ref})"] = tag.ref
             else:
-                found[f"{base} (merge base with {tag.name}, which is at {tag.ref} by now)"] = base
-    return found
+                versions[f"{base} (merge base with {tag.name}, which is at {tag.ref} by now)"] = base
+    return versions
 
 
 def change_entries(
     table: LanceTable, version: Version, since: Mapping[str, Ref], on: Sequence[str] = ()
 ) -> dict[str, Entry]:
-    """Return the changes of a version since others: a text table, and the numbers of rows since the first of them.
+    """Return the changes of a version since other versions: a text table, and the numbers of rows since the first.
 
     Args:
         table: The table.
@@ -68,10 +68,11 @@ def change_entries(
         # Expired, or of a branch that was deleted meanwhile; or the storage failed once.
         with suppress(LanceDagsterError):
             diff = table.diff(ref, version)
-            found, exact = _counted(table, diff, on)
-            counts = counts or found
-            numbers = " | ".join(f"{number:,}" for number in (found.added, found.removed, found.changed))
-            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {_schema_changes(diff)} |")
+            row_counts, exact = _counted(table, diff, on)
+            counts = counts or row_counts
+            columns = md.listed([f"`{_one_line(change)}`" for change in diff.schema], _SCHEMA_CHANGES)
+            numbers = " | ".join(f"{number:,}" for number in (row_counts.added, row_counts.removed, row_counts.changed))
+            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {columns} |")
     if counts is None:
         return {}
     head = "| since | rows added | removed | changed | columns |\n|---|---|---|---|---|\n"
@@ -101,33 +102,27 @@ def content_entries(table: LanceTable, version: Version, rows: int) -> dict[str,
 def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]:
     dataset = table.to_lance(version, rows_only=True)
     fragments = dataset.get_fragments()
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     if len(fragments) <= _MOST_FRAGMENTS:
-        found[md.BYTES] = sum(file.file_size_bytes or 0 for one in fragments for file in one.data_files())
+        entries[md.BYTES] = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.data_files())
     # The last fragment has the rows that were written last.
     if fragments and version.rows:
         names = dataset.schema.names
         shown = shown_rows(fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows))
         more = f"\n\n{len(names) - _COLUMNS} more columns: {', '.join(names[_COLUMNS:])}" if names[_COLUMNS:] else ""
-        found[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)
-    return found
+        entries[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)
+    return entries
 
 
 def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCounts, bool]:
-    """Return the numbers of rows that differ, and whether rows that were rewritten as they were are left out."""
-    if sum(one.rows_before + one.rows_after for one in diff.fragments) <= _MOST_COMPARED:
+    """Return the numbers of rows that differ, and whether rows that were rewritten unchanged are left out."""
+    if sum(fragment.rows_before + fragment.rows_after for fragment in diff.fragments) <= _MOST_COMPARED:
         # A key may be missing in the older version or occur twice there; then row ids are used instead.
         with suppress(InvalidInputError):
             return (table.diff(diff.before, diff.after, on=on) if on else diff).stat(), True
-    added = sum(max(0, one.rows_after - one.rows_before) for one in diff.fragments)
-    removed = sum(max(0, one.rows_before - one.rows_after) for one in diff.fragments)
+    added = sum(max(0, fragment.rows_after - fragment.rows_before) for fragment in diff.fragments)
+    removed = sum(max(0, fragment.rows_before - fragment.rows_after) for fragment in diff.fragments)
     return RowCounts(added, removed, 0), False
-
-
-def _schema_changes(diff: Diff) -> str:
-    shown = [f"`{_one_line(change)}`" for change in diff.schema[:_SCHEMA_CHANGES]]
-    more = len(diff.schema) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -90,11 +90,11 @@ def test_argument_of_a_check_that_has_the_wrong_type(make: Callable[[], Any], sa
 @pytest.mark.parametrize(
     "checks,said",
     [
-        (NotNull("x"), "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not NotNull("),
-        ("unique", "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not 'unique'"),
+        (NotNull("x"), "checks of 'shop/orders' have to be a list of checks such as [Unique('id')], not NotNull("),
+        ("unique", "checks of 'shop/orders' have to be a list of checks such as [Unique('id')], not 'unique'"),
         (["unique"], "checks: 'unique' for 'shop/orders' is not a check; give one such as [Unique('id')]"),
         ([RowCount], "for 'shop/orders' is not a check; give one such as [Unique('id')]"),
-        (None, "checks: a list of checks such as [Unique('id')] is wanted for 'shop/orders', not None"),
+        (None, "checks of 'shop/orders' have to be a list of checks such as [Unique('id')], not None"),
     ],
 )
 def test_what_is_not_a_list_of_checks(checks: object, said: str) -> None:

@@ -37,7 +37,7 @@ from lance_dagster import (
     table_check,
 )
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally
-from lance_dagster.plugin.checks.function_check import FunctionCheck
+from lance_dagster.plugin.checks.check_definitions import FunctionCheck
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter
 from tests.plugin.shop import CUSTOMERS, MANY, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded

@@ -136,9 +136,9 @@ def test_checks_and_publishers_of_a_misspelt_asset() -> None:
     publisher, known = build_publisher([orders]), build_table_checks(orders, size)
     assert [] == findings(definitions(orders, publisher, checks=[*known, *build_table_checks("far/away", size)]))
     found = only(definitions(orders, publisher, checks=[*known, *build_table_checks("shop/ordrs", size)]))
-    assert found == "a check is for shop/ordrs, which is no asset here; did you mean 'shop/orders'?"
+    assert found == "a check is for shop/ordrs, which is not an asset here; did you mean 'shop/orders'?"
     found = only(definitions(orders, build_publisher(["shop/ordres"], unchecked=True)))
-    assert "publisher publish_production is for shop/ordres, which is no asset here" in found
+    assert "publisher publish_production is for shop/ordres, which is not an asset here" in found
 
 
 def test_a_partition_column_without_partitions() -> None:

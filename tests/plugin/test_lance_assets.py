@@ -128,13 +128,16 @@ def test_mistakes_in_the_one_call_are_refused() -> None:
 @pytest.mark.parametrize(
     "given,says",
     [
-        ({"assets": customers}, "assets: a list of assets such as [orders] is wanted, not one asset"),
-        ({"assets": "customers"}, "assets: a list of assets such as [orders] is wanted, not 'customers'"),
+        ({"assets": customers}, "assets have to be a list of assets such as [orders], not one asset"),
+        ({"assets": "customers"}, "assets have to be a list of assets such as [orders], not 'customers'"),
         ({"assets": ["customers"]}, "assets: 'customers' is not an asset; give the functions"),
-        ({"checks": {"customers": RowCount()}}, "checks: a list of checks such as {'shop/orders': [Unique('id')]} is"),
+        (
+            {"checks": {"customers": RowCount()}},
+            "checks of 'customers' have to be a list of checks such as {'shop/orders': [Unique('id')]}, not",
+        ),
         (
             {"checks": [RowCount()]},
-            "checks: a mapping such as {'shop/orders': [Unique('id')]} is wanted, not [RowCount",
+            "checks have to be a mapping such as {'shop/orders': [Unique('id')]}, not [RowCount",
         ),
         ({"checks": {"customers": ["unique"]}}, "checks: 'unique' for 'customers' is not a check; give one such as"),
         ({"maintenance": "sundays"}, "maintenance: 'sundays' is not a cron expression; give one such as '0 3 * * 0'"),

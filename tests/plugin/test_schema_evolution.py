@@ -91,7 +91,9 @@ def test_advice_keeps_older_rows(lake: LanceResource, mode: str) -> None:
     later = pa.table({"amount": [1.5]})
     with pytest.raises(SchemaMismatchError) as caught:
         run(lake, later, write_mode=mode)
-    replaced = "; with 'replace' the table gets the columns of the output, and all older rows are dropped with theirs"
+    replaced = (
+        "; with 'replace' the table gets the columns of the output, and all older rows are dropped with their columns"
+    )
     assert str(caught.value).partition("lance/schema_evolution")[2] == (
         " is 'refuse'; cast 'amount' in the asset to the table's decimal128(3, 2), or change the table by "
         f"table.columns.cast('amount', pa.float64(), branch='dev'){replaced if mode == 'overwrite' else ''}"

@@ -1,19 +1,19 @@
 """Checks of the age, the schema and the growth of a table, in part against the version that is published already.
 
-The published version is the head of `main` when the check is evaluated. Where a publisher evaluates it on commits of
-other programs, which are on `main` already, it is the version of the tag. The first run of an asset creates its table
-empty on `main`, so every check that compares numbers of rows passes in that run.
+The published version is the head of `main` when the check is evaluated. Where a publisher evaluates the check on
+commits of other programs, which are on `main` already, the published version is the version of the tag. The first run
+of an asset creates its table empty on `main`, so every check that compares numbers of rows passes in that run.
 """
 
 import datetime as dt
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import quote_name
 from lance_dagster.format.validation import check_class
 from lance_dagster.plugin.checks.check_arguments import refuse_bounds, require_column, require_duration, require_number
-from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, partition_counts, slug
+from lance_dagster.plugin.checks.check_queries import BuiltInCheck, field_of, judged, lies_within, partition_counts
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 
 if TYPE_CHECKING:
@@ -35,16 +35,12 @@ class Freshness(BuiltInCheck):
     column: str
     maximum_age: dt.timedelta
     scope: Scope = field(default="table", kw_only=True)
+    kind: ClassVar[str] = "freshness"
 
     def __post_init__(self) -> None:
         """Validate the column, and that the age is a duration."""
         require_column("Freshness", self.column)
         require_duration("maximum_age", self.maximum_age, least=dt.timedelta.resolution)
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"freshness_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -80,12 +76,12 @@ class Freshness(BuiltInCheck):
             )
         batches = audit.candidate.scan([self.column], filter=f"{quote_name(self.column)} IS NOT NULL")
         # The filter may leave a batch empty; its maximum is null.
-        found: list[Any] = [last for batch in batches if (last := pc.max(batch.column(0))).is_valid]
-        return max(found, key=_since_epoch, default=None)
+        values: list[Any] = [newest for batch in batches if (newest := pc.max(batch.column(0))).is_valid]
+        return max(values, key=_since_epoch, default=None)
 
 
 def _since_epoch(instant: Any) -> int:  # noqa: ANN401  # the scalar of a date or timestamp
-    """Return the microseconds since 1970; a fraction of one does not change an age."""
+    """Return the microseconds since 1970; a fraction of a microsecond does not change an age."""
     import pyarrow as pa
 
     if pa.types.is_date(instant.type):
@@ -108,11 +104,12 @@ class RowCountChange(BuiltInCheck):
     """Limit the growth of the number of rows against the published version, as a share of its rows.
 
     `minimum=-0.1` allows a tenth of the rows to vanish, and `maximum=1.0` allows their number to double. Each partition
-    is compared with the same partition of the published version. Where that has no rows, any number passes.
+    is compared with the same partition of the published version. Where that partition has no rows, any number passes.
     """
 
     minimum: float | None = None
     maximum: float | None = None
+    kind: ClassVar[str] = "row_count_change"
 
     def __post_init__(self) -> None:
         """Validate that there is a bound, and that it is a share: -10 for per cent would let all rows vanish."""
@@ -123,11 +120,6 @@ class RowCountChange(BuiltInCheck):
         if self.minimum is not None and self.minimum < -1:
             raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
         refuse_bounds("RowCountChange", self.minimum, self.maximum)
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return "row_count_change"
 
     @property
     def description(self) -> str:
@@ -147,16 +139,17 @@ class RowCountChange(BuiltInCheck):
         rows, before = sum(new.values()), sum(old.values())
         # A partition that had no rows has no share to compare with.
         changes = {key: (new[key] - count) / count for key, count in old.items() if count}
-        wrong = {key: f"{change:+.2%}" for key, change in changes.items() if not self._allows(change)}
+        wrong = {
+            key: f"{change:+.2%}"
+            for key, change in changes.items()
+            if not lies_within(change, self.minimum, self.maximum)
+        }
         change = (rows - before) / before if before else 0.0
         return CheckOutcome(
             passed=not wrong,
             description=judged(wrong, f"{change:+.2%}", audit, self._allowed, of=f"rows against {published.ref}"),
             counts={"rows": rows, "published_rows": before, "change": change, **partition_counts(audit, wrong)},
         )
-
-    def _allows(self, change: float) -> bool:
-        return (self.minimum is None or change >= self.minimum) and (self.maximum is None or change <= self.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +161,10 @@ class SchemaIs(BuiltInCheck):
 
     schema: "pa.Schema"
     scope: Scope = field(default="table", kw_only=True)
+    kind: ClassVar[str] = "schema_is"
 
     def __post_init__(self) -> None:
-        """Validate that the schema is one, and has columns: a table always has some."""
+        """Validate that the schema is a schema of Arrow and has columns: every table has a column."""
         # Definitions without this check load without pyarrow.
         import pyarrow as pa
 
@@ -181,14 +175,9 @@ class SchemaIs(BuiltInCheck):
             )
 
     @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return "schema_is"
-
-    @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
-        return f"The columns are {', '.join(f'{one.name} {one.type}' for one in self.schema)}."
+        return f"The columns are {', '.join(f'{column.name} {column.type}' for column in self.schema)}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Compare the schemas; reads no row."""
@@ -197,14 +186,10 @@ class SchemaIs(BuiltInCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSchemaChange(BuiltInCheck):
-    """Require that the columns are those of the published version, by name and type, in any order."""
+    """Require that the table has the columns of the published version, by name and type, in any order."""
 
     scope: Scope = "table"
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return "no_schema_change"
+    kind: ClassVar[str] = "no_schema_change"
 
     @property
     def description(self) -> str:
@@ -217,15 +202,15 @@ class NoSchemaChange(BuiltInCheck):
         return _compared(audit.candidate.schema, published.schema, published.ref)
 
 
-def _compared(found: "pa.Schema", wanted: "pa.Schema", named: str) -> CheckOutcome:
-    has, needs = ({one.name: one.type for one in schema} for schema in (found, wanted))
+def _compared(actual: "pa.Schema", expected: "pa.Schema", named: str) -> CheckOutcome:
+    has, needs = ({column.name: column.type for column in schema} for schema in (actual, expected))
     missing = [f"{name} {kind} is missing" for name, kind in needs.items() if name not in has]
     extra = [f"{name} {kind} is new" for name, kind in has.items() if name not in needs]
     # With `kind` as the default, a missing column is not listed a second time.
-    other = [f"{name} is {has[name]}, not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind]
-    differences = [*missing, *extra, *other]
+    changed = [f"{name} is {has[name]}, not {kind}" for name, kind in needs.items() if has.get(name, kind) != kind]
+    differences = [*missing, *extra, *changed]
     return CheckOutcome(
         passed=not differences,
         description=f"compared with {named}: {'; '.join(differences) or 'no difference'}",
-        counts={"missing": len(missing), "new": len(extra), "changed": len(other)},
+        counts={"missing": len(missing), "new": len(extra), "changed": len(changed)},
     )

@@ -1,19 +1,20 @@
 """Turn table checks into Dagster's asset checks: values with `build_table_checks`, functions with `table_check`."""
 
+import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
-from lance_dagster.plugin.checks.table_check import LANCE_CHECK, BoundCheck, Scope, TableCheck
+from lance_dagster.plugin.checks.table_check import LANCE_CHECK, Audit, BoundCheck, CheckOutcome, Scope, TableCheck
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
 
-if TYPE_CHECKING:
-    from lance_dagster.plugin.checks.function_check import CheckFunction
+CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]
 
 
 def build_table_checks(
@@ -32,21 +33,21 @@ def build_table_checks(
         resource_key: The key of the `LanceResource`.
 
     Raises:
-        InvalidInputError: Two checks have the same name, one is not a check, or the asset is a definition of several
-            assets.
+        InvalidInputError: Two checks have the same name, a value is not a check, or the asset is a definition of
+            several assets.
 
     Example:
         >>> from lance_dagster import RowCount
         >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
         ['row_count']
     """
-    found = require_checks(checks, asset_key_of(asset).to_user_string(), "[Unique('id')]")
-    names = [check.name for check in found]
+    table_checks = require_checks(checks, asset_key_of(asset).to_user_string(), "[Unique('id')]")
+    names = [check.name for check in table_checks]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         key = asset_key_of(asset).to_user_string()
         raise InvalidInputError(f"two checks of {key} are named {', '.join(doubled)}; give one of them another name")
-    return [_build(asset, check, blocking=blocking, resource_key=resource_key) for check in found]
+    return [_build(asset, check, blocking=blocking, resource_key=resource_key) for check in table_checks]
 
 
 def require_checks(checks: object, of: str, example: str) -> list[TableCheck]:
@@ -57,17 +58,83 @@ def require_checks(checks: object, of: str, example: str) -> list[TableCheck]:
     """
     if isinstance(checks, str | bytes | Mapping) or not isinstance(checks, Iterable):
         raise InvalidInputError(
-            f"checks: a list of checks such as {example} is wanted for {of!r}, not {reprlib.repr(checks)}"
+            f"checks of {of!r} have to be a list of checks such as {example}, not {reprlib.repr(checks)}"
         )
-    found = list(checks)
-    for each in found:
+    elements = list(checks)
+    for element in elements:
         # A class has the attributes of its values.
-        if isinstance(each, type) or not (hasattr(each, "name") and hasattr(each, "evaluate")):
+        if isinstance(element, type) or not (hasattr(element, "name") and hasattr(element, "evaluate")):
             raise InvalidInputError(
-                f"checks: {reprlib.repr(each)} for {of!r} is not a check; give one such as {example}, or a "
+                f"checks: {reprlib.repr(element)} for {of!r} is not a check; give one such as {example}, or a "
                 "function with @table_check"
             )
-    return found
+    return elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCheck:
+    """A check that calls a user's function with the candidate and with the tables that the check reads, in order."""
+
+    name: str
+    description: str
+    scope: Scope
+    reads: tuple[dg.AssetKey, ...]
+    function: CheckFunction
+    row_wise: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate that the function takes the candidate and each table that the check reads."""
+        try:
+            # Bound by position, since the parameters may have any names.
+            inspect.signature(self.function).bind(*range(1 + len(self.reads)))
+        except TypeError as error:
+            reads = ", ".join(key.to_user_string() for key in self.reads)
+            raise InvalidInputError(
+                f"table check {self.name!r} must take {1 + len(self.reads)} PinnedTable arguments: the candidate"
+                f"{f', then {reads}' if reads else ' and nothing else'} ({error})"
+            ) from None
+
+    def evaluate(self, audit: Audit) -> CheckOutcome:
+        """Call the function.
+
+        Raises:
+            InvalidInputError: The function returns neither a bool nor a result of a check, or the result of another
+                check.
+        """
+        answer = self.function(audit.candidate, *(audit.others[key] for key in self.reads))
+        match answer:
+            case CheckOutcome(passed=bool()):
+                return answer
+            case CheckOutcome():
+                raise self._not_a_bool("a CheckOutcome whose passed is", answer.passed)
+            case bool():
+                return CheckOutcome(passed=answer)
+            case dg.AssetCheckResult():
+                return self._outcome_of(answer)
+        raise self._not_a_bool("", answer)
+
+    def _outcome_of(self, result: dg.AssetCheckResult) -> CheckOutcome:
+        # Dagster refuses such a result of a plain check; here it would count for this check, whatever it was about.
+        if result.check_name not in (None, self.name):
+            raise InvalidInputError(
+                f"table check {self.name!r} returned the result of check {result.check_name!r}; leave check_name out"
+            )
+        return CheckOutcome(
+            passed=result.passed,
+            description=result.description or "",
+            counts=result.metadata or {},
+            severity=result.severity,
+        )
+
+    def _not_a_bool(self, where: str, answer: object) -> InvalidInputError:
+        # The scalars of numpy are named like Python's types.
+        module, name = type(answer).__module__, type(answer).__qualname__
+        kind = name if module == "builtins" else f"{module}.{name}"
+        hint = ", as by bool(...)" if name.startswith("bool") else ""
+        return InvalidInputError(
+            f"table check {self.name!r} returned {f'{where} ' if where else ''}{kind}; return a bool or a CheckOutcome"
+            f"{hint}"
+        )
 
 
 def table_check(
@@ -78,7 +145,7 @@ def table_check(
     reads: Sequence[TableAsset] = (),
     blocking: bool = True,
     resource_key: str = RESOURCE_KEY,
-) -> "Callable[[CheckFunction], dg.AssetChecksDefinition]":
+) -> Callable[[CheckFunction], dg.AssetChecksDefinition]:
     """Turn a function of a `PinnedTable` into an asset check that the publisher can evaluate again.
 
     The function gets the candidate's table at one version, and then each table of `reads` in that order. It returns
@@ -106,20 +173,17 @@ def table_check(
         >>> has_no_test_orders.check_key.name
         'has_no_test_orders'
     """
-    # Most code locations have built-in checks only.
-    from lance_dagster.plugin.checks.function_check import FunctionCheck
-
     if misplaced:
         raise InvalidInputError("table_check takes the asset by its name: @table_check(asset='shop/orders')")
     asset_key_of(asset)
     require_sequence("reads", reads, "shop/customers")
 
-    def decorate(function: "CheckFunction") -> dg.AssetChecksDefinition:
+    def decorate(function: CheckFunction) -> dg.AssetChecksDefinition:
         check = FunctionCheck(
             name=name or function.__name__,
             description=(function.__doc__ or "").strip(),
             scope=scope,
-            reads=tuple(asset_key_of(one) for one in reads),
+            reads=tuple(asset_key_of(table) for table in reads),
             function=function,
         )
         return _build(asset, check, blocking=blocking, resource_key=resource_key)
@@ -128,7 +192,7 @@ def table_check(
 
 
 def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key: str) -> dg.AssetChecksDefinition:
-    # Checked here for objects of any class: a misspelled scope would otherwise silently count as the other one.
+    # Checked here for objects of any class: a misspelled scope would otherwise silently count as `partitions`.
     if check.scope not in get_args(Scope):
         scopes = " or ".join(get_args(Scope))
         raise InvalidInputError(f"the scope of table check {check.name!r} is {check.scope!r}; give {scopes}")
@@ -155,7 +219,7 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
             passed=outcome.passed,
             severity=outcome.severity,
             description=outcome.description,
-            # The publisher compares this version with the one that it is about to publish.
+            # The publisher compares this version with the version that it is about to publish.
             metadata={**outcome.counts, **candidate.metadata},
         )
 
@@ -167,6 +231,6 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
         blocking=blocking,
         # The order of steps: a table that the same run writes must be written before the check reads it.
         # Dagster refuses the checked asset itself as an additional dependency.
-        additional_deps=[other for other in dict.fromkeys(check.reads) if other != key],
+        additional_deps=[dependency for dependency in dict.fromkeys(check.reads) if dependency != key],
         required_resource_keys={resource_key},
     )(evaluate)

@@ -30,26 +30,39 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInCheck:
-    """The fields of the built-in checks. By default, checks evaluate the partitions of the run."""
+    """The fields and the name of the built-in checks. By default, checks evaluate the partitions of the run.
+
+    `kind` is the first part of the name, such as `not_null`.
+    """
 
     scope: Scope = "partitions"
+    kind: ClassVar[str] = ""
     row_wise: ClassVar[bool] = False
 
-    # Before `__init__`, whose error for an unknown argument names no other one. mypy takes the signature of `__init__`.
-    def __new__(cls, *_: object, **given: object) -> Self:
+    # Before `__init__`, whose error for an unknown argument suggests no argument. mypy takes the signature of
+    # `__init__`.
+    def __new__(cls, *_: object, **arguments: object) -> Self:
         """Refuse unknown arguments.
 
         Raises:
             InvalidInputError: An argument is unknown. The message suggests the nearest one.
         """
-        known = sorted((one.name for one in fields(cls)), key="scope".__eq__)
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        parameters = sorted((parameter.name for parameter in fields(cls)), key="scope".__eq__)
+        for name in arguments:
+            if name not in parameters:
+                near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
                 meant = f"did you mean {near[0]!r}? It" if near else "it"
-                raise InvalidInputError(f"{cls.__name__} has no argument {name!r}; {meant} takes {', '.join(known)}")
-        # Not `super()`: a dataclass with slots is another class than the one that this function was defined in.
+                raise InvalidInputError(
+                    f"{cls.__name__} has no argument {name!r}; {meant} takes {', '.join(parameters)}"
+                )
+        # Not `super()`: a dataclass with slots is not the class that this function was defined in.
         return object.__new__(cls)
+
+    @property
+    def name(self) -> str:
+        """The name of the asset check: the kind and the columns, such as `unique_customer_day`."""
+        columns = getattr(self, "columns", getattr(self, "column", ()))
+        return "_".join([self.kind, *map(_slug, (columns,) if isinstance(columns, str) else columns)])
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:
@@ -61,7 +74,7 @@ def field_of(table: PinnedTable, column: str) -> "pa.Field[Any]":
     """Return the field of a column.
 
     Raises:
-        InvalidInputError: The table has no such column; the error lists those it has.
+        InvalidInputError: The table has no such column; the error lists the columns that it has.
     """
     schema = table.schema
     if column not in schema.names:
@@ -87,8 +100,8 @@ def count_where(table: PinnedTable, column: str, condition: str) -> int:
     try:
         return table.count_rows(condition)
     except InvalidInputError:
-        # For its error, which lists the columns of the table. After the count, because the schema is a request of
-        # its own.
+        # `field_of` raises an error that lists the columns of the table. It comes after the count, because the schema
+        # is a request of its own.
         field_of(table, column)
         raise
 
@@ -103,11 +116,11 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
         wrong: A text that describes these rows, which stands before their number.
     """
     candidate = audit.candidate
-    found = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
+    failed = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
     return CheckOutcome(
-        passed=found == 0,
-        description=f"{wrong}: {found}; allowed: none",
-        counts={"rows": candidate.count_rows(), "failed_rows": found},
+        passed=failed == 0,
+        description=f"{wrong}: {failed}; allowed: none",
+        counts={"rows": candidate.count_rows(), "failed_rows": failed},
     )
 
 
@@ -123,10 +136,10 @@ def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
     kind = field_of(table, column).type
     batches = table.scan([column], filter=f"{quote_name(column)} IS NOT NULL")
     # The empty column gives concat_arrays a type when there is no batch.
-    columns = itertools.chain([pa.chunked_array([], kind)], (pa.chunked_array([one.column(0)]) for one in batches))
+    columns = itertools.chain([pa.chunked_array([], kind)], (pa.chunked_array([batch.column(0)]) for batch in batches))
     # Batches are reduced to distinct values one by one, so memory holds distinct values and not the column.
-    found: pa.Array[Any] = pc.unique(pa.concat_arrays([pc.unique(comparable(one, column)) for one in columns]))
-    return found
+    values: pa.Array[Any] = pc.unique(pa.concat_arrays([pc.unique(comparable(part, column)) for part in columns]))
+    return values
 
 
 def comparable(values: "pa.ChunkedArray[Any]", column: str) -> "pa.Array[Any]":
@@ -139,7 +152,7 @@ def comparable(values: "pa.ChunkedArray[Any]", column: str) -> "pa.Array[Any]":
 
     from lance_dagster.edit.key_predicates import comparable_values
 
-    # Arrow looks up no half floats; each of them is a float too.
+    # Arrow looks up no half floats; every half float is a float too.
     return comparable_values(values.cast(pa.float32()) if pa.types.is_float16(values.type) else values, column)
 
 
@@ -151,6 +164,11 @@ def as_stored(values: Any, kind: "pa.DataType") -> Any:  # noqa: ANN401  # an ar
     return values.cast(kind) if extended else values
 
 
+def lies_within(number: float, minimum: float | None, maximum: float | None) -> bool:
+    """Return whether a number is within two inclusive bounds; None sets no bound."""
+    return (minimum is None or number >= minimum) and (maximum is None or number <= maximum)
+
+
 def between(minimum: Bound | None, maximum: Bound | None) -> str:
     """Return a text for the values that two inclusive bounds allow."""
     if maximum is None:
@@ -159,9 +177,12 @@ def between(minimum: Bound | None, maximum: Bound | None) -> str:
 
 
 def judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: str, *, of: str = "") -> str:
-    """Return a text with the found and the allowed values; where partitions fail, the found value of each of them."""
+    """Return a text with the measured and the allowed numbers; where partitions fail, with the number of each.
+
+    Example: `0 rows in 2026-05-01, 0 rows in 2026-05-02; allowed: at least 1 in each partition`.
+    """
     of = f" {of}" if of else ""
-    named = [f"{found}{of} in {key}" for key, found in wrong.items() if key is not None]
+    named = [f"{number}{of} in {key}" for key, number in wrong.items() if key is not None]
     if not named:
         return f"{total}{of}; allowed: {allowed}{_of_each(audit)}"
     more = f" and {len(named) - SHOWN} more partitions" if len(named) > SHOWN else ""
@@ -173,7 +194,7 @@ def _of_each(audit: Audit) -> str:
 
 
 def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
-    """Return the number of partitions, and of those that fail; nothing when the whole table was checked."""
+    """Return the numbers of partitions and of failed partitions; nothing when the whole table was checked."""
     return {"partitions": len(audit.partitions), "failed_partitions": len(wrong)} if audit.partitions else {}
 
 
@@ -182,6 +203,6 @@ def such_as(shown: list[str]) -> str:
     return f"; such as {', '.join(shown)}" if shown else ""
 
 
-def slug(column: str) -> str:
+def _slug(column: str) -> str:
     """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
     return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()

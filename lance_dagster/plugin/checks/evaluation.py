@@ -22,6 +22,7 @@ from lance_dagster.plugin.checks.table_check import (
     BoundCheck,
     CheckContext,
     CheckOutcome,
+    decorated_function,
     describe_asset,
 )
 from lance_dagster.plugin.recorded_writes import put_verdict
@@ -59,12 +60,12 @@ def blocking_checks(
         named: Checks that count as blocking although their definitions are not marked so, or are not in the
             code location of the publisher.
     """
-    wanted = set(assets)
-    found = {check for check in named if check.asset_key in wanted}
-    found |= {
-        key for key, check in _asset_checks(context, wanted).items() if check.get_spec_for_check_key(key).blocking
+    candidates = set(assets)
+    checks = {check for check in named if check.asset_key in candidates}
+    checks |= {
+        key for key, check in _asset_checks(context, candidates).items() if check.get_spec_for_check_key(key).blocking
     }
-    return tuple(sorted(found, key=lambda key: (key.asset_key.path, key.name)))
+    return tuple(sorted(checks, key=lambda key: (key.asset_key.path, key.name)))
 
 
 def check_values(context: CheckContext, assets: Iterable[dg.AssetKey]) -> dict[dg.AssetCheckKey, BoundCheck]:
@@ -77,8 +78,8 @@ def check_values(context: CheckContext, assets: Iterable[dg.AssetKey]) -> dict[d
         context: The context of the publisher or of a check.
         assets: The candidates.
     """
-    found = {key: _bound(check) for key, check in _asset_checks(context, set(assets)).items()}
-    return {key: bound for key, bound in found.items() if bound is not None}
+    checks = {key: _bound(check) for key, check in _asset_checks(context, set(assets)).items()}
+    return {key: bound for key, bound in checks.items() if bound is not None}
 
 
 def evaluate_check(
@@ -95,8 +96,8 @@ def evaluate_check(
     Among the counts of the outcome are the partitions, as `lance/partitions`, and the versions of the other tables, as
     `lance/read`.
 
-    An exception of a class in `_BROKEN` counts as a failure with its message. Any other one is raised, such as an error
-    of the storage or of Dagster: it says nothing about the rows, and a retry may succeed.
+    An exception of a class in `_BROKEN` counts as a failure with its message. Any other exception is raised, such as an
+    error of the storage or of Dagster: it says nothing about the rows, and a retry may succeed.
 
     Args:
         bound: The check.
@@ -105,27 +106,27 @@ def evaluate_check(
         context: The context of the current step, which knows the definitions and the run.
         partition_keys: The partitions that the run wrote. A check with the scope `partitions` sees only their
             rows; without partitions it sees the whole table.
-        others: Versions of other tables, by asset. A table that is not among them is opened as the current run
-            reads it.
+        others: Versions of other tables, by asset. A table without a version here is opened as the current run reads
+            it.
 
     Raises:
         StoreError: The storage failed.
     """
     try:
         bound = bound.described(context)
-        read = {key: (others or {}).get(key) or open_other(lance, context, key) for key in bound.check.reads}
-        outcome = bound.check.evaluate(_audit(bound, version, partition_keys, read))
+        others_read = {key: (others or {}).get(key) or open_other(lance, context, key) for key in bound.check.reads}
+        outcome = bound.check.evaluate(_audit(bound, version, partition_keys, others_read))
         # The publisher evaluates the check again when one of these tables is at another version by then.
-        marks = {key.to_user_string(): md.version_mark(table.version) for key, table in read.items()}
-        about = {md.READ: dg.MetadataValue.json(marks)} if read else {}
+        marks = {key.to_user_string(): md.version_mark(table.version) for key, table in others_read.items()}
+        about = {md.READ: dg.MetadataValue.json(marks)} if others_read else {}
         return replace(outcome, counts={**outcome.counts, **about, **md.checked_partitions(partition_keys)})
     except StoreError:
         # A StoreError is a LanceDagsterError too, and must not count as a failure of the check.
         raise
     except _broken() as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
-        said = f"the check broke: {type(error).__name__}: {error}"
-        return CheckOutcome(passed=False, description=said, counts=md.checked_partitions(partition_keys))
+        description = f"the check broke: {type(error).__name__}: {error}"
+        return CheckOutcome(passed=False, description=description, counts=md.checked_partitions(partition_keys))
 
 
 def record_outcome(
@@ -144,12 +145,12 @@ def record_outcome(
 
     repository = lance.open_repository()
     if repository is not None:
-        read = md.plain(outcome.counts.get(md.READ))
+        marks = md.plain(outcome.counts.get(md.READ))
         verdict = Verdict(
             check=key,
             passed=not outcome.blocks,
             description=outcome.description,
-            reads={str(asset): str(mark) for asset, mark in read.items()} if isinstance(read, Mapping) else {},
+            reads={str(asset): str(mark) for asset, mark in marks.items()} if isinstance(marks, Mapping) else {},
             run_id=run_id,
         )
         # Without write permission, the evaluation in Dagster's event log counts, which names the transaction.
@@ -172,7 +173,7 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
     1. the head of the run branch, in a run that wrote the table or that continues such a run; or of the branch that the
        run's tag `lance/branch` names: so a person who executes a check alone chooses another candidate than the newest
     2. the newest version that any run wrote and that waits to be published: a check that is run alone, from its
-       *Execute* button, reads the candidate that waits and not `main`, also when a later one was published
+       *Execute* button, reads the candidate that waits and not `main`, also when a later candidate was published
     3. the version that `read_ref` of the resource names
 
     A check that a user writes with Dagster's `asset_check` should return the property `metadata` of the table as
@@ -196,7 +197,8 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
 def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTable) -> tuple[str, ...]:
     """Return the partition of the current run as a tuple of one key, if the check reads a version of `main`.
 
-    A version of a run branch records its partitions itself, so nothing is returned for it, nor for a run without one.
+    A version of a run branch records its partitions itself, so nothing is returned for it, nor for a run without a
+    partition.
     """
     key = context.run.tags.get(_PARTITION_TAG)
     definition = bound.described(context).partitions_def
@@ -207,17 +209,17 @@ def run_partitions(context: CheckContext, bound: BoundCheck, version: PinnedTabl
 
 
 def partitions_with_rows(context: CheckContext, bound: BoundCheck, versions: Sequence[PinnedTable]) -> tuple[str, ...]:
-    """Return the partitions that have rows in one of some versions of the table of a check.
+    """Return the partitions that have rows in any of some versions of the table of a check.
 
-    Nothing is returned when a row is in no partition, or when the asset has none: then only the whole table has all
-    rows.
+    Nothing is returned when a row is in no partition, or when the asset has no partitions: then only the whole table
+    has all rows.
 
     Args:
         context: The context of the current step.
         bound: A check with the scope `partitions`.
-        versions: The versions; the first one has every column that tells the partition of a row.
+        versions: The versions; the first version has every column that tells the partition of a row.
     """
-    bound, found = bound.described(context), set[str]()
+    bound, with_rows = bound.described(context), set[str]()
     if bound.partitions_def is None:
         return ()
     keys = bound.partitions_def.get_partition_keys(dynamic_partitions_store=context.instance)
@@ -228,8 +230,8 @@ def partitions_with_rows(context: CheckContext, bound: BoundCheck, versions: Seq
             counts = audit.count_by_partition(of=version)
             if sum(counts.values()) < version.count_rows():
                 return ()
-            found |= {key for key, rows in counts.items() if key is not None and rows}
-    return tuple(key for key in keys if key in found)
+            with_rows |= {key for key, rows in counts.items() if key is not None and rows}
+    return tuple(key for key in keys if key in with_rows)
 
 
 def _asset_checks(
@@ -237,12 +239,13 @@ def _asset_checks(
 ) -> dict[dg.AssetCheckKey, dg.AssetsDefinition]:
     """Return the definitions of the checks of some assets, including checks that the current run leaves out."""
     graph = context.job_def.asset_layer.asset_graph
-    # The graph of a job knows the graph it was cut out of, and that one still has the deselected checks. Where Dagster
-    # divides a publisher into several steps, it makes that graph anew, without them; then the code location has them.
+    # The graph of a job knows the graph it was cut out of, which still has the deselected checks. Where Dagster divides
+    # a publisher into several steps, it makes that graph anew, without deselected checks; then the code location has
+    # them.
     return {
-        key: known.assets_def_for_key(key)
-        for known in (*_whole_graph(context), graph.source_asset_graph, graph)
-        for key in known.asset_check_keys
+        key: assets_graph.assets_def_for_key(key)
+        for assets_graph in (*_whole_graph(context), graph.source_asset_graph, graph)
+        for key in assets_graph.asset_check_keys
         if key.asset_key in assets
     }
 
@@ -255,10 +258,8 @@ def _whole_graph(context: CheckContext) -> list[Any]:
 
 
 def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
-    # The node of a graph has no function, and checks that Dagster builds itself have one that is not decorated.
-    function = getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
-    found = getattr(function, LANCE_CHECK, None)
-    return found if isinstance(found, BoundCheck) else None
+    bound = getattr(decorated_function(definition), LANCE_CHECK, None)
+    return bound if isinstance(bound, BoundCheck) else None
 
 
 def open_other(lance: LanceResource, context: CheckContext, asset: dg.AssetKey) -> PinnedTable:
@@ -272,13 +273,13 @@ def _audit(
 ) -> Audit:
     if bound.check.scope == "table" or not keys:
         return Audit(candidate=version, others=others, partition_keys=tuple(keys), seen=bound.seen)
-    # The first filter is for one scan of all partitions; those of single partitions let a failure name its partition.
-    union, *each = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
+    # The first filter is for one scan of all partitions; filters of single partitions let a failure name its partition.
+    union, *filters = [_partitions(bound, version, selected) for selected in [keys, *([key] for key in keys)]]
     return Audit(
         candidate=replace(version, filter=union.predicate),
         others=others,
         partition_keys=tuple(keys),
-        partitions=dict(zip(keys, each, strict=True)),
+        partitions=dict(zip(keys, filters, strict=True)),
         seen=bound.seen,
     )
 

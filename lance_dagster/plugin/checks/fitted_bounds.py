@@ -35,7 +35,12 @@ _UNITS = {"s": ("Second", 1), "ms": ("Millisecond", 10**3), "us": ("Microsecond"
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The values of a type as whole numbers: how many are one, or a second; the least, the most, and their SQL."""
+    """The values of a type as whole numbers.
+
+    `per` is how many of them make 1, or a second: 100 for a decimal with two digits after the point, 1000 for
+    milliseconds. `least` and `most` are the whole numbers of the least and the greatest value, and `sql` writes a whole
+    number as SQL.
+    """
 
     per: Fraction
     least: int
@@ -46,16 +51,19 @@ class _Scale:
 def fitted(column: "pa.Field[Any]", bound: Bound, side: Side) -> str | bool:
     """Return a bound as a value of Lance SQL that the type of a column holds exactly.
 
-    A minimum becomes the next greater value of the type and a maximum the next smaller one, so that the same values
+    A minimum becomes the next greater value of the type and a maximum the next smaller value, so that the same values
     lie within. A bound of a float column is rounded to its type by Lance, but not to infinity.
+
+    Example: on an int32 column the minimum 1.5 becomes 2 and the maximum 1.5 becomes 1. The maximum 2**40 is True,
+    since every int32 is smaller, and the member 1.5 is False.
 
     Args:
         column: The column.
         bound: The bound. On a date or timestamp column, a text is a date or a time in ISO 8601.
-        side: What the bound is; a `member` is one of the values of a list.
+        side: What the bound is; a `member` is a value of a list.
 
     Returns:
-        The value; True when every value of the type satisfies the bound, and False when none does.
+        The value; True when every value of the type satisfies the bound, and False when no value does.
 
     Raises:
         InvalidInputError: Values of the type cannot be compared with the bound.
@@ -100,8 +108,8 @@ def _exact(name: str, kind: Any, bound: Bound) -> Fraction | None:  # noqa: ANN4
     """Return a bound as an exact number, or the seconds since 1970; None when it is compared as it is."""
     import pyarrow.types as of
 
-    def refuse(wanted: str) -> InvalidInputError:
-        return InvalidInputError(f"column {name!r} is {kind}, which cannot be compared with {bound!r}; give {wanted}")
+    def refuse(allowed: str) -> InvalidInputError:
+        return InvalidInputError(f"column {name!r} is {kind}, which cannot be compared with {bound!r}; give {allowed}")
 
     is_text = of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind)
     if is_text and not isinstance(bound, str):
@@ -122,7 +130,7 @@ def _exact(name: str, kind: Any, bound: Bound) -> Fraction | None:  # noqa: ANN4
 
 
 def _moment(bound: Bound) -> dt.date | None:
-    # Python cuts the digits after those of microseconds.
+    # Python cuts the digits after microseconds.
     if isinstance(bound, str) and not re.search(r"[.,]\d{7}", bound):
         try:
             return dt.datetime.fromisoformat(bound)
@@ -132,11 +140,11 @@ def _moment(bound: Bound) -> dt.date | None:
 
 
 def _seconds(moment: dt.date, zone: str | None) -> Fraction:
-    """Return the seconds since 1970 of a moment beside a column with a time zone, or without one."""
+    """Return the seconds since 1970 of a moment that is compared with a column; `zone` is the column's time zone."""
     if not isinstance(moment, dt.datetime):
         # The midnight in UTC, as Lance takes a date beside a timestamp of any zone.
         return Fraction((moment - _EPOCH.date()).days * 86400)
-    # A plain datetime, because arithmetic with those of pandas has limits of its own.
+    # A plain datetime, because arithmetic with datetimes of pandas has limits of its own.
     figures = (moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second, moment.microsecond)
     local = dt.datetime(*figures, fold=moment.fold)  # noqa: DTZ001  # the zone is subtracted below
     # Figures without a zone are local times of the column. The offset is subtracted at last: the time in UTC may lie
@@ -153,7 +161,7 @@ def _zone(name: str | None) -> dt.tzinfo | None:
 
 
 def _scale(kind: Any) -> _Scale | None:  # noqa: ANN401  # as above
-    """Return the scale of a type; None for one whose values are no whole numbers."""
+    """Return the scale of a type; None for a type whose values cannot be counted, such as text."""
     import pyarrow.types as of
 
     if of.is_integer(kind):

@@ -23,8 +23,8 @@ from lance_dagster.plugin.checks.check_queries import (
     distinct,
     field_of,
     judged,
+    lies_within,
     partition_counts,
-    slug,
     such_as,
 )
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
@@ -40,6 +40,7 @@ class RowCount(BuiltInCheck):
 
     minimum: int = 1
     maximum: int | None = None
+    kind: ClassVar[str] = "row_count"
 
     def __post_init__(self) -> None:
         """Validate that a number of rows can lie between the bounds."""
@@ -49,11 +50,6 @@ class RowCount(BuiltInCheck):
         refuse_bounds("RowCount", self.minimum, self.maximum)
 
     @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return "row_count"
-
-    @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
         return f"The table, or each partition of the run, has {between(self.minimum, self.maximum)} rows."
@@ -61,11 +57,7 @@ class RowCount(BuiltInCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows of each partition."""
         rows = audit.count_by_partition()
-        wrong = {
-            key: count
-            for key, count in rows.items()
-            if count < self.minimum or (self.maximum is not None and count > self.maximum)
-        }
+        wrong = {key: count for key, count in rows.items() if not lies_within(count, self.minimum, self.maximum)}
         return CheckOutcome(
             passed=not wrong,
             description=judged(
@@ -89,17 +81,13 @@ class Unique(BuiltInCheck):
 
     columns: str | tuple[str, ...]
     scope: Scope = field(default="table", kw_only=True)
+    kind: ClassVar[str] = "unique"
 
     def __post_init__(self) -> None:
         """Validate the columns."""
         names = column_tuple("Unique", self.columns)
         if not isinstance(self.columns, str):
             object.__setattr__(self, "columns", names)
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"unique_{slug('_'.join(self._names))}"
 
     @property
     def description(self) -> str:
@@ -130,14 +118,14 @@ class Unique(BuiltInCheck):
         keys = audit.candidate.read(names, filter=present)
         # Arrow groups plain values only.
         plain = [comparable(keys.column(name), name) for name in names]
-        # Names that Arrow's `count_all` is not among, whatever the columns are called.
+        # These names differ from Arrow's `count_all`, whatever the columns are called.
         numbered = [f"key {place}" for place in range(len(names))]
         groups = pa.table(plain, numbered).group_by(numbered).aggregate([([], "count_all")])
         repeated = groups.filter(pc.greater(groups["count_all"], pa.scalar(1)))
         # The surplus rows: of three equal keys, two rows are too many.
         extra = keys.num_rows - groups.num_rows
-        some = repeated.slice(0, SHOWN)
-        columns = [as_stored(some.column(name), kind) for name, kind in zip(numbered, kinds, strict=True)]
+        examples = repeated.slice(0, SHOWN)
+        columns = [as_stored(examples.column(name), kind) for name, kind in zip(numbered, kinds, strict=True)]
         shown = [", ".join(map(str, row)) for row in zip(*map(shown_values, columns), strict=True)]
         return CheckOutcome(
             passed=extra == 0,
@@ -150,28 +138,24 @@ class Unique(BuiltInCheck):
 class KeysExist(BuiltInCheck):
     """Require that every value of a column is also in the column `key` of another table.
 
-    The check reads the candidate of the other table when the run wrote it, and else the version that the
+    The check reads the candidate of the other table when the run wrote that table, and else the version that the
     resource's `read_ref` names. A null passes.
     """
 
     column: str
     in_table: str
     key: str
+    kind: ClassVar[str] = "keys_exist"
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate the columns, and take the other table's key or definition as well as its name."""
         for column in (self.column, self.key):
             require_column("KeysExist", column)
-        given: object = self.in_table
-        if isinstance(given, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
-            object.__setattr__(self, "in_table", asset_key_of(given).to_user_string())
+        table: object = self.in_table
+        if isinstance(table, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
+            object.__setattr__(self, "in_table", asset_key_of(table).to_user_string())
         require_text("in_table of KeysExist", self.in_table, "shop/customers")
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"keys_exist_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -180,77 +164,80 @@ class KeysExist(BuiltInCheck):
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:
-        """The other table, of which the check reads all rows."""
+        """The other table, whose rows the check reads all."""
         return (dg.AssetKey(self.in_table.split("/")),)
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Look up the distinct values; reads one column of each table, batch by batch.
 
         Raises:
-            InvalidInputError: A table has no such column, or its values cannot be compared with those of the other.
+            InvalidInputError: A table has no such column, or the values of the two columns cannot be compared.
         """
         import pyarrow as pa
 
         from lance_dagster.format.shown_values import shown_values
 
-        other = audit.others[self.reads[0]]
-        wanted, known = distinct(audit.candidate, self.column), distinct(other, self.key)
+        referenced = audit.others[self.reads[0]]
+        values, keys = distinct(audit.candidate, self.column), distinct(referenced, self.key)
         try:
-            left = _missing(wanted, known)
+            missing = _missing(values, keys)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidInputError(
-                f"column {self.column!r} is {wanted.type} and {self.key!r} of {self.in_table} is {known.type}; values "
+                f"column {self.column!r} is {values.type} and {self.key!r} of {self.in_table} is {keys.type}; values "
                 f"of these types cannot be compared: {error}"
             ) from error
         kind = field_of(audit.candidate, self.column).type
-        shown = [str(value) for value in shown_values(as_stored(left.slice(0, SHOWN), kind))]
+        shown = [str(value) for value in shown_values(as_stored(missing.slice(0, SHOWN), kind))]
         return CheckOutcome(
-            passed=not len(left),
+            passed=not len(missing),
             description=(
-                f"{len(left)} of {len(wanted)} values of {self.column!r} are not in {self.key!r} of {self.in_table} "
-                f"({other.ref}); allowed: none{such_as(shown)}"
+                f"{len(missing)} of {len(values)} values of {self.column!r} are not in {self.key!r} of {self.in_table} "
+                f"({referenced.ref}); allowed: none{such_as(shown)}"
             ),
-            counts={"values": len(wanted), "missing": len(left), "compared_with": other.ref},
+            counts={"values": len(values), "missing": len(missing), "compared_with": referenced.ref},
         )
 
 
-def _missing(wanted: Any, known: Any) -> Any:  # noqa: ANN401  # pyarrow has no type for arrays of one kind of values
-    """Return the values that equal no known one; the tables may store them in different types, such as int32 and int64.
+def _missing(values: Any, keys: Any) -> Any:  # noqa: ANN401  # pyarrow has no type for arrays of one kind of values
+    """Return the values that equal no key; the columns may have different types, such as int32 and int64.
+
+    Example: the int8 values 1 and 2 and the int64 keys 1 and 258 give 2: the key 258, which would be 2 as an int8,
+    equals no value.
 
     Raises:
-        pa.ArrowInvalid: Values of one type have no counterparts in the other.
-        pa.ArrowNotImplementedError: The same, for all values.
+        pa.ArrowInvalid: Some values of one type have no counterparts in the other type.
+        pa.ArrowNotImplementedError: No value of one type has a counterpart in the other type.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Another key must not become equal by the cast: one that the type of the candidate cannot hold equals no value.
-    if wanted.type == known.type or pa.types.is_null(known.type):
-        return wanted.filter(pc.invert(pc.is_in(wanted, value_set=known.cast(wanted.type))))
+    # A key must not become equal by the cast: a key that the type of the candidate cannot hold equals no value.
+    if values.type == keys.type or pa.types.is_null(keys.type):
+        return values.filter(pc.invert(pc.is_in(values, value_set=keys.cast(values.type))))
     try:
-        cast, kept = _there_and_back(known, wanted.type)
+        cast, is_exact = _there_and_back(keys, values.type)
     except pa.ArrowInvalid:
-        # A text among the keys is no number, for example, so the numbers are compared as texts.
-        cast, kept = _there_and_back(wanted, known.type)
-        return wanted.filter(pc.invert(pc.and_(kept, pc.is_in(cast, value_set=known))))
-    return wanted.filter(pc.invert(pc.is_in(wanted, value_set=cast.filter(kept))))
+        # Such as text keys that are not numbers: then the numbers are compared as texts.
+        cast, is_exact = _there_and_back(values, keys.type)
+        return values.filter(pc.invert(pc.and_(is_exact, pc.is_in(cast, value_set=keys))))
+    return values.filter(pc.invert(pc.is_in(values, value_set=cast.filter(is_exact))))
 
 
 def _there_and_back(values: Any, kind: "pa.DataType") -> "tuple[Any, pa.Array[Any]]":  # noqa: ANN401  # as above
-    """Return values cast to a type, and whether each of them is the same again when it is cast back."""
+    """Return values cast to a type, and for each value whether it is the same again when it is cast back."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     cast = values.cast(kind, safe=False)
     back = cast.cast(values.type, safe=False)
-    kept = pc.equal(back, values)
+    is_exact = pc.equal(back, values)
     if pa.types.is_floating(values.type):
-        kept = pc.or_(kept, pc.and_(pc.is_nan(back), pc.is_nan(values)))
+        is_exact = pc.or_(is_exact, pc.and_(pc.is_nan(back), pc.is_nan(values)))
     if pa.types.is_integer(values.type) and pa.types.is_integer(kind):
         # -1 becomes the largest number without a sign, and is -1 again.
         signs = [pc.less(numbers, pa.scalar(0, numbers.type)) for numbers in (values, cast)]
-        kept = pc.and_(kept, pc.equal(*signs))
-    return cast, kept
+        is_exact = pc.and_(is_exact, pc.equal(*signs))
+    return cast, is_exact
 
 
 def _rows(count: int) -> str:

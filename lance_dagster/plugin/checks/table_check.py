@@ -36,7 +36,8 @@ class Audit:
         others: The other tables that the check reads, whole, by the keys of their assets.
         partition_keys: The partitions to check; empty without partitions, and where they are unknown.
         partitions: The filter of each of these partitions; empty when the scope is `table`.
-        seen: The version that readers see, when the candidate is compared with that; None for the head of `main`.
+        seen: The version that readers see, when the candidate is compared with that version; None for the head of
+            `main`.
     """
 
     candidate: PinnedTable
@@ -49,7 +50,7 @@ class Audit:
         """Return the candidate narrowed to each partition; without partitions, the candidate alone under None."""
         if not self.partitions:
             return {None: self.candidate}
-        return {key: replace(self.candidate, filter=one.predicate) for key, one in self.partitions.items()}
+        return {key: replace(self.candidate, filter=partition.predicate) for key, partition in self.partitions.items()}
 
     def count_by_partition(self, filter: str | None = None, *, of: PinnedTable | None = None) -> dict[str | None, int]:
         """Count the rows of each partition in one scan; without partitions, all rows under None.
@@ -61,11 +62,11 @@ class Audit:
         table = of or self.candidate
         if len(self.partitions) < _MANY:
             return self._count_each(table, filter)
-        columns = list(dict.fromkeys(name for one in self.partitions.values() for name in one.columns))
+        columns = list(dict.fromkeys(name for partition in self.partitions.values() for name in partition.columns))
         groups = _grouped(table.scan(columns, filter), columns)
         if groups is None:
             return self._count_each(table, filter)
-        return {key: _rows_inside(one, groups) for key, one in self.partitions.items()}
+        return {key: _rows_inside(partition, groups) for key, partition in self.partitions.items()}
 
     def _count_each(self, table: PinnedTable, filter: str | None) -> dict[str | None, int]:
         parts = {key: replace(table, filter=part.filter) for key, part in self.by_partition().items()}
@@ -134,25 +135,26 @@ class TableCheck(Protocol):
 def _grouped(batches: "pa.RecordBatchReader", columns: list[str]) -> "pa.Table | None":
     """Return the distinct rows of some columns, with their number in a last column.
 
-    Returns None for a column that Arrow does not group, such as one of lists or of JSON.
+    Returns None where Arrow does not group a column, such as a column of lists or of JSON.
     """
     # Imported where it is used, as in all checks: a code location that is only loaded needs no pyarrow.
     import pyarrow as pa
 
-    # Names that Arrow's `count_all` is not among, and one that is longer than that of every column.
+    # These names differ from Arrow's `count_all`, and the name of the last column is longer than the name of every
+    # column.
     numbered, rows = [f"column {place}" for place in range(len(columns))], "".join([*columns, "#"])
-    # A scan for each partition would read these columns as often as there are partitions. Batches are grouped one by
-    # one, so memory holds groups and not rows.
+    # A scan for each partition would read these columns as often as there are partitions. Batches are grouped singly,
+    # so memory holds groups and not rows.
     try:
-        tables = (pa.table(one.columns, numbered) for one in batches)
-        found = [one.group_by(numbered).aggregate([([], "count_all")]) for one in tables]
+        tables = (pa.table(batch.columns, numbered) for batch in batches)
+        groups = [batch.group_by(numbered).aggregate([([], "count_all")]) for batch in tables]
     except pa.ArrowNotImplementedError:
         return None
-    if not found:
+    if not groups:
         return batches.schema.append(pa.field(rows, pa.int64())).empty_table()
     # Batches of a dictionary column may have different dictionaries, which Arrow does not group.
-    whole = pa.concat_tables(found).unify_dictionaries().group_by(numbered).aggregate([("count_all", "sum")])
-    return whole.rename_columns([*columns, rows])
+    merged = pa.concat_tables(groups).unify_dictionaries().group_by(numbered).aggregate([("count_all", "sum")])
+    return merged.rename_columns([*columns, rows])
 
 
 def _rows_inside(partition: "PartitionFilter", groups: "pa.Table") -> int:
@@ -179,8 +181,8 @@ CheckContext = dg.AssetCheckExecutionContext | dg.AssetExecutionContext
 class BoundCheck:
     """A table check and its asset.
 
-    `metadata` and `partitions_def` are those of the definition that the check was built from; what a key lacks is
-    supplied by the asset's definition in the code location. `seen` is that of the `Audit`.
+    `metadata` and `partitions_def` come from the definition that the check was built from; where that was a key, the
+    asset's definition in the code location supplies them. `seen` is passed on to the `Audit`.
     """
 
     check: TableCheck
@@ -199,14 +201,19 @@ class BoundCheck:
         )
 
 
+def decorated_function(definition: dg.AssetsDefinition) -> object:
+    """Return the function behind a definition; None for the node of a graph, and for checks that Dagster builds."""
+    return getattr(getattr(definition.node_def, "compute_fn", None), "decorated_fn", None)
+
+
 def describe_asset(
     context: CheckContext, asset: dg.AssetKey
 ) -> tuple[Mapping[str, object], dg.PartitionsDefinition | None]:
     """Return the metadata and the partitions of an asset's definition; empty when the code location has none."""
     # The graph of the job lacks assets that the run leaves out; the graph that it was cut out of has them.
     graph = context.job_def.asset_layer.asset_graph
-    for known in (graph, graph.source_asset_graph):
-        if known.has(asset):
-            node = known.get(asset)
+    for asset_graph in (graph, graph.source_asset_graph):
+        if asset_graph.has(asset):
+            node = asset_graph.get(asset)
             return node.metadata, node.partitions_def
     return {}, None

@@ -2,12 +2,13 @@
 
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, check_closed, quote_name, quote_text
 from lance_dagster.format.validation import check_flag
+from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import (
     comparable,
     refuse_bounds,
@@ -26,13 +27,12 @@ from lance_dagster.plugin.checks.check_queries import (
     is_float,
     judged,
     partition_counts,
-    slug,
 )
 from lance_dagster.plugin.checks.fitted_bounds import fitted
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
 
-# The mistakes that Rust's regular expressions and Python's have in common. Python also refuses some expressions that
-# Rust knows, such as `\p{L}`.
+# The errors of Python for mistakes that are mistakes in Rust too. Python also refuses some expressions that Rust knows,
+# such as `\p{L}`.
 _BRACKETS = ("unterminated subpattern", "unbalanced parenthesis", "unterminated character set")
 # Python knows no sets within sets, and reads the rest of such an expression otherwise.
 _NESTED = re.compile(r"\[[^\]]*\[")
@@ -57,16 +57,12 @@ class NotNull(BuiltInCheck):
     """Require that no row has a null in a column."""
 
     column: str
+    kind: ClassVar[str] = "not_null"
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate the column."""
         require_column("NotNull", self.column)
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"not_null_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -89,6 +85,7 @@ class NullRate(BuiltInCheck):
 
     column: str
     maximum: float
+    kind: ClassVar[str] = "null_rate"
 
     def __post_init__(self) -> None:
         """Validate that the share is from 0 to 1: a percentage such as 5 would let every table pass."""
@@ -96,11 +93,6 @@ class NullRate(BuiltInCheck):
         require_number(f"the maximum of NullRate of {self.column!r}", self.maximum)
         if not 0 <= self.maximum <= 1:
             raise InvalidInputError(f"NullRate of {self.column!r} allows {self.maximum}; give a share from 0 to 1")
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"null_rate_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -112,10 +104,12 @@ class NullRate(BuiltInCheck):
         # Before the counts, for its error when the column does not exist.
         field_of(audit.candidate, self.column)
         counts = audit.count_by_partition()
-        found = audit.count_by_partition(f"{quote_name(self.column)} IS NULL")
+        null_counts = audit.count_by_partition(f"{quote_name(self.column)} IS NULL")
         # The limit is multiplied, since a partition without rows has no share.
-        wrong = {key: f"{found[key] / of:.2%}" for key, of in counts.items() if found[key] > self.maximum * of}
-        rows, nulls = sum(counts.values()), sum(found.values())
+        wrong = {
+            key: f"{null_counts[key] / of:.2%}" for key, of in counts.items() if null_counts[key] > self.maximum * of
+        }
+        rows, nulls = sum(counts.values()), sum(null_counts.values())
         rate = nulls / rows if rows else 0.0
         allowed = f"{self.maximum:.2%}"
         share = judged(wrong, f"{rate:.2%}", audit, allowed, of=f"of the rows have no value in {self.column!r}")
@@ -128,7 +122,7 @@ class NullRate(BuiltInCheck):
 
 @dataclass(frozen=True, slots=True)
 class InRange(BuiltInCheck):
-    """Require that every value of a column lies between two inclusive bounds, one of which may be None.
+    """Require that every value of a column lies between two inclusive bounds, of which one may be None.
 
     A null passes. NaN fails. Bounds of integer, decimal, date and timestamp columns are compared exactly.
     """
@@ -136,6 +130,7 @@ class InRange(BuiltInCheck):
     column: str
     minimum: Bound | None = None
     maximum: Bound | None = None
+    kind: ClassVar[str] = "in_range"
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -152,11 +147,6 @@ class InRange(BuiltInCheck):
         refuse_bounds(check, self.minimum, self.maximum)
 
     @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"in_range_{slug(self.column)}"
-
-    @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is {between(self.minimum, self.maximum)}."
@@ -167,14 +157,14 @@ class InRange(BuiltInCheck):
         Raises:
             InvalidInputError: The table has no such column, or a bound of another kind, such as a text for numbers.
         """
-        column, field, inside = quote_name(self.column), field_of(audit.candidate, self.column), []
+        column, kind, inside = quote_name(self.column), field_of(audit.candidate, self.column), []
         # Nulls pass a bound that no value satisfies.
         holds = {True: "true", False: f"{column} IS NULL"}
         if self.minimum is not None:
-            bound = fitted(field, self.minimum, "minimum")
+            bound = fitted(kind, self.minimum, "minimum")
             inside.append(f"{column} >= {bound}" if isinstance(bound, str) else holds[bound])
         if self.maximum is not None:
-            bound = fitted(field, self.maximum, "maximum")
+            bound = fitted(kind, self.maximum, "maximum")
             inside.append(f"{column} <= {bound}" if isinstance(bound, str) else holds[bound])
         # NaN needs a term of its own: Lance orders it above every number, and with the sign bit below every number,
         # so a range with one bound would accept it. The condition negates "inside" because NOT of a null is null, so
@@ -192,10 +182,11 @@ class InRange(BuiltInCheck):
 
 @dataclass(frozen=True, slots=True)
 class IsIn(BuiltInCheck):
-    """Require that every value of a column is one of a list. A null passes. NaN fails."""
+    """Require that every value of a column is in a list. A null passes. NaN fails."""
 
     column: str
     values: tuple[Bound, ...]
+    kind: ClassVar[str] = "is_in"
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -204,29 +195,23 @@ class IsIn(BuiltInCheck):
         object.__setattr__(self, "values", value_tuple(f"IsIn of {self.column!r}", self.values))
 
     @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"is_in_{slug(self.column)}"
-
-    @property
     def description(self) -> str:
         """The sentence that Dagster's pages show about the check."""
         return f"Every value of {self.column!r} is one of {self._allowed}."
 
     @property
     def _allowed(self) -> str:
-        more = f" and {len(self.values) - SHOWN} more" if len(self.values) > SHOWN else ""
-        return ", ".join(map(str, self.values[:SHOWN])) + more
+        return md.listed(list(map(str, self.values)), SHOWN)
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values that are not in the list.
 
         Raises:
-            InvalidInputError: The table has no such column, or a value is of another kind than it.
+            InvalidInputError: The table has no such column, or a value is of another kind than the column.
         """
-        column, field = quote_name(self.column), field_of(audit.candidate, self.column)
-        # A value that the type of the column cannot hold equals none in it.
-        listed = [sql for one in self.values if isinstance(sql := fitted(field, one, "member"), str)]
+        column, kind = quote_name(self.column), field_of(audit.candidate, self.column)
+        # A value that the type of the column cannot hold equals no value of the column.
+        listed = [sql for member in self.values if isinstance(sql := fitted(kind, member, "member"), str)]
         # NOT of a null is null, so that nulls pass.
         condition = f"NOT ({column} IN ({', '.join(listed)}))" if listed else f"{column} IS NOT NULL"
         return count_outcome(audit, self.column, condition, f"values of {self.column!r} other than {self._allowed}")
@@ -241,6 +226,7 @@ class Matches(BuiltInCheck):
 
     column: str
     pattern: str
+    kind: ClassVar[str] = "matches"
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -251,13 +237,8 @@ class Matches(BuiltInCheck):
         if wrong:
             raise InvalidInputError(
                 f"the pattern {self.pattern!r} of Matches of {self.column!r} is not a regular expression: {wrong}; "
-                "close the bracket, or write a backslash before one that stands for itself"
+                "close the bracket, or write a backslash before a bracket that stands for itself"
             )
-
-    @property
-    def name(self) -> str:
-        """The name of the asset check."""
-        return f"matches_{slug(self.column)}"
 
     @property
     def description(self) -> str:
@@ -267,8 +248,8 @@ class Matches(BuiltInCheck):
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values that do not match."""
         # Not ^ and $: an expression with the flag for several lines would match a part of the value.
-        whole = quote_text(rf"\A(?:{self.pattern})\z")
-        condition = f"NOT regexp_like({quote_name(self.column)}, {whole})"
+        pattern = quote_text(rf"\A(?:{self.pattern})\z")
+        condition = f"NOT regexp_like({quote_name(self.column)}, {pattern})"
         return count_outcome(
             audit, self.column, condition, f"values of {self.column!r} that do not match {self.pattern}"
         )
@@ -278,18 +259,19 @@ class Matches(BuiltInCheck):
 class Satisfies(BuiltInCheck):
     """Require that every row satisfies a predicate in Lance SQL, such as `amount >= 0 OR kind = 'refund'`.
 
-    A row for which the predicate is null fails, because it does not satisfy it. With `nulls_pass` it passes, as in a
-    CHECK constraint of SQL. NaN is greater than every number in Lance SQL, but one with the sign bit, which 0/0 may
-    give, is less than every number; `isnan(amount)` is true for both.
+    A row for which the predicate is null fails, because it does not satisfy the predicate. With `nulls_pass` it passes,
+    as in a CHECK constraint of SQL. NaN is greater than every number in Lance SQL, but a NaN with the sign bit, which
+    0/0 may give, is less than every number; `isnan(amount)` is true for both.
     """
 
     predicate: str
-    name: str
+    # `field()` because a dataclass would take the property `name` of the base class for a default.
+    name: str = field()
     nulls_pass: bool = False
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Validate the name, and that the predicate is a whole one, since it is put into parentheses."""
+        """Validate the name, and that all brackets of the predicate are closed, since it is put into parentheses."""
         require_text("the name of Satisfies", self.name, "amounts")
         require_text(f"the predicate of Satisfies {self.name!r}", self.predicate, "amount >= 0")
         check_flag(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)

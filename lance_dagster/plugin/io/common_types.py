@@ -1,7 +1,9 @@
-"""Find the type of a column that holds the values of two types: those of a table, and those of an output.
+"""Find the common type of a column: it holds the values that a table has and the values of an output.
 
-Numbers have such a type when one of their types holds those of the other. Structs, lists and maps have one when their
-parts do: a struct has the fields of both then, in the order of the table's with the new ones behind them.
+Two types of numbers have a common type when one type holds the numbers of the other. Structs, lists and maps have a
+common type when their parts have: the common struct has the fields of both, first the fields of the table, then the new
+fields. Example: `struct<a: int32>` and `struct<b: string, a: int64>` have `struct<a: int64, b: string>` when the
+numbers may become wider.
 """
 
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ import pyarrow as pa
 from lance_dagster.datafiles import fits_type
 
 Numbers = Literal["same", "own", "wider"]
-"""The numbers of another type that a column takes: none; any, in the type of the table; or those of a wider type, which
-the column gets. A dictionary, such as categories of pandas, and the values that it numbers differ in the same way: the
-plain values are the wider type, and so are indices with more bits.
+"""The numbers of another type that a column takes: no such numbers (`same`); any numbers, in the type of the table
+(`own`); or numbers of a wider type, which the column gets (`wider`). A dictionary, such as categories of pandas, and
+its plain values differ in the same way: the plain values are the wider type, and so are indices with more bits.
 """
 
 _DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
@@ -22,30 +24,30 @@ _DECIMALS = (pa.Decimal128Type, pa.Decimal256Type)
 _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 
 
-def common_type(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # any Arrow types
-    """Return the type of a column of type `own` that takes values of type `given` too; None when there is none.
+def common_type(own: Any, incoming: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # any Arrow types
+    """Return the type of a column of type `own` that takes values of type `incoming` too; None when there is none.
 
     Args:
-        own: The type of the column. Type null, as of the items of lists that are all empty, becomes any other one.
-        given: The type of the values.
-        numbers: The numbers of another type that it takes. With "same", structs have the same fields as well.
+        own: The type of the column. Type null, as of the items of lists that are all empty, becomes any other type.
+        incoming: The type of the values.
+        numbers: The numbers of another type that the column takes. With "same", structs have the same fields as well.
     """
-    if fits_type(given, own):
+    if fits_type(incoming, own):
         return own  # type: ignore[no-any-return]
     if pa.types.is_null(own):
-        return given  # type: ignore[no-any-return]
-    if are_numbers(own, given):
-        return _number(own, given, numbers)
-    if pa.types.is_dictionary(own) or pa.types.is_dictionary(given):
-        return _dictionary(own, given, numbers)
-    if pa.types.is_struct(own) and pa.types.is_struct(given):
-        return _struct(own, given, numbers)
-    if pa.types.is_map(own) and pa.types.is_map(given) and fits_type(given.key_type, own.key_type):
-        item = common_type(own.item_type, given.item_type, numbers)
+        return incoming  # type: ignore[no-any-return]
+    if are_numbers(own, incoming):
+        return _number(own, incoming, numbers)
+    if pa.types.is_dictionary(own) or pa.types.is_dictionary(incoming):
+        return _dictionary(own, incoming, numbers)
+    if pa.types.is_struct(own) and pa.types.is_struct(incoming):
+        return _struct(own, incoming, numbers)
+    if pa.types.is_map(own) and pa.types.is_map(incoming) and fits_type(incoming.key_type, own.key_type):
+        item = common_type(own.item_type, incoming.item_type, numbers)
         make: Any = pa.map_
         return None if item is None else make(own.key_field, own.item_field.with_type(item))
-    if _is_list(own) and _is_list(given) and not _differ_in_length(own, given):
-        item = common_type(own.value_type, given.value_type, numbers)
+    if _is_list(own) and _is_list(incoming) and not _differ_in_length(own, incoming):
+        item = common_type(own.value_type, incoming.value_type, numbers)
         return None if item is None else _list(own, item)
     return None
 
@@ -76,33 +78,34 @@ def needs_cast(own: Any, result: Any) -> bool:  # noqa: ANN401  # any Arrow type
     return bool(own != result)
 
 
-def can_be_cast(own: Any, given: Any) -> bool:  # noqa: ANN401  # any Arrow types
+def can_be_cast(own: Any, incoming: Any) -> bool:  # noqa: ANN401  # any Arrow types
     """Return whether a column may be cast to another type, as far as its type tells: structs keep their fields."""
-    if pa.types.is_struct(own) and pa.types.is_struct(given):
-        names = [sorted(field.name for field in one) for one in (own, given)]
-        return names[0] == names[1] and all(can_be_cast(field.type, given.field(field.name).type) for field in own)
-    if isinstance(own, pa.MapType) and isinstance(given, pa.MapType):
-        return can_be_cast(own.item_type, given.item_type)
-    if _is_list(own) and _is_list(given):
-        return can_be_cast(own.value_type, given.value_type)
-    return not (pa.types.is_nested(own) or pa.types.is_nested(given))
+    if pa.types.is_struct(own) and pa.types.is_struct(incoming):
+        names = [sorted(field.name for field in struct) for struct in (own, incoming)]
+        return names[0] == names[1] and all(can_be_cast(field.type, incoming.field(field.name).type) for field in own)
+    if isinstance(own, pa.MapType) and isinstance(incoming, pa.MapType):
+        return can_be_cast(own.item_type, incoming.item_type)
+    if _is_list(own) and _is_list(incoming):
+        return can_be_cast(own.value_type, incoming.value_type)
+    return not (pa.types.is_nested(own) or pa.types.is_nested(incoming))
 
 
-def without_length(own: Any, given: Any) -> Any:  # noqa: ANN401  # any Arrow types
-    """Return a type given for a column, as lists of any length where both have lists of different lengths."""
-    if _is_list(own) and _is_list(given):
-        item = given.value_field.with_type(without_length(own.value_type, given.value_type))
-        return pa.list_(item) if _differ_in_length(own, given) else _list(given, item.type)
-    if pa.types.is_struct(own) and pa.types.is_struct(given):
+def without_length(own: Any, incoming: Any) -> Any:  # noqa: ANN401  # any Arrow types
+    """Return the type of incoming values, as lists of any length where the column has lists of another length."""
+    if _is_list(own) and _is_list(incoming):
+        item = incoming.value_field.with_type(without_length(own.value_type, incoming.value_type))
+        return pa.list_(item) if _differ_in_length(own, incoming) else _list(incoming, item.type)
+    if pa.types.is_struct(own) and pa.types.is_struct(incoming):
         names = [field.name for field in own]
-        parts = ((field, own.field(field.name).type if field.name in names else field.type) for field in given)
+        parts = ((field, own.field(field.name).type if field.name in names else field.type) for field in incoming)
         return pa.struct([field.with_type(without_length(of, field.type)) for field, of in parts])
-    return given
+    return incoming
 
 
 def are_numbers(*kinds: pa.DataType) -> bool:
     """Return whether types are all of integers and floating-point numbers, or all of decimals."""
-    return all(map(_is_number, kinds)) or all(isinstance(kind, _DECIMALS) for kind in kinds)
+    plain = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
+    return plain or all(isinstance(kind, _DECIMALS) for kind in kinds)
 
 
 def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
@@ -121,50 +124,46 @@ def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
     return wide.bit_width >= narrow.bit_width + (1 if signed and not was_signed else 0)
 
 
-def _number(own: pa.DataType, given: pa.DataType, numbers: Numbers) -> pa.DataType | None:
+def _number(own: pa.DataType, incoming: pa.DataType, numbers: Numbers) -> pa.DataType | None:
     if numbers == "same":
         return None
-    # Those of the table may hold the values all the same, which only the values tell.
-    return given if numbers == "wider" and not is_wider(own, given) and is_wider(given, own) else own
+    # The type of the table may hold the values all the same; only the values tell.
+    return incoming if numbers == "wider" and not is_wider(own, incoming) and is_wider(incoming, own) else own
 
 
-def _dictionary(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # any Arrow types
-    values, given_values = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (own, given))
-    plain = None if numbers == "same" else common_type(values, given_values, numbers)
+def _dictionary(own: Any, incoming: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # any Arrow types
+    values, incoming_values = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (own, incoming))
+    plain = None if numbers == "same" else common_type(values, incoming_values, numbers)
     if plain is None or not pa.types.is_dictionary(own):
         return plain
     make: Any = pa.dictionary
     if numbers == "own":
-        kept: pa.DataType = make(own.index_type, plain)
-        return kept
-    if not pa.types.is_dictionary(given):
+        narrow: pa.DataType = make(own.index_type, plain)
+        return narrow
+    if not pa.types.is_dictionary(incoming):
         return plain
-    widened: pa.DataType = make(max(own.index_type, given.index_type, key=_bits), plain)
+    widened: pa.DataType = make(max(own.index_type, incoming.index_type, key=lambda indices: indices.bit_width), plain)
     return widened
 
 
-def _bits(indices: pa.DataType) -> int:
-    return indices.bit_width
-
-
-def _struct(own: Any, given: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # structs
-    names, given_names = ([field.name for field in one] for one in (own, given))
-    if len(set(given_names)) < len(given_names) or (numbers == "same" and names != given_names):
+def _struct(own: Any, incoming: Any, numbers: Numbers) -> pa.DataType | None:  # noqa: ANN401  # structs
+    names, incoming_names = ([field.name for field in struct] for struct in (own, incoming))
+    if len(set(incoming_names)) < len(incoming_names) or (numbers == "same" and names != incoming_names):
         return None
-    found: list[pa.Field[Any]] = []
+    fields: list[pa.Field[Any]] = []
     for field in own:
-        if field.name not in given_names:
+        if field.name not in incoming_names:
             if not field.nullable:
                 return None
-            found.append(field)
+            fields.append(field)
             continue
-        part = common_type(field.type, given.field(field.name).type, numbers)
+        part = common_type(field.type, incoming.field(field.name).type, numbers)
         if part is None:
             return None
-        found.append(field.with_type(part))
-    # A new field is null in the rows that the table has.
-    found += [field.with_nullable(True) for field in given if field.name not in names]  # noqa: FBT003
-    return pa.struct(found)
+        fields.append(field.with_type(part))
+    # A new field is null in the existing rows of the table.
+    fields += [field.with_nullable(True) for field in incoming if field.name not in names]  # noqa: FBT003
+    return pa.struct(fields)
 
 
 def _list(own: Any, item: pa.DataType) -> pa.DataType:  # noqa: ANN401  # a list
@@ -178,10 +177,6 @@ def _is_list(kind: Any) -> bool:  # noqa: ANN401  # any Arrow type
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _differ_in_length(own: Any, given: Any) -> bool:  # noqa: ANN401  # lists
+def _differ_in_length(own: Any, incoming: Any) -> bool:  # noqa: ANN401  # lists
     fixed = pa.types.is_fixed_size_list
-    return bool(fixed(own) and fixed(given) and own.list_size != given.list_size)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(fixed(own) and fixed(incoming) and own.list_size != incoming.list_size)

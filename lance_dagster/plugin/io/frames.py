@@ -150,7 +150,7 @@ class ArrowFrames:
 
 
 class PandasFrames:
-    """Handle `pandas.DataFrame`. Named index levels become columns; one of integers without a name is dropped."""
+    """Handle `pandas.DataFrame`. Index levels with a name become columns; integers without a name are dropped."""
 
     def accepts(self, kind: type) -> bool:
         """Return whether the type is a pandas frame."""
@@ -160,11 +160,13 @@ class PandasFrames:
     def schema(self, value: Any, vectors: Mapping[str, int]) -> pa.Schema:  # noqa: ANN401
         """Return the schema that Arrow infers from the frame; without rows, its doubles and objects have type null.
 
-        pandas gives one of these types to each column that is made without a value.
+        pandas gives these types to columns that are made without a value.
         """
         schema = self._arrow(value).schema
         if len(value) == 0:
-            schema = pa.schema([one.with_type(pa.null()) if one.type == pa.float64() else one for one in schema])
+            schema = pa.schema(
+                [field.with_type(pa.null()) if field.type == pa.float64() else field for field in schema]
+            )
         return with_vectors(schema, vectors)
 
     def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
@@ -186,7 +188,7 @@ class PandasFrames:
     def _frame(self, rows: pa.Table) -> Any:  # noqa: ANN401
         frame: Any = rows.to_pandas()
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            # pandas holds integers with a null as doubles, which round large ones.
+            # pandas holds integers with a null as doubles, which round large integers.
             if column.null_count and pa.types.is_integer(column.type) and _are_rounded(column):
                 frame[name] = column.to_pandas(types_mapper=_nullable_integers)
         return frame
@@ -205,11 +207,11 @@ class PandasFrames:
         try:
             return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
         except (pa.ArrowException, ValueError, TypeError) as error:
-            # The first argument of Arrow's error says what is wrong, and the second one names the column.
-            said = "; ".join(map(str, error.args))
+            # The first argument of Arrow's error says what is wrong, and the second argument names the column.
+            reason = "; ".join(map(str, error.args))
             raise InvalidInputError(
-                f"the pandas frame cannot be stored: {said}; give each column one type that Arrow knows, and a name of "
-                "its own"
+                f"the pandas frame cannot be stored: {reason}; give each column one type that Arrow knows, and a name "
+                "of its own"
             ) from error
 
 
@@ -229,7 +231,7 @@ def _refuse_values_in_index(index: Any) -> None:  # noqa: ANN401  # an index of 
 
 
 def _are_rounded(integers: "pa.ChunkedArray[Any]") -> bool:
-    """Return whether a double does not hold one of some integers."""
+    """Return whether doubles round any of the integers."""
     bounds: Any = pc.call_function("min_max", [integers])
     return any(abs(bounds[end].as_py() or 0) > _EXACT_IN_DOUBLES for end in ("min", "max"))
 
@@ -373,8 +375,8 @@ def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
 def _ordinary(table: pa.Table) -> pa.Table:
     """Return a table without Polars' own metadata, in the types that the other engines write.
 
-    Polars uses Arrow's large and view types. An asset that changes from pandas to Polars would otherwise have
-    another schema than its table.
+    Polars uses Arrow's large and view types. An asset that changes from pandas to Polars would otherwise have a schema
+    that differs from its table.
     """
     fields = [pa.field(field.name, _ordinary_type(field.type), field.nullable) for field in table.schema]
     return table.cast(pa.schema(fields))
@@ -386,7 +388,7 @@ def _ordinary_type(arrow: pa.DataType) -> pa.DataType:
     if isinstance(arrow, pa.FixedSizeListType):
         return pa.list_(_ordinary_type(arrow.value_type), arrow.list_size)
     if isinstance(arrow, pa.StructType):
-        return pa.struct([pa.field(one.name, _ordinary_type(one.type), one.nullable) for one in arrow])
+        return pa.struct([pa.field(field.name, _ordinary_type(field.type), field.nullable) for field in arrow])
     # The other engines do not write dictionary types, so `Enum` and `Categorical` are stored as text.
     if isinstance(arrow, pa.DictionaryType):
         return _ordinary_type(arrow.value_type)
@@ -402,20 +404,20 @@ def _lazy_frame(view: PinnedTable) -> "pl.LazyFrame":
     def batches(
         columns: list[str] | None, predicate: "pl.Expr | None", rows: int | None, size: int | None
     ) -> Iterator["pl.DataFrame"]:
-        # A hint that Polars allows a source to ignore: Lance chooses the size of its batches.
+        # Polars allows a source to ignore this hint: Lance chooses the size of its batches.
         del size
-        left = rows
+        remaining = rows
         for batch in view.scan(columns):
             frame = cast("pl.DataFrame", pl.from_arrow(batch))
             # Polars' expressions have no exact counterpart in Lance's SQL, so batches are filtered here.
             if predicate is not None:
                 frame = frame.filter(predicate)
             # The limit counts rows after the filter.
-            if left is not None:
-                frame = frame.head(left)
-                left -= frame.height
+            if remaining is not None:
+                frame = frame.head(remaining)
+                remaining -= frame.height
             yield frame
-            if left == 0:
+            if remaining == 0:
                 return
 
     names = view.columns if view.columns is not None else view.schema.names

@@ -1,4 +1,4 @@
-"""Handlers of lazy handles (`PinnedTable`, pylance's and Arrow's datasets) and of dictionaries, and the list of all."""
+"""Handlers of lazy handles (`PinnedTable`, pylance's and Arrow's datasets) and dictionaries; the handler of a type."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class LazyFrames:
     """Handle `PinnedTable`, `lance.LanceDataset`, `pyarrow.dataset.Dataset` and `pyarrow.dataset.Scanner`.
 
-    As an input they read nothing until they are used. As an output their rows are written as a stream, so a handle of
-    another table, or of an older version of the same one, is copied without being held in memory.
+    As an input a handle reads nothing until it is used. As an output its rows are written as a stream, so a handle of
+    another table, or of an older version of the same table, is copied without being held in memory.
     """
 
     def accepts(self, kind: type) -> bool:
@@ -47,8 +47,10 @@ class LazyFrames:
 
         if isinstance(value, pds.Dataset):
             return with_vectors(value.schema, vectors)
-        found = _planned(value) if isinstance(value, PinnedTable) else value.projected_schema
-        return with_vectors(found, vectors)
+        if isinstance(value, PinnedTable):
+            dataset = value.table.to_lance(value.version)
+            return with_vectors(planned_schema(dataset, value.columns, value.filter), vectors)
+        return with_vectors(value.projected_schema, vectors)
 
     def rows(self, value: "Handle") -> pa.RecordBatchReader:
         """Return the rows of the handle as a stream."""
@@ -108,15 +110,11 @@ class DictRows:
         return in_python(view.read(), "Python", pa.Table.to_pylist)
 
 
-def _planned(view: PinnedTable) -> pa.Schema:
-    return planned_schema(view.table.to_lance(view.version), view.columns, view.filter)
-
-
 def _table(value: Sequence[Any]) -> pa.Table:
     strange = next((row for row in value if not isinstance(row, dict)), None)
     if strange is not None:
         raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
-    # Arrow looks for columns only in the first row, and would silently drop those of later rows.
+    # Arrow looks for columns only in the first row, and would silently drop columns of later rows.
     names = dict.fromkeys(name for row in value for name in row)
     if not names:
         refuse_rows_without_columns(len(value))
@@ -127,17 +125,25 @@ def _table(value: Sequence[Any]) -> pa.Table:
 
 def _column(name: str, values: list[Any]) -> "pa.Array[Any]":
     try:
-        made: pa.Array[Any] = pa.array(values)
+        array: pa.Array[Any] = pa.array(values)
     except (pa.ArrowException, OverflowError) as error:
         raise InvalidInputError(
             f"column {name!r} of a list of dicts cannot be stored: {error}; give all of its values one type"
         ) from error
-    return made
+    return array
 
 
-def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:
-    """Return a handler for each library."""
-    return (
+def handler_for(kind: type, spark: SparkResource | None) -> FrameHandler:
+    """Return the handler of a type.
+
+    Args:
+        kind: The class of an output, or the annotation of an input.
+        spark: Starts a session when none is active.
+
+    Raises:
+        InvalidInputError: No handler accepts the type.
+    """
+    handlers: tuple[FrameHandler, ...] = (
         ArrowFrames(),
         PandasFrames(),
         PolarsFrames(),
@@ -146,19 +152,11 @@ def handlers(spark: SparkResource | None = None) -> tuple[FrameHandler, ...]:
         LazyFrames(),
         DictRows(),
     )
-
-
-def handler_for(kind: type, known: Sequence[FrameHandler]) -> FrameHandler:
-    """Return the handler of a type.
-
-    Raises:
-        InvalidInputError: No handler accepts the type.
-    """
-    found = next((handler for handler in known if handler.accepts(kind)), None)
-    if found is None:
-        raise InvalidInputError(
-            f"rows cannot be returned or taken as {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars "
-            "DataFrame, a polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a "
-            "PinnedTable, a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
-        )
-    return found
+    for handler in handlers:
+        if handler.accepts(kind):
+            return handler
+    raise InvalidInputError(
+        f"rows cannot be returned or taken as {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars "
+        "DataFrame, a polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a "
+        "PinnedTable, a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
+    )

@@ -16,7 +16,7 @@ the asset, or of the output at run time, overrides this.
 
 An upsert needs `lance/keys`, the columns of the key; it looks for the keys of the output in the whole table. With
 `lance/when_missing: delete` it also deletes the rows of the run's partitions whose key the output lacks. The rows
-of an upsert are held in memory, except those of a Spark frame, which the executors match.
+of an upsert are held in memory, except rows of a Spark frame, which the executors match.
 
 In every mode the rows are checked against the partitions of the run while they are written: when one row is
 outside, nothing is committed. An output with other columns or types than the table is refused, unless
@@ -114,8 +114,8 @@ class LanceIOManager(dg.ConfigurableIOManager):
 
         The version is the first of these that applies: `lance/ref` in the input's metadata; the tag of a promoted
         node; what other runs of the same backfill wrote; the branch of the run that produced the value, or of a run
-        that this one continues; the resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of the
-        input, and the partitions of the run, narrow what is read.
+        that the current run continues; the resource's `read_ref`. The metadata `lance/columns` and `lance/filter` of
+        the input, and the partitions of the run, narrow what is read.
 
         Raises:
             InvalidInputError: The annotation, the columns, the filter or the partitions cannot be used.

@@ -24,8 +24,8 @@ _TAGS = "dagster/tags"
 def run_metadata(context: dg.OutputContext) -> dict[str, object]:
     """Return the metadata that the step gave to an output: to the output itself, and to its asset.
 
-    `context.add_asset_metadata` is only in the event of the asset, where it precedes that of the output, and so it does
-    here. What it says of one partition counts where the step writes no other.
+    The metadata of `context.add_asset_metadata` is only in the event of the asset, where it takes precedence over the
+    metadata of the output, as it does here. Metadata of one partition counts where the step writes only that partition.
     """
     keys = context.asset_partition_keys if context.has_asset_partitions else ()
     of_partition = partition_metadata(context, keys[0]) if len(keys) == 1 else {}
@@ -35,43 +35,43 @@ def run_metadata(context: dg.OutputContext) -> dict[str, object]:
 def partition_metadata(context: dg.OutputContext, key: str | None) -> Mapping[str, object]:
     """Return the metadata that `context.add_asset_metadata` gave to one partition of an asset, or with None to all."""
     step = step_of(context)
-    found: Mapping[str, object] | None = None
-    if step is not None and context.has_asset_key:
-        found = step.get_asset_metadata(context.asset_key, key)
-    return found or {}
+    if step is None or not context.has_asset_key:
+        return {}
+    metadata: Mapping[str, object] | None = step.get_asset_metadata(context.asset_key, key)
+    return metadata or {}
 
 
 def described_columns(context: dg.OutputContext) -> dict[str, dg.TableColumn]:
-    """Return the columns that the user describes, by name; those of the run before those of the definition."""
-    found: dict[str, dg.TableColumn] = {}
+    """Return the columns that the user describes, by name; a description in the run precedes one in the definition."""
+    columns: dict[str, dg.TableColumn] = {}
     # The run comes last, because a later description of a column replaces an earlier one.
     for metadata in (context.definition_metadata, run_metadata(context)):
-        given = md.plain(metadata.get(md.COLUMN_SCHEMA))
-        if isinstance(given, dg.TableSchema):
-            found |= {column.name: column for column in given.columns}
-    return found
+        table_schema = md.plain(metadata.get(md.COLUMN_SCHEMA))
+        if isinstance(table_schema, dg.TableSchema):
+            columns |= {column.name: column for column in table_schema.columns}
+    return columns
 
 
 def with_descriptions(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> pa.Schema:
     """Return a schema whose fields have the descriptions and tags of columns in their metadata."""
     for index, field in enumerate(schema):
-        known: Any = field.metadata or {}
-        wanted: Any = _field_metadata(columns.get(field.name))
-        if wanted:
-            schema = schema.set(index, field.with_metadata({**known, **wanted}))
+        metadata: Any = field.metadata or {}
+        described: Any = _field_metadata(columns.get(field.name))
+        if described:
+            schema = schema.set(index, field.with_metadata({**metadata, **described}))
     return schema
 
 
 def describe_columns(
     table: LanceTable, branch: str, columns: Mapping[str, dg.TableColumn], properties: Mapping[str, str]
 ) -> None:
-    """Store the descriptions and tags of columns in the table, where they differ from those that it has."""
+    """Store the descriptions and tags of columns in the table, where they differ from what it has."""
     if not columns:
         return
     for field in table.schema(branch):
-        known = {_text(key): _text(value) for key, value in (field.metadata or {}).items()}
-        wanted = _field_metadata(columns.get(field.name))
-        changed = {key: value for key, value in wanted.items() if known.get(key) != value}
+        stored = {_text(key): _text(value) for key, value in (field.metadata or {}).items()}
+        described = _field_metadata(columns.get(field.name))
+        changed = {key: value for key, value in described.items() if stored.get(key) != value}
         if changed:
             table.columns.set_metadata(
                 field.name, changed, branch=branch, message=f"describe {field.name}", properties=properties
@@ -82,9 +82,11 @@ def event_metadata(
     version: Version, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
 ) -> dict[str, "dg.MetadataValue | dg.TableSchema | str | int"]:
     """Return the entries of the materialization event that describe the commit."""
+    # The real types of the columns, with what the user says about the columns.
+    merged = [_merged(column, columns.get(column.name)) for column in md.column_schema(schema).columns]
     return {
         md.ROW_COUNT: version.rows,
-        md.COLUMN_SCHEMA: _column_schema(schema, columns),
+        md.COLUMN_SCHEMA: dg.TableSchema(columns=merged),
         **md.version_metadata(version),
         # From the commit itself: another step of the run may have moved the head since it was read.
         md.BASE_VERSION: version.parents[0],
@@ -95,7 +97,7 @@ def add_row_counts(context: dg.OutputContext, keys: tuple[str, ...], tally: RowT
     """Add the number of rows that were written: the total, and for each partition on the event of that partition.
 
     The metadata of an output is the same on the events of all its partitions, so with several partitions a number there
-    would be wrong for each of them.
+    would be wrong for each partition.
     """
     context.add_output_metadata({md.ROWS_WRITTEN: tally.rows})
     if len(keys) == 1:
@@ -115,7 +117,7 @@ def set_data_version(context: dg.OutputContext, data_version: str) -> None:
     """Set the data version of an output, so that Dagster's staleness follows commits.
 
     The data version is the uuid of the transaction. A version number would not do: numbers are counted per
-    branch, so two runs may produce the same number, and a merge gives the same rows another one.
+    branch, so two runs may produce the same number, and a merge gives the same rows another number.
     """
     step = step_of(context)
     # Only assets have data versions.
@@ -133,25 +135,19 @@ def step_of(context: dg.OutputContext) -> Any:  # noqa: ANN401  # Dagster export
         return None
 
 
-def _column_schema(schema: pa.Schema, columns: Mapping[str, dg.TableColumn]) -> dg.TableSchema:
-    """Return the columns of the table, with what the user says about them beside their real types."""
-    real = md.column_schema(schema).columns
-    return dg.TableSchema(columns=[_merged(column, columns.get(column.name)) for column in real])
-
-
-def _merged(real: dg.TableColumn, given: dg.TableColumn | None) -> dg.TableColumn:
-    if given is None:
+def _merged(real: dg.TableColumn, described: dg.TableColumn | None) -> dg.TableColumn:
+    if described is None:
         return real
-    # The table knows whether a column takes nulls; the other constraints are known from the user only.
+    # The table knows whether a column takes nulls; only the user knows the other constraints.
     constraints = dg.TableColumnConstraints(
-        nullable=real.constraints.nullable, unique=given.constraints.unique, other=given.constraints.other
+        nullable=real.constraints.nullable, unique=described.constraints.unique, other=described.constraints.other
     )
     return dg.TableColumn(
         name=real.name,
         type=real.type,
-        description=given.description or real.description,
+        description=described.description or real.description,
         constraints=constraints,
-        tags=given.tags,
+        tags=described.tags,
     )
 
 

@@ -1,12 +1,13 @@
-"""The table of an output: that of its asset, or the one that the output of an op names.
+"""The table of an output: the table of its asset, or the table that the output of an op names.
 
 Outputs of an op in a job or in a graph asset need not belong to an asset. Such an output is stored when its metadata
 `lance/table` names a table: `dg.Out(metadata={"lance/table": "shop/raw"})`. It is written to the branch of the run, as
 the outputs of assets are, and the ops downstream read it there.
 
 Several steps of a run write one output when it is dynamic, or when its op runs once for each item of a dynamic output.
-Each of them needs rows of its own, or it would replace those of the others. The table's name may hold the mapping key
-(`shop/raw/{mapping_key}`), or `lance/partition_expr` names the column that has it.
+Each step needs rows of its own, or it would replace the rows of the other steps. So either the table's name holds the
+mapping key: with `shop/raw/{mapping_key}` the step `clean[oslo]` writes `shop/raw/oslo`. Or `lance/partition_expr`
+names the column that has the key: with `city` the step writes the rows of `shop/raw` whose `city` is `oslo`.
 """
 
 import re
@@ -98,8 +99,8 @@ class OutputTable:
 def _mapping_key(context: dg.OutputContext) -> str | None:
     if context.mapping_key is not None:
         return str(context.mapping_key)
-    found = _MAPPED_STEP.search(_step(context))
-    return found[1] if found else None
+    match = _MAPPED_STEP.search(_step(context))
+    return match[1] if match else None
 
 
 def _step(context: dg.OutputContext) -> str:

@@ -25,7 +25,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
 from lance_dagster.plugin.io.frames import Rows, SparkRows, refuse_rows_without_columns, with_vectors
-from lance_dagster.plugin.io.handles import handler_for, handlers
+from lance_dagster.plugin.io.handles import handler_for
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
     describe_columns,
@@ -37,8 +37,7 @@ from lance_dagster.plugin.io.output_events import (
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
-from lance_dagster.plugin.io.shared_outputs import refuse_second_replacement
-from lance_dagster.plugin.io.write_request import Write, WriteDefaults
+from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_second_replacement
 from lance_dagster.plugin.recorded_writes import WriteRecorder
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
@@ -48,7 +47,7 @@ from lance_dagster.table import LanceTable
 
 # The tags that a new version is compared with; more would fill its page.
 _MOST_TAGS = 3
-# The operation of an edit of columns, which keeps rows at their addresses, and that of a change of settings.
+# The operations of an edit of columns, which keeps rows at their addresses, and of a change of settings.
 _COLUMNS, _SETTINGS = "Merge", "UpdateConfig"
 
 
@@ -75,7 +74,7 @@ class OutputWriter:
             self._store_nothing(context, write)
             return
         write = replace(write, properties={**write.properties, **read_property(self.chain, self.instance)})
-        handler = handler_for(_type_of_output(write.asset, obj), handlers(self.spark))
+        handler = handler_for(_type_of_output(write.asset, obj), self.spark)
         vectors = _vectors(context.definition_metadata)
         schema = handler.schema(obj, vectors)
         columns = described_columns(context)
@@ -84,7 +83,7 @@ class OutputWriter:
         table = self._table(write, place, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
         # Both tests come before the fork: a refused write to a table of another asset must leave no branch, and the new
-        # branch would be mistaken for one that an earlier run left.
+        # branch would be mistaken for the branch of an earlier run.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
         record = self._record_of(write, branch, start)
@@ -141,7 +140,7 @@ class OutputWriter:
         context.add_output_metadata(event_metadata(version, table.schema(version), columns))
         (parent, *_) = version.parents
         since: dict[str, Ref] = {"the version before": before if parent == str(before) else parent}
-        # Those of the repository keep versions for its commits, and mean nothing to people.
+        # Tags of the repository keep versions for its commits, and mean nothing to people.
         tags = table.tags.list(limit=_MOST_TAGS, exempt=(PIN, BRANCH_PIN, LANDING_PIN))
         since |= since_tags(table, version, tags.values())
         context.add_output_metadata(
@@ -191,21 +190,25 @@ class OutputWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierAttempt:
-    """What earlier attempts of a step left on the branch of a run.
+    """The commits of earlier attempts of a step on the branch of a run.
 
-    A retry repeats a step in its run, and a re-execution repeats it in a run that continues the first run. Either finds
-    the commits of the earlier attempt on the branch: its edits of columns, then its rows. Whatever they left, this
-    attempt must end as if it were the first. An overwrite and a replacement leave none of the earlier rows, and an
+    A retry repeats a step in its run, and a re-execution repeats it in a run that continues the first run. Both find
+    the commits of the earlier attempt on the branch: its edits of columns, then its rows. Whatever these commits are,
+    this attempt must end as if it were the first. An overwrite and a replacement leave none of the earlier rows, and an
     append removes them in its own commit; an upsert would keep each key that only the earlier attempt had, and no mode
     removes columns. Where nobody else has committed to the branch since, one commit restores the version before the
     attempt. Otherwise the rows of the attempt are reverted, and its columns stay.
 
+    Example: the first attempt forked `run/a@7`, added a column in `run/a@8` and upserted in `run/a@9`. The retry
+    restores `run/a@7` as `run/a@10`. If another writer had committed `run/a@10`, the retry would revert the rows of
+    `run/a@9` in `run/a@11`, and the column would stay.
+
     Attributes:
         branch: The branch of the run.
         write: The write of this attempt.
-        before: The version that the earlier attempts began with. None when there was no attempt, when it was taken back
-            already, and when the version cannot be restored, since others have committed to the branch meanwhile or may
-            do so at any time.
+        before: The version that the earlier attempts began with. None when there was no attempt, when the attempt was
+            taken back already, and when the version cannot be restored, since others have committed to the branch
+            meanwhile or may do so at any time.
     """
 
     branch: RunBranch
@@ -251,7 +254,7 @@ class EarlierAttempt:
             raise ConflictError(
                 f"{self.write.asset}: an earlier attempt of this step wrote {rows} of {table.uri}, and its rows cannot "
                 f"be taken back, because later commits build on them: {error}. Launch a new run, and not a retry or a "
-                "partial re-execution of this one"
+                "partial re-execution of this run"
             ) from error
         return True
 
@@ -260,7 +263,7 @@ class EarlierAttempt:
 class _Output:
     """The rows of one output on their way to the branch of the run, whose newest version was `head`.
 
-    `earlier` is what earlier attempts of the step left there; None when the branch was forked for this output. `record`
+    `earlier` are the commits of earlier attempts there; None when the branch was forked for this output. `record`
     records the write, and returns a property for the commit.
     """
 
@@ -290,9 +293,9 @@ class _Output:
         rows: StagedFiles | StagedUpsert | pa.Table
         rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
-        # Before the first commit: rows on a branch without a recorded write are those of another program.
+        # Before the first commit: rows on a branch without a recorded write count as rows of another program.
         recorded = replace(write, properties={**write.properties, **self.record()})
-        # Spark has matched the rows with what is left without the earlier attempt.
+        # Spark has matched the rows with the branch after the earlier attempt was taken back.
         is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
@@ -300,7 +303,7 @@ class _Output:
         if not self.is_owned:
             Ownership(asset=write.asset, branch=self.branch).record()
         edits = change.apply(table, name, props)
-        # An overwrite brings its columns itself. Any other mode needs a table that has the new ones.
+        # An overwrite brings its columns itself. Any other mode needs a table that has the new columns.
         if change.replaced and write.mode != "overwrite":
             empty = change.schema.empty_table()
             edits = [table.overwrite(empty, branch=name, message="columns", properties=props, partitions=write.keys)]
@@ -317,8 +320,8 @@ class _Output:
         return (self.earlier and self.earlier.before) or self.head
 
     def _take_back(self, change: SchemaChange) -> bool:
-        """Take back what earlier attempts committed and the commit of the rows will not undo; return whether."""
-        # An overwrite that brings its own columns leaves nothing anyway.
+        """Take back what the commit of the rows will not undo of earlier attempts; return whether that removed rows."""
+        # An overwrite that brings its own columns leaves nothing of earlier attempts.
         if self.earlier is None or (change.replaced and self.write.mode == "overwrite"):
             return False
         return self.earlier.take_back(moves_rows=bool(change.retyped or change.replaced))
@@ -326,16 +329,16 @@ class _Output:
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
         """Return the change of the columns of the table."""
         table, rows = self.branch.table, self.rows
-        given = schema
+        output_schema = schema
         if not schema.names:
             # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
-            given = current
+            output_schema = current
         elif isinstance(rows, SparkRows):
-            given = rows.schema(current, self.vectors)
+            output_schema = rows.schema(current, self.vectors)
         elif isinstance(rows, pa.Table):
-            # Unlike the schema of a new table, this one leaves the type of columns without a value to the table.
-            known = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
-            given = with_vectors(pa.schema(known), self.vectors)
+            # Unlike in the schema of a new table, the table decides the type of columns without a value.
+            fields = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
+            output_schema = with_vectors(pa.schema(fields), self.vectors)
         # Nobody has read the columns of a table without a write, so the first write may replace them.
         own = Evolution(
             policy=self.write.evolution,
@@ -345,30 +348,31 @@ class _Output:
             values=rows if isinstance(rows, pa.Table) else None,
         )
         if not self._never_written():
-            return own.change(given, current)
+            return own.change(output_schema, current)
         warning = ""
-        if self._is_one_of_several():
+        if self._waits_with_others():
             try:
-                return own.change(given, current)
+                return own.change(output_schema, current)
             except SchemaMismatchError:
+                problems = "; ".join(own.problems(output_schema, current))
                 warning = (
-                    f"other runs of this backfill wait with other columns ({'; '.join(own.problems(given, current))}), "
+                    f"other runs of this backfill wait with other columns ({problems}), "
                     "and each run replaces the columns of the table, so that only one of them can be published; return "
-                    "the same columns and types from all partitions, and run this one again"
+                    "the same columns and types from all partitions, and execute this run again"
                 )
-        return replace(replace(own, policy="replace").change(given, current), warning=warning)
+        return replace(replace(own, policy="replace").change(output_schema, current), warning=warning)
 
-    def _is_one_of_several(self) -> bool:
-        """Return whether other runs of a first backfill wait: only one of them could replace the columns of the table.
+    def _waits_with_others(self) -> bool:
+        """Return whether other runs of a first backfill wait: only one run could replace the columns of the table.
 
-        Not for other runs: the columns of one that failed would stay for ever.
+        Only runs of the same backfill count: the columns of a failed run outside of it would stay for ever.
         """
         backfill = self.branch.chain.backfill_id
         if self.write.mode == "overwrite" or backfill is None:
             return False
         branches = self.branch.table.branches.list("run/*").items()
-        beside = [name for name, found in branches if found.metadata.get(md.BACKFILL_ID) == backfill]
-        return bool(written_heads(self.branch.table, (name for name in beside if name != self.branch.name)))
+        names = [name for name, branch in branches if branch.metadata.get(md.BACKFILL_ID) == backfill]
+        return bool(written_heads(self.branch.table, (name for name in names if name != self.branch.name)))
 
     def _never_written(self) -> bool:
         """Return whether the IO manager created the table for the asset and no run has written it."""
@@ -427,17 +431,17 @@ class _Output:
     def _keyed(self, change: SchemaChange, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
         """Return the rows of an upsert: matched and written by Spark, or in memory."""
         if isinstance(self.rows, SparkRows):
-            # The executors match the rows with the branch, where no row of an earlier attempt may be left.
+            # The executors match the rows with the branch, which must have no row of an earlier attempt.
             self._take_back(change)
             return self._matched(self.rows, change.schema, tally, within)
         rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
-        # A table without columns, which a first output without columns has just made, has none of the key.
+        # A table without columns, which a first output without columns has just made, has no key columns either.
         if not rows.column_names:
             return rows
         # Without the columns that the output lacks: the rows that are updated keep their values there. A list without
         # a dictionary has no columns at all.
-        if not isinstance(self.rows, StagedFiles) and (given := self.rows.schema.names):
-            rows = rows.select([name for name in rows.column_names if name in given])
+        if not isinstance(self.rows, StagedFiles) and (names := self.rows.schema.names):
+            rows = rows.select([name for name in rows.column_names if name in names])
         there = [column for column in self.write.on if column in rows.column_names]
         self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
@@ -463,12 +467,12 @@ class _Output:
         matched once more.
         """
         table, name = self.branch.table, self.branch.name
-        last = edits[-1].number
+        newest = edits[-1].number
         own = {edit.number for edit in edits if edit.operation == _COLUMNS or not self._begin.rows}
         others = [number for number in table.branches.version_numbers(name, after=rows.version) if number not in own]
-        between = [table.at(f"{name}@{number}") for number in others if number <= last]
+        between = [table.at(f"{name}@{number}") for number in others if number <= newest]
         if all(version.operation == _SETTINGS for version in between):
-            return replace(rows, version=last), tally
+            return replace(rows, version=newest), tally
         schema = table.schema(name)
         tally = self.write.tally(schema)
         rows = self._matched(cast("SparkRows", self.rows), schema, tally, within)
@@ -479,7 +483,7 @@ class _Output:
         """Return the arguments of an upsert for rows of the table whose key is not in the output."""
         if not self.write.deletes_missing:
             return {}
-        # Only rows in the partitions of the run are deleted: the output has no rows of the others.
+        # Only rows in the partitions of the run are deleted: the output has no rows of other partitions.
         return {"when_missing": "delete", **({"missing_where": predicate} if self.write.keys else {})}
 
     @contextmanager
@@ -560,43 +564,47 @@ class _Output:
 
 
 def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version | None:
-    """Return the version before the first commit of the earlier attempts of a step, if nobody else committed since."""
+    """Return the version before the commits of the earlier attempts of a step; None where others committed since.
+
+    Example: the branch has its fork `run/a@7`, then `run/a@8` and `run/a@9` of the step: it is `run/a@7`. With a commit
+    of another writer in `run/a@10`, it is None.
+    """
     before: Version | None = None
-    found = others = False
+    has_attempt = others = False
     for version in branch.own_versions():
         is_own = branch.is_of_step(version, properties)
         if is_own and is_restore(version):
-            # Nothing is left of the attempts before.
+            # The restore took back all attempts before it.
             before = before or version
             break
         if is_own:
-            # Below a commit of others, whose version holds the rows of this attempt.
+            # Others committed on top of this attempt, so their version holds its rows.
             if others:
                 return None
-            found, before = True, None
+            has_attempt, before = True, None
         else:
             others = others or is_written(version)
-            if others and not found:
+            if others and not has_attempt:
                 return None
             before = before or version
-    return before if found else None
+    return before if has_attempt else None
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch in the columns and types of the table; columns that it lacks become nulls."""
+    """Return a batch in the columns and types of the table; columns that the batch lacks become nulls."""
     if not batch.num_columns:
         refuse_rows_without_columns(batch.num_rows)
-    found: list[pa.Array[Any]] = []
+    columns: list[pa.Array[Any]] = []
     for column in schema:
         index = batch.schema.get_field_index(column.name)
         values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
-        found.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
-    return conform(pa.RecordBatch.from_arrays(found, names=schema.names), schema)
+        columns.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
+    return conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
-    given = md.plain(metadata.get(md.VECTORS)) or {}
-    return {str(column): int(length) for column, length in given.items()} if isinstance(given, Mapping) else {}
+    lengths = md.plain(metadata.get(md.VECTORS)) or {}
+    return {str(column): int(length) for column, length in lengths.items()} if isinstance(lengths, Mapping) else {}
 
 
 def _type_of_output(asset: str, value: object) -> type:

@@ -23,7 +23,7 @@ from lance_dagster.plugin import metadata as md
 # The time window of a partition key.
 Windows = Callable[[str], dg.TimeWindow]
 _NAME = re.compile(r"\w+")
-# More digits than those of a 64-bit integer can be zeros in front of it.
+# A 64-bit integer has fewer digits; the rest can be zeros in front of it.
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 _BOOLEANS = {"true": True, "false": False}
 
@@ -62,9 +62,9 @@ class PartitionValues:
 
     Attributes:
         name: The column or the SQL expression, as the asset's metadata has it.
-        sql: The same, as a term of Lance SQL.
+        sql: The column or the expression, as a term of Lance SQL.
         kind: The type of the values.
-        columns: The columns that they are computed from.
+        columns: The columns that the values are computed from.
         arrow: The values in Arrow; None for an SQL expression.
     """
 
@@ -75,34 +75,34 @@ class PartitionValues:
     arrow: pc.Expression | None
 
     @classmethod
-    def of(cls, given: str, schema: pa.Schema, asset: str) -> "PartitionValues":
+    def of(cls, expression: str, schema: pa.Schema, asset: str) -> "PartitionValues":
         """Return the values of a column, or of an SQL expression over columns.
 
         Args:
-            given: A column's name, else an expression in Lance SQL, such as `date_trunc('day', at)`.
+            expression: A column's name, else an expression in Lance SQL, such as `date_trunc('day', at)`.
             schema: The columns of the table.
             asset: The asset's name, for error messages.
 
         Raises:
             InvalidInputError: There is no such column, or the expression is invalid or names no column.
         """
-        if given in schema.names:
-            return cls._of_column(schema.field(given))
+        if expression in schema.names:
+            return cls._of_column(schema.field(expression))
         if not schema.names:
             # The table of an output without columns has no rows either, so no partition selects any.
-            return cls(name=given, sql="NULL", kind=pa.null(), columns=(), arrow=None)
-        columns = tuple(columns_in(given, schema.names))
-        if _NAME.fullmatch(given) or not columns:
+            return cls(name=expression, sql="NULL", kind=pa.null(), columns=(), arrow=None)
+        columns = tuple(columns_in(expression, schema.names))
+        if _NAME.fullmatch(expression) or not columns:
             raise InvalidInputError(
-                f"{md.PARTITION_EXPR} of {asset} names {'column ' if _NAME.fullmatch(given) else 'no column: '}"
-                f"{given!r}; the columns are {', '.join(schema.names)}"
+                f"{md.PARTITION_EXPR} of {asset} names {'column ' if _NAME.fullmatch(expression) else 'no column: '}"
+                f"{expression!r}; the columns are {', '.join(schema.names)}"
             )
         try:
-            kind = expression_type(given, pa.schema([schema.field(name) for name in columns]))
+            kind = expression_type(expression, pa.schema([schema.field(name) for name in columns]))
         except InvalidInputError as error:
-            known = ", ".join(schema.names)
-            raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset}: {error}; the columns are {known}") from None
-        return cls(name=given, sql=f"({given})", kind=_plain_type(kind), columns=columns, arrow=None)
+            names = ", ".join(schema.names)
+            raise InvalidInputError(f"{md.PARTITION_EXPR} of {asset}: {error}; the columns are {names}") from None
+        return cls(name=expression, sql=f"({expression})", kind=_plain_type(kind), columns=columns, arrow=None)
 
     @classmethod
     def _of_column(cls, column: "pa.Field[Any]") -> "PartitionValues":
@@ -147,17 +147,18 @@ class PartitionValues:
         """Refuse keys that select the same rows as another key: each would replace the rows of the other.
 
         Args:
-            repeated: Keys that write a number or a truth value in another way than another key, which is named.
+            repeated: Keys by which the same number or truth value is written in two ways, such as `01` with the key
+                `1`.
 
         Raises:
             InvalidInputError: A key is the same value of this type as the other key.
         """
         if not (pa.types.is_integer(self.kind) or pa.types.is_boolean(self.kind)):
             return
-        for key, other in sorted(repeated.items()):
+        for key, equal_key in sorted(repeated.items()):
             name = usual_key(key)
             raise InvalidInputError(
-                f"partition keys {key!r} and {other!r} are the same value of column {self.name!r}, which is "
+                f"partition keys {key!r} and {equal_key!r} are the same value of column {self.name!r}, which is "
                 f"{self.kind}, so each of these partitions would replace the rows of the other: have one partition of "
                 f"this value, {name!r}"
             )
@@ -172,7 +173,7 @@ class PartitionValues:
             ) from error
 
     def _window(self, start: datetime, end: datetime) -> PartitionFilter:
-        (first, lower), (last, upper) = self._moment(start), self._moment(end)
+        (start_sql, lower), (end_sql, upper) = self._moment(start), self._moment(end)
         arrow = None if self.arrow is None else (self.arrow >= lower) & (self.arrow < upper)
         hint = ""
         if lower.as_py() == upper.as_py():
@@ -181,7 +182,7 @@ class PartitionValues:
                 "these times belong to the partition before it, and a timestamp with a time zone tells them apart"
             )
         return PartitionFilter(
-            predicate=f"{self.sql} >= {first} AND {self.sql} < {last}",
+            predicate=f"{self.sql} >= {start_sql} AND {self.sql} < {end_sql}",
             expression=arrow,
             columns=self.columns,
             hint=hint,
@@ -190,7 +191,7 @@ class PartitionValues:
     def _moment(self, moment: datetime) -> "tuple[str, pa.Scalar[Any]]":
         """Return the boundary of a window as a SQL literal and as a value of this type.
 
-        Timestamps with a time zone are instants. Timestamps without one are local times in the time zone of the
+        Timestamps with a time zone are instants. Timestamps without a time zone are local times in the time zone of the
         partitions.
         """
         kind: Any = self.kind
@@ -236,32 +237,32 @@ def usual_key(key: str) -> str:
 
 
 def all_filters(filters: Sequence[PartitionFilter]) -> PartitionFilter:
-    """Return the filter of the rows that every one of some filters selects."""
+    """Return the filter of the rows that all filters select."""
     return _combined(filters, "AND", operator.and_)
 
 
 def any_of(filters: Sequence[PartitionFilter]) -> PartitionFilter:
-    """Return the filter of the rows that at least one of some filters selects."""
+    """Return the filter of the rows that at least one filter selects."""
     return _combined(filters, "OR", operator.or_)
 
 
 def _combined(filters: Sequence[PartitionFilter], word: str, combine: Any) -> PartitionFilter:  # noqa: ANN401
     if len(filters) == 1:
         return filters[0]
-    arrow = [one.expression for one in filters if one.expression is not None]
+    arrow = [part.expression for part in filters if part.expression is not None]
     return PartitionFilter(
-        predicate=f" {word} ".join(f"({one.predicate})" for one in filters),
+        predicate=f" {word} ".join(f"({part.predicate})" for part in filters),
         # Lance evaluates the whole filter when Arrow lacks a part of it.
         expression=functools.reduce(combine, arrow) if len(arrow) == len(filters) else None,
-        columns=tuple(dict.fromkeys(name for one in filters for name in one.columns)),
-        hint="; ".join(one.hint for one in filters if one.hint),
+        columns=tuple(dict.fromkeys(name for part in filters for name in part.columns)),
+        hint="; ".join(part.hint for part in filters if part.hint),
     )
 
 
 def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]:
-    """Return the windows in order, with adjacent ones merged."""
+    """Return the windows in order; adjacent windows are merged, such as two days into one window of two days."""
     joined: list[tuple[datetime, datetime]] = []
-    for window in sorted(windows, key=_start):
+    for window in sorted(windows, key=lambda window: _instant(window.start)):
         # `<=`: a window ends where the next one starts, since its end is exclusive. Compared as instants: Python
         # compares two times of one time zone by their local times, which are equal in the repeated hour.
         if joined and window.start.astimezone(UTC) <= joined[-1][1].astimezone(UTC):
@@ -271,10 +272,6 @@ def _joined(windows: Iterable[dg.TimeWindow]) -> list[tuple[datetime, datetime]]
     return joined
 
 
-def _start(window: dg.TimeWindow) -> datetime:
-    return _instant(window.start)
-
-
 def _instant(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
@@ -282,9 +279,12 @@ def _instant(moment: datetime) -> datetime:
 def _local_time(moment: datetime) -> datetime:
     """Return the local time at which a partition begins or ends in a column without a time zone.
 
-    When clocks are set back, the same local times occur twice, and rows cannot say which occurrence they mean. All of
-    them belong to the first one, as in Python. The second occurrence therefore has no local times of its own: its
-    partition begins where the repeated times end.
+    When clocks are set back, the same local times occur twice, and rows cannot say which occurrence they mean. All such
+    rows belong to the first occurrence, as in Python. The second occurrence therefore has no local times of its own:
+    its partition begins where the repeated times end.
+
+    Example: clocks are set back from 3:00 to 2:00. The hourly partition of the first 2:00 has the rows from 2:00 to
+    3:00, and the partition of the second 2:00 begins and ends at 3:00, so it has no rows.
     """
     local = moment.replace(tzinfo=None, fold=0)
     zone = moment.tzinfo

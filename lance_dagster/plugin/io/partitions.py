@@ -62,10 +62,10 @@ class PartitionPoints:
 
     Attributes:
         points: The coordinates of each key, in the order of the dimensions.
-        windows: The time windows of each dimension; None for a dimension that is not one of time.
-        repeated: For each dimension, those of its keys that write the same number or truth value as another key,
-            with that key.
-        names: The names of the dimensions; None when the partitions have only one, without a name.
+        windows: The time windows of each dimension; None for a dimension without time windows.
+        repeated: For each dimension, the keys that write the same number or truth value as another key, with the other
+            key, such as `{"01": "1"}`.
+        names: The names of the dimensions; None when the partitions have only one dimension, which has no name.
     """
 
     points: frozenset[tuple[str, ...]]
@@ -75,7 +75,7 @@ class PartitionPoints:
 
     @classmethod
     def of(cls, keys: Sequence[str], definition: dg.PartitionsDefinition | None) -> "PartitionPoints":
-        """Return the points of some keys of a definition; without one, keys are plain values."""
+        """Return the points of some keys of a definition; without a definition, keys are plain values."""
         if not isinstance(definition, dg.MultiPartitionsDefinition):
             return cls(
                 points=frozenset((key,) for key in keys),
@@ -86,8 +86,8 @@ class PartitionPoints:
         # The names are sorted, so that the order in which the user wrote the dimensions changes no predicate.
         parts = sorted(definition.partitions_defs, key=lambda part: part.name)
         names = tuple(part.name for part in parts)
-        found = [_coordinates(definition, key) for key in keys]
-        points = frozenset(tuple(one[name] for name in names) for one in found)
+        coordinates = [_coordinates(definition, key) for key in keys]
+        points = frozenset(tuple(by_dimension[name] for name in names) for by_dimension in coordinates)
         return cls(
             points=points,
             windows=tuple(_windows_of(part.partitions_def) for part in parts),
@@ -98,14 +98,14 @@ class PartitionPoints:
         )
 
     def filter(self, schema: pa.Schema, partition_expr: object, asset: str) -> PartitionFilter:
-        """Return the filter of the rows at these points; the arguments are those of `partition_filter`.
+        """Return the filter of the rows at these points; the arguments are as for `partition_filter`.
 
         Raises:
             InvalidInputError: `partition_expr` is missing or does not fit the partitions or the columns.
         """
-        # The expression is validated first, because an invalid one is an error even when there are no keys.
-        given = expressions_of(asset, self.names, partition_expr)
-        values = [PartitionValues.of(one, schema, asset) for one in given]
+        # The expression is validated first: an invalid expression is an error even when there are no keys.
+        expressions = expressions_of(asset, self.names, partition_expr)
+        values = [PartitionValues.of(expression, schema, asset) for expression in expressions]
         for dimension, repeated in zip(values, self.repeated, strict=True):
             dimension.refuse_repeated(repeated)
         if not self.points:
@@ -128,32 +128,34 @@ class PartitionPoints:
         }
 
     @classmethod
-    def decoded(cls, given: Mapping[str, Any]) -> "PartitionPoints":
+    def decoded(cls, document: Mapping[str, Any]) -> "PartitionPoints":
         """Return the points that `encoded` returned in another process."""
         windows = [
             None if of is None else {key: _decoded_window(window) for key, window in of.items()}
-            for of in given["windows"]
+            for of in document["windows"]
         ]
         return cls(
-            points=frozenset(tuple(point) for point in given["points"]),
+            points=frozenset(tuple(point) for point in document["points"]),
             windows=tuple(None if of is None else of.__getitem__ for of in windows),
-            repeated=tuple(given["repeated"]),
-            names=None if given["names"] is None else tuple(given["names"]),
+            repeated=tuple(document["repeated"]),
+            names=None if document["names"] is None else tuple(document["names"]),
         )
 
 
 def _windows_of(definition: dg.PartitionsDefinition | None) -> Windows | None:
-    # The keys of static and dynamic partitions, and those without a definition, are compared as values.
+    # The keys of static and dynamic partitions, and keys without a definition, are compared as values.
     if not isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return None
     return definition.time_window_for_partition_key
 
 
 def _repeated(keys: Collection[str], definition: dg.PartitionsDefinition | None) -> dict[str, str]:
-    """Return the keys that write the same number or truth value as another key of the partitions, with that key.
+    """Return the keys that write the same number or truth value as another key of the partitions, with the other key.
 
     Time partitions have one key for each window. The other keys of dynamic partitions are not known here, so each key
     has to write its value in the usual way.
+
+    Example: for the static partitions `1`, `01` and `2` and the key `01`, it is `{"01": "1"}`.
     """
     if isinstance(definition, dg.TimeWindowPartitionsDefinition):
         return {}
@@ -162,7 +164,7 @@ def _repeated(keys: Collection[str], definition: dg.PartitionsDefinition | None)
     by_value: dict[str, list[str]] = {}
     for key in definition.get_partition_keys():
         by_value.setdefault(usual_key(key), []).append(key)
-    others = {key: [other for other in by_value.get(usual_key(key), ()) if other != key] for key in keys}
+    others = {key: [equal_key for equal_key in by_value.get(usual_key(key), ()) if equal_key != key] for key in keys}
     return {key: same[0] for key, same in others.items() if same}
 
 
@@ -171,8 +173,8 @@ def _encoded_window(window: dg.TimeWindow) -> list[str]:
     return [window.start.isoformat(), window.end.isoformat(), str(window.start.tzinfo)]
 
 
-def _decoded_window(given: Sequence[str]) -> dg.TimeWindow:
-    start, end, zone = given
+def _decoded_window(texts: Sequence[str]) -> dg.TimeWindow:
+    start, end, zone = texts
     moments = [datetime.fromisoformat(moment).astimezone(ZoneInfo(zone)) for moment in (start, end)]
     return dg.TimeWindow(*moments)
 
@@ -198,15 +200,15 @@ def outside_error(
     )
 
 
-def rows_of(found: PartitionFilter) -> RowFilter:
-    """Return a filter of partitions as one that can be sent to executors."""
-    return RowFilter(predicate=found.predicate, expression=found.expression, columns=found.columns)
+def rows_of(selection: PartitionFilter) -> RowFilter:
+    """Return a filter of partitions as a filter that can be sent to executors."""
+    return RowFilter(predicate=selection.predicate, expression=selection.expression, columns=selection.columns)
 
 
 def _coordinates(definition: dg.MultiPartitionsDefinition, key: str) -> Mapping[str, str]:
     # A key that comes from a tag or from JSON is plain text.
-    found = key if isinstance(key, dg.MultiPartitionKey) else definition.get_partition_key_from_str(key)
-    return found.keys_by_dimension
+    multi_key = key if isinstance(key, dg.MultiPartitionKey) else definition.get_partition_key_from_str(key)
+    return multi_key.keys_by_dimension
 
 
 def _select_points(
@@ -221,8 +223,8 @@ def _select_points(
     if not others:
         return first.select([point[0] for point in points], windows)
     rests: dict[str, set[tuple[str, ...]]] = {}
-    for value, *rest in points:
-        rests.setdefault(value, set()).add(tuple(rest))
+    for value, *remaining in points:
+        rests.setdefault(value, set()).add(tuple(remaining))
     # The sets are frozen, since values are grouped by the whole set of their other coordinates.
     values_by_rest: dict[frozenset[tuple[str, ...]], list[str]] = {}
     for value, rest_points in rests.items():

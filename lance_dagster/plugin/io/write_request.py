@@ -1,8 +1,15 @@
-"""The write that one output requests: its mode, its partitions, its keys and its policy for columns."""
+"""The write that one output requests: its mode, its partitions, its keys and its policy for columns.
 
-from collections.abc import Mapping
+Several outputs of ops may name one table. Rows that they append are all there in the end. An overwrite or a replacement
+says what all rows are, in the table or in some partitions: of two such outputs only the rows of the second would
+remain, and the ops downstream of the first output would read them too, without a sign of it.
+`refuse_second_replacement` refuses the second output.
+"""
+
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pyarrow as pa
@@ -14,7 +21,7 @@ from lance_dagster.plugin.io.output_events import partition_metadata, run_metada
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import outside_error, partition_filter, rows_of
-from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID
+from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch
 from lance_dagster.plugin.settings import (
     SchemaEvolution,
     WriteMode,
@@ -22,6 +29,9 @@ from lance_dagster.plugin.settings import (
     schema_evolution,
     write_mode,
 )
+
+if TYPE_CHECKING:
+    from lance_dagster.history.versions import Version
 
 _OF_EDITS = (md.RUN_ID, md.STEP_KEY, md.OUTPUT, md.PARTITION_KEYS)
 
@@ -65,8 +75,8 @@ class Write:
     def of(cls, context: dg.OutputContext, defaults: WriteDefaults) -> "Write":
         """Determine the write of an output.
 
-        A setting is the first of these: the metadata that the step gave to the output or to its asset, that of the
-        asset's definition, the IO manager's default.
+        A setting is the first of these: the metadata that the step gave to the output or to its asset, the metadata of
+        the asset's definition, the IO manager's default.
 
         Raises:
             InvalidInputError: The output belongs to no asset, or its settings cannot be used.
@@ -111,16 +121,16 @@ class Write:
     def edit_properties(self) -> dict[str, str]:
         """The properties of the commits that prepare the table for the rows, such as an edit of columns.
 
-        They do not name the asset: a retried append removes the rows of the newest commit of its step that does. They
-        name the partitions: otherwise the branch would count as a write of the whole table.
+        They do not name the asset: a retried append removes the rows of the newest commit of its step that names the
+        asset. They name the partitions: otherwise the branch would count as a write of the whole table.
         """
         return {key: value for key, value in self.properties.items() if key in _OF_EDITS}
 
     def partitions(self, schema: pa.Schema) -> PartitionFilter | None:
         """Return the filter of the rows that the write may have; None for an asset without partitions.
 
-        It applies to every mode. A row outside would not be deleted by the next replace of the same partitions, which
-        would add it a second time; and a merge compares writes by the partitions they name.
+        The filter applies to every mode. The next replace of the same partitions would not delete a row outside of
+        them, but would add it a second time; and a merge compares writes by the partitions they name.
 
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
@@ -128,7 +138,7 @@ class Write:
         return self._filter(self.keys, schema) if self.keys else None
 
     def tally(self, schema: pa.Schema) -> RowTally:
-        """Return the tally of the write's rows: it counts the rows of each partition, and those outside of them.
+        """Return the tally of the write's rows: it counts the rows of each partition, and the rows outside of them.
 
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
@@ -137,9 +147,9 @@ class Write:
         if within is None:
             return RowTally()
         # A single partition has all rows, so it needs no group.
-        several = self.keys if len(self.keys) > 1 else ()
+        grouped = self.keys if len(self.keys) > 1 else ()
         return RowTally(
-            RowScope(within=rows_of(within), groups={key: rows_of(self._filter((key,), schema)) for key in several})
+            RowScope(within=rows_of(within), groups={key: rows_of(self._filter((key,), schema)) for key in grouped})
         )
 
     def refuse_outside(self, tally: RowTally, hint: str = "") -> None:
@@ -196,9 +206,9 @@ def _upsert_settings(
     # An asset that upserts may replace its rows in one run, so the settings are compared with the permanent mode.
     lasting = md.text(context.definition_metadata, md.WRITE_MODE) or defaults.write_mode
     if "upsert" not in (mode, lasting) and (on or missing):
-        given = md.KEYS if on else md.WHEN_MISSING
+        setting = md.KEYS if on else md.WHEN_MISSING
         raise InvalidInputError(
-            f"{given} of {asset} applies only to {md.WRITE_MODE} 'upsert', but its mode is {mode!r}"
+            f"{setting} of {asset} applies only to {md.WRITE_MODE} 'upsert', but its mode is {mode!r}"
         )
     return on, missing == "delete"
 
@@ -214,3 +224,53 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
     return properties
+
+
+def refuse_second_replacement(branch: RunBranch, write: Write, versions: "Iterable[Version] | None" = None) -> None:
+    """Refuse an overwrite or a replacement of rows that another output of the run, or of its chain, wrote the same way.
+
+    The same output may replace its rows: it is a retry, or writes another partition for each mapping key.
+
+    Args:
+        branch: The branch of the run.
+        write: The write of an output of an op.
+        versions: Versions of the branch, newest first; None for all.
+
+    Raises:
+        InvalidInputError: Another output overwrote the table, or replaced one of the partitions.
+    """
+    # Outside of a run there is no step.
+    if write.mode not in ("overwrite", "replace") or md.STEP_KEY not in write.properties:
+        return
+    # Imported in a run only: a code location that is loaded does not need the format.
+    from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
+
+    for version in branch.own_versions() if versions is None else versions:
+        claims = [claim for claim in decode_claims(version.properties) if claim.mode in (REPLACE, OVERWRITE)]
+        if not claims:
+            continue
+        is_overwrite = any(claim.mode == OVERWRITE for claim in claims)
+        # Two steps for different mapping keys replace the partitions of their own keys.
+        keys = {key for claim in claims for key in claim.partitions}
+        is_shared = is_overwrite or write.mode == "overwrite" or not keys.isdisjoint(write.keys)
+        if is_shared and _is_of_another(version.properties, branch, write):
+            raise InvalidInputError(
+                f"{_output(write.properties)} replaces the rows that {_output(version.properties)} wrote to "
+                f"{branch.table.uri} in {version}, and only the rows of the last output would be left; give each "
+                f"output a table of its own by its metadata {md.TABLE!r}, or let all of them append by "
+                f"{md.WRITE_MODE!r}: 'append'"
+            )
+        # An overwrite leaves no earlier rows.
+        if is_overwrite:
+            return
+
+
+def _is_of_another(committed: Mapping[str, str], branch: RunBranch, write: Write) -> bool:
+    # A table of ops may be written by other runs too, one after the other.
+    if committed.get(md.ASSET_KEY) != write.asset or committed.get(md.RUN_ID) not in branch.chain.run_ids:
+        return False
+    return any(committed.get(key) != write.properties.get(key) for key in (md.STEP_KEY, md.OUTPUT))
+
+
+def _output(properties: Mapping[str, str]) -> str:
+    return f"output {properties.get(md.OUTPUT)!r} of step {properties.get(md.STEP_KEY)}"

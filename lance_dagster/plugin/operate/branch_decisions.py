@@ -161,7 +161,7 @@ def decide(
 def _decide_succeeded(record: dg.RunRecord, keep: KeepFor, by: str | None) -> BranchDecision:
     # The publisher refuses what a full re-execution did again: it would add appended rows twice.
     if by is None:
-        # The time of the commit is that of the worker's clock, and the run may have gone on for long after it.
+        # The time of the commit is a time of the worker's clock, and the run may have gone on for long after it.
         return BranchDecision(Action.WAITING, "the run succeeded", ended=_ended(record))
     age = datetime.now(UTC) - _ended(record)
     reason = f"the run succeeded {_days(age)} ago, and so did a full re-execution of it"

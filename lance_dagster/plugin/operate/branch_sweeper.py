@@ -11,7 +11,7 @@ at the same time, do no harm. A tick has a time budget; the next tick starts wit
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -151,7 +151,7 @@ def build_branch_sweeper(
         # They are requested in each tick while versions wait; the run key keeps Dagster from a second run.
         requests = sweep.publications()
         return dg.SensorResult(
-            asset_events=[_observation(branch) for branch in late],
+            asset_events=[branch.observation() for branch in late],
             run_requests=requests or None,
             # Dagster refuses a text beside run requests; the log of the tick has it.
             skip_reason=None if requests else text,
@@ -173,6 +173,10 @@ class _Swept:
     @property
     def place(self) -> str:
         return f"{self.table.name} {self.version}"
+
+    def observation(self) -> dg.AssetObservation:
+        text = f"{self.version} passed its checks or was written by a successful run, and waits to be published"
+        return dg.AssetObservation(self.table.key, description=text, metadata={md.WAITING: self.version})
 
     def __str__(self) -> str:
         run_id = run_of(self.branch)
@@ -353,7 +357,10 @@ class _Sweep:
             return []
         # All watched tables are selected: the tick may have ended before it visited some tables of a candidate. In a
         # repository the publisher adds its other tables.
-        return [dg.RunRequest(f"lance:publish:{_digest(self.late)}", asset_selection=list(self.promoted.values()))]
+        # A run key has a limited length, and a run may write hundreds of tables.
+        places = "\n".join(sorted(branch.place for branch in self.late))
+        digest = hashlib.sha256(places.encode()).hexdigest()[:16]
+        return [dg.RunRequest(f"lance:publish:{digest}", asset_selection=list(self.promoted.values()))]
 
     def text(self, tables: int) -> str:
         return "; ".join(self._sentences(tables))
@@ -419,31 +426,17 @@ def _promoted(publisher: dg.AssetsDefinition, watched: Sequence[WatchedTable]) -
 
 def with_published(watched: Sequence[WatchedTable], publisher: dg.AssetsDefinition | None) -> tuple[WatchedTable, ...]:
     """Return some tables and the other tables of their publisher: what a run wrote to all of them is one candidate."""
-    published = () if publisher is None else _published_by(publisher)
-    return tuple({table.key: table for table in (*published, *watched)}.values())
-
-
-def _published_by(publisher: dg.AssetsDefinition) -> Iterator[WatchedTable]:
-    """Yield the tables of a publisher, whose promoted nodes have the places of the tables in their metadata."""
-    for spec in publisher.specs:
+    tables: dict[dg.AssetKey, WatchedTable] = {}
+    for spec in () if publisher is None else publisher.specs:
+        # The promoted nodes have the places of the tables in their metadata.
         place = {key: value for key, value in spec.metadata.items() if key in (md.TABLE, md.SCHEMA)}
         candidate = md.text(spec.metadata, md.CANDIDATE)
-        yield from (WatchedTable(key, place) for key in _deps(spec) if key.to_user_string() == candidate)
+        tables |= {key: WatchedTable(key, place) for key in _deps(spec) if key.to_user_string() == candidate}
+    return tuple((tables | {table.key: table for table in watched}).values())
 
 
 def _deps(spec: dg.AssetSpec) -> list[dg.AssetKey]:
     return [dep.asset_key for dep in spec.deps]
-
-
-def _digest(branches: Iterable[_Swept]) -> str:
-    # A run key has a limited length, and a run may write hundreds of tables.
-    states = sorted(branch.place for branch in branches)
-    return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
-
-
-def _observation(branch: _Swept) -> dg.AssetObservation:
-    text = f"{branch.version} passed its checks or was written by a successful run, and waits to be published"
-    return dg.AssetObservation(branch.table.key, description=text, metadata={md.WAITING: branch.version})
 
 
 def _newest_first(branches: "Mapping[str, Branch]") -> "list[Branch]":

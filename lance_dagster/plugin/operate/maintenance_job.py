@@ -2,7 +2,8 @@
 
 The first step collects old commits of the repository, where the resource has one, so that the tables can collect the
 versions that only these commits name. Then every table is a step of its own, in one process: a table that fails does
-not stop the others, the run fails at its end, and a re-execution from failure repeats only the tables that failed.
+not stop the other tables, the run fails at its end, and a re-execution from failure repeats only the tables that
+failed.
 
 The job changes no rows and may run while others write and publish. Compaction commits to `main`, and a run branch that
 was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
@@ -105,8 +106,11 @@ def build_maintenance_job(
     steps = zip(maintained, _identifiers(maintained), strict=True)
     ops = [_op(watched_table, f"{name}__{step}", resource_key, options) for watched_table, step in steps]
 
+    listed = ", ".join(table.name for table in maintained[:_SHOWN])
+    about = f"Verify, compact and clean up {len(maintained)} Lance tables: {listed}."
+
     # In one process: a process for each table would take longer to start than the work of most tables.
-    @dg.job(name=name, executor_def=dg.in_process_executor, description=_about(maintained))
+    @dg.job(name=name, executor_def=dg.in_process_executor, description=about)
     def maintenance() -> None:
         collected = first()
         for op in ops:
@@ -314,11 +318,12 @@ def _fragments(table: "LanceTable") -> int:
 
 
 def _identifiers(tables: Sequence[WatchedTable]) -> list[str]:
-    """Return a name for the step of each table: no two names are equal, and no name is that of the repository's step.
+    """Return a name for the step of each table: all names differ, also from the name of the repository's step.
 
     Example: the tables `a/b` and `c` get `a__b` and `c`; `a/b` and `a__b` get `a__b_` with a digest of each key.
     """
-    plain = [_identifier(watched_table.name) for watched_table in tables]
+    # Dagster allows letters, digits and underscores in the name of an op.
+    plain = [re.sub(r"\W", "_", table.name.replace("/", "__"), flags=re.ASCII) for table in tables]
     times = Counter([*plain, _REPOSITORY])
     # The digest is added only where two names are equal, because people write the names into a run configuration.
     return [
@@ -327,13 +332,3 @@ def _identifiers(tables: Sequence[WatchedTable]) -> list[str]:
         else f"{name}_{hashlib.sha256(repr(watched_table.key.path).encode()).hexdigest()[:_DIGITS]}"
         for name, watched_table in zip(plain, tables, strict=True)
     ]
-
-
-def _identifier(name: str) -> str:
-    # Dagster allows letters, digits and underscores in the name of an op.
-    return re.sub(r"\W", "_", name.replace("/", "__"), flags=re.ASCII)
-
-
-def _about(tables: Sequence[WatchedTable]) -> str:
-    names = ", ".join(table.name for table in tables[:_SHOWN])
-    return f"Verify, compact and clean up {len(tables)} Lance tables: {names}."

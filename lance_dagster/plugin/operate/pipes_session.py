@@ -59,7 +59,8 @@ def pipes_extras(
         context: The context of the asset.
         lance: The resource that locates the table.
         asset: The asset whose table the process writes; None when the step has only one.
-        storage_options: Credentials for the process in place of those of the resource, such as a session token.
+        storage_options: Credentials for the process in place of the credentials of the resource, such as a session
+            token.
 
     Raises:
         InvalidInputError: The asset is partitioned, and its `partition_expr` is missing or does not fit the partitions.
@@ -203,14 +204,14 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         return self._counted(info, branch.table.append(self._held(rows), replaces=earlier, **info))
 
     def overwrite(self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None) -> "WriteResult":
-        """Replace all rows, also those of other partitions, and the schema where it differs; arguments as for `append`.
+        """Replace all rows, also rows of other partitions, and the schema where it differs; arguments as for `append`.
 
         Raises:
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
         branch = self._ready(rows)
         table, info = branch.table, self._recorded(branch, self._commit("overwrite", message, properties), "overwrite")
-        # The rows are held in their own schema, which becomes that of the table.
+        # The rows are held in their own schema, which becomes the schema of the table.
         return self._counted(info, table.overwrite(self._partitions.held(rows, rows.schema), **info))
 
     def replace_partitions(
@@ -358,7 +359,7 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         """Remove the rows that an earlier attempt of the step appended and this attempt did not replace.
 
         Example: the first attempt appended twice and failed, and the second attempt appended once. Its write `append 1`
-        replaced the first one of the earlier attempt; the rows of `append 2` are removed here.
+        replaced the rows of the earlier `append 1`; the rows of the earlier `append 2` are removed here.
 
         Returns:
             The head of the branch, which was `version`.

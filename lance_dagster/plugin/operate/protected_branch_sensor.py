@@ -82,10 +82,12 @@ def build_protected_branch_sensor(
         for news in unpublished:
             context.log.error("%s was committed by %s and not by a publication", news, _committer(news))
         requests = run_requests(unpublished) if with_runs else None
+        text = f"{len(tick.news)} new versions, all of them published" if tick.news else "no new version"
+        text = f"not published: {', '.join(map(str, unpublished))}" if unpublished else text
         return dg.SensorResult(
             asset_events=[_observation(news) for news in unpublished],
             run_requests=requests,
-            skip_reason=None if requests else _text(unpublished, len(tick.news)),
+            skip_reason=None if requests else text,
             cursor=tick.cursor.to_json(),
         )
 
@@ -102,12 +104,6 @@ def is_published(version: "Version") -> bool:
 def _committer(news: "News") -> str:
     run_id = news.version.properties.get(md.RUN_ID)
     return f"the run {run_id}" if run_id else news.version.committer or "an unknown program"
-
-
-def _text(unpublished: "Sequence[News]", new: int) -> str:
-    if not unpublished:
-        return f"{new} new versions, all of them published" if new else "no new version"
-    return f"not published: {', '.join(map(str, unpublished))}"
 
 
 def _observation(news: "News") -> dg.AssetObservation:

@@ -60,20 +60,19 @@ class RefCursor:
         if len(text) > _MAX_CHARACTERS:
             return None
         try:
-            return cls._parse(parsed_json(text))
+            state = parsed_json(text)
+            if not isinstance(state, dict) or state.get("format") != _FORMAT or not isinstance(state.get("seen"), dict):
+                return None
+            # `channels` is absent in the cursor of a sensor that watched tables only.
+            channels = dict(state.get("channels") or {})
+            return cls(
+                tables={str(name): _marks(marks) for name, marks in state["seen"].items()},
+                channels={str(name): _branch_mark(mark) for name, mark in channels.items()},
+                next=_number(state.get("next")),
+                announce_all=state.get("all") is True,
+            )
         except (ValueError, TypeError):
             return None
-
-    @classmethod
-    def _parse(cls, state: object) -> "RefCursor":
-        if not isinstance(state, dict) or state.get("format") != _FORMAT or not isinstance(state.get("seen"), dict):
-            raise ValueError
-        tables = {str(name): _marks(marks) for name, marks in state["seen"].items()}
-        # Absent in the cursor of a sensor that watched tables only.
-        channels = {str(name): _branch_mark(mark) for name, mark in dict(state.get("channels") or {}).items()}
-        return cls(
-            tables=tables, channels=channels, next=_number(state.get("next")), announce_all=state.get("all") is True
-        )
 
     def note_absent(self, channel: str, deleted_at: int = 0) -> None:
         """Record that a watched ref is not a channel.

@@ -199,13 +199,6 @@ def ref_asset_specs(
     return [_spec(asset_key_of(table), metadata_of(table), branch, lance) for branch in names for table in tables]
 
 
-def is_foreign(version: "Version") -> bool:
-    """Return whether a version was committed outside of Dagster: neither by a run nor by a merge of this package."""
-    from lance_dagster.format.transaction import MERGE
-
-    return md.RUN_ID not in version.properties and MERGE not in version.properties
-
-
 def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: LanceResource | None) -> dg.AssetSpec:
     about = (
         lance.definition_metadata(key, metadata)
@@ -215,7 +208,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     return dg.AssetSpec(
         dg.AssetKey([branch, *key.path]),
         description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it.",
-        # Dagster allows fewer characters in the name of a group than Lance in that of a branch.
+        # Dagster allows fewer characters in the name of a group than Lance in the name of a branch.
         group_name=re.sub(r"\W", "_", branch, flags=re.ASCII),
         kinds={"lance"},
         metadata={**place_metadata(key, metadata), md.REF: branch, **about},
@@ -223,7 +216,7 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
 
 
 def run_requests(news: "Iterable[News]", moves: "Iterable[ChannelMove]" = ()) -> list[dg.RunRequest]:
-    """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier ones.
+    """Return a run for the newest version of each table, or for all tables of a channel, in place of earlier versions.
 
     Args:
         news: What is reported, and moves of tags that the publisher reported itself.
@@ -234,12 +227,14 @@ def run_requests(news: "Iterable[News]", moves: "Iterable[ChannelMove]" = ()) ->
     # Both are in the order of the versions, so the newest move or version of each key stays.
     by_channel = {move.channel: move for move in moves if move.published or move in reported}
     by_table = {version.table.name: version for version in news if version.move is None}
-    return [*map(_request_of_move, by_channel.values()), *map(_request, by_table.values())]
-
-
-def _request_of_move(move: "ChannelMove") -> dg.RunRequest:
-    about = {md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit}
-    return dg.RunRequest(run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}", tags=about)
+    of_moves = [
+        dg.RunRequest(
+            run_key=f"lance:{move.ref}:{move.commit[:_ID_DIGITS]}",
+            tags={md.REF: move.ref, md.REPOSITORY_COMMIT: move.commit},
+        )
+        for move in by_channel.values()
+    ]
+    return [*of_moves, *map(_request, by_table.values())]
 
 
 def _request(news: "News") -> dg.RunRequest:
@@ -277,6 +272,8 @@ def version_materialization(
     key: dg.AssetKey, version: "Version", **extra: str | bool | None
 ) -> dg.AssetMaterialization:
     """Return the materialization of an external asset for a version, with the entries that are not None."""
+    from lance_dagster.format.transaction import MERGE
+
     about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(
         asset_key=key,
@@ -286,7 +283,8 @@ def version_materialization(
             md.ROW_COUNT: version.rows,
             "lance/operation": version.operation,
             "lance/committer": version.committer,
-            "lance/foreign": is_foreign(version),
+            # Whether neither a run nor a merge of this package made the version.
+            "lance/foreign": md.RUN_ID not in version.properties and MERGE not in version.properties,
             **{name: value for name, value in about.items() if value is not None},
         },
         tags=md.data_version_tags(version),

@@ -181,7 +181,7 @@ class RefTick:
     def run(self, watched: Sequence[WatchedTable]) -> None:
         """Look at every channel and table once, starting with the table at which the last tick stopped.
 
-        Where all refs are channels of a repository, no table is read. A damaged table does not stop the others.
+        Where all refs are channels of a repository, no table is read. A damaged table does not stop the tick.
         """
         self.refs = [ref for ref in self.refs if not self._look_at_channel(ref, watched)]
         if not self.refs:
@@ -282,19 +282,15 @@ class RefTick:
         """Return what the tick found, for Dagster's list of ticks."""
         return "; ".join(self._sentences(len(watched)))
 
-    @property
-    def _published(self) -> list[str]:
-        """The tables that the publisher reported, each once."""
-        of_moves = [name for move in self.moves for name in move.published]
-        return list(dict.fromkeys([*of_moves, *(news.table.name for news in self.published)]))
-
     def _sentences(self, tables: int) -> Iterator[str]:
+        of_moves = [name for move in self.moves for name in move.published]
+        published = dict.fromkeys([*of_moves, *(news.table.name for news in self.published)])
         if self.news:
             # By table, the newest version last; a dict keeps the newest version of each table and ref.
             newest = {(news.table.name, news.ref): str(news) for news in self.news}
             changed = len({news.table.name for news in self.news})
             yield f"{counted(len(self.news), 'version')} of {counted(changed, 'table')}: {_listed(newest.values())}"
-        elif published := self._published:
+        elif published:
             yield f"nothing to report: the publisher reported {_listed(published)} itself"
         else:
             yield f"nothing new in {counted(self.visited, 'table')}"

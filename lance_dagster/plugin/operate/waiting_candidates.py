@@ -127,7 +127,10 @@ class WaitingCandidates:
         merged, lost = list[RecordedWrite](), list[RecordedWrite]()
         for write in (write for write in writes if write.request.run_id in finished):
             head = table.branches.newest(write.request.branch)
-            if _is_merged(table, write.request.branch, head):
+            # Without a head the branch was deleted, and the log of `main` says whether somebody merged it before.
+            if (head is None and has_source(table, write.request.branch)) or (
+                head is not None and is_written(head) and table.branches.is_merged(head) is not None
+            ):
                 merged.append(write)
             elif head is None or write not in record.on_branch(table, head):
                 lost.append(write)
@@ -218,10 +221,3 @@ class WaitingCandidates:
         return sorted(
             (check for check in planned - nonblocking if check.asset_key == asset), key=lambda check: check.name
         )
-
-
-def _is_merged(table: "LanceTable", branch: str, head: "Version | None") -> bool:
-    """Return whether `main` has the rows of a branch; without a head the branch was deleted, and `main` is searched."""
-    if head is not None:
-        return is_written(head) and table.branches.is_merged(head) is not None
-    return has_source(table, branch)
