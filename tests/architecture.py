@@ -66,7 +66,6 @@ PURE = (
     "lance_dagster/history/ref_expressions.py",
     "lance_dagster/verify/fragment_rules.py",
     "lance_dagster/verify/manifest_rules.py",
-    "lance_dagster/verify/sequence_rules.py",
     "lance_dagster/gc/retention.py",
     "lance_dagster/diff/manifest_diff.py",
     "lance_dagster/diff/schema_diff.py",
@@ -173,7 +172,6 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/gc/sweep.py",
         "lance_dagster/merge/conflict_locations.py",
         "lance_dagster/merge/materialize.py",
-        "lance_dagster/merge/missing_rows.py",
         "lance_dagster/merge/reverted_changes.py",
         "lance_dagster/merge/row_values.py",
         "lance_dagster/plugin/definition_findings.py",
@@ -184,7 +182,6 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/spark/frame.py",
         "lance_dagster/spark/pushdown.py",
         "lance_dagster/store/local_tree.py",
-        "lance_dagster/verify/sequence_rules.py",
     }
 )
 

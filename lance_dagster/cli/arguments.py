@@ -43,7 +43,8 @@ class RefType(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         """Return the names of the table that was typed before; none when the table cannot be read."""
-        # While the value of an option is being typed, click has not named the arguments yet; TABLE is the first one.
+        # While the value of an option is being typed, click has not named the arguments yet; TABLE is the first
+        # argument.
         uri = ctx.params.get("table") or next(iter(ctx.args), "")
         try:
             refs = _refs_of(uri, storage_options_from(ctx.params.get("storage_options") or ()))
@@ -52,9 +53,9 @@ class RefType(click.ParamType[str]):
         except (LanceDagsterError, click.ClickException, OSError):
             # The shell would print an error into the line that is being typed.
             return []
-        found = sorted(name for name in names if name.startswith(incomplete))
+        completions = sorted(name for name in names if name.startswith(incomplete))
         # `known` lists `main` even without a table, so `main` alone does not show that the path is right.
-        return [] if names == ["main"] else [CompletionItem(name) for name in found]
+        return [] if names == ["main"] else [CompletionItem(name) for name in completions]
 
 
 def _printing(name: str, text: Callable[[click.Context], str], *others: str) -> click.Option:
@@ -63,8 +64,8 @@ def _printing(name: str, text: Callable[[click.Context], str], *others: str) -> 
     The options that click has for this exit with 1 at a closed pipe.
     """
 
-    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's
-        if wanted and not context.resilient_parsing:
+    def show(context: click.Context, _: click.Parameter, requested: bool) -> None:  # noqa: FBT001  # click's
+        if requested and not context.resilient_parsing:
             try:
                 click.echo(text(context), color=context.color)
             except BrokenPipeError:
@@ -86,8 +87,8 @@ def _refs_of(uri: str, storage_options: dict[str, str]) -> "Refs":
     from lance_dagster.store import open_store
 
     if is_table_uri(uri):
-        found = parse_version_uri(uri)
-        uri = found.location if found.table is None else f"{found.location}/{found.table}.lance"
+        version_uri = parse_version_uri(uri)
+        uri = version_uri.location if version_uri.table is None else f"{version_uri.location}/{version_uri.table}.lance"
     return Refs(open_store(uri, storage_options))
 
 
@@ -219,9 +220,9 @@ def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTab
 
     if not is_table_uri(uri):
         return LanceTable.open(uri, storage_options), None
-    found = parse_version_uri(uri)
-    if found.table is None:
-        return LanceTable.open(found.location, storage_options), found.ref
+    version_uri = parse_version_uri(uri)
+    if version_uri.table is None:
+        return LanceTable.open(version_uri.location, storage_options), version_uri.ref
     from lance_dagster.repository import LanceRepository
 
     view = LanceRepository.open_uri(uri, storage_options)
@@ -240,8 +241,8 @@ def _put_ref(arguments: dict[str, object], ref: str) -> None:
         name = context.info_name
         raise click.UsageError(f"{name} takes a whole table; leave out 'lance+' and '?ref='")
     # `log` takes the ref as an argument and as the option `begin`.
-    given = (name for name in ("ref", "begin") if name in arguments)
-    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in given):
+    ref_parameters = (name for name in ("ref", "begin") if name in arguments)
+    if any(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in ref_parameters):
         raise click.UsageError(f"TABLE names the ref {ref!r} already; give only one ref")
     arguments["ref"] = ref
 
@@ -274,16 +275,16 @@ def refuse_without(needed: str, *names: str) -> None:
         raise click.UsageError(f"{', '.join(idle)} need{'s' * (len(idle) == 1)} {needed}")
 
 
-def storage_options_from(given: Sequence[str]) -> dict[str, str]:
+def storage_options_from(texts: Sequence[str]) -> dict[str, str]:
     """Return storage options from texts of the form KEY=VALUE.
 
     Raises:
         click.UsageError: A text has another form.
     """
     pairs: dict[str, str] = {}
-    for option in given:
-        key, found, value = option.partition("=")
-        if not found or not key:
+    for option in texts:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
             # The message does not repeat the text: it may be a secret that lacks its key.
             raise click.UsageError("--storage-option takes KEY=VALUE, such as aws_region=eu-central-1")
         pairs[key] = value
@@ -331,33 +332,33 @@ class CommitOptions(TypedDict):
     properties: Sequence[str]
 
 
-def strategy_from(given: Sequence[str]) -> "Strategy":
+def strategy_from(texts: Sequence[str]) -> "Strategy":
     """Return the strategy that the options give: one winner for all conflicts, or winners by unit and kind.
 
     Raises:
         click.UsageError: A text is not a strategy, or one unit has two.
     """
-    found: dict[str, Winner] = {}
-    for text in given:
+    winners: dict[str, Winner] = {}
+    for text in texts:
         # From the right: a unit may hold an equals sign, as in "rows where day = 'mon'".
         unit, _, side = text.rpartition("=")
-        winner = next((known for known in SIDES if known == side), None)
+        winner = next((winner_name for winner_name in SIDES if winner_name == side), None)
         if winner is None:
             raise click.UsageError(f"--strategy takes {' or '.join(SIDES)}, or one of them as UNIT={SIDES[0]}")
-        # The same winner may be given twice; of two different ones, neither can be preferred.
-        if found.setdefault(unit or _ALL, winner) != winner:
+        # The same winner may be given twice; of two different winners, neither can be preferred.
+        if winners.setdefault(unit or _ALL, winner) != winner:
             raise click.UsageError(f"--strategy gives two winners for {unit or 'all conflicts'}")
-    return found or None
+    return winners or None
 
 
-def properties_from(given: Sequence[str]) -> dict[str, str]:
+def properties_from(texts: Sequence[str]) -> dict[str, str]:
     """Return the properties that the options give.
 
     Raises:
         click.UsageError: A text is not KEY=VALUE, or this package reserves the key.
     """
-    found: dict[str, str] = {}
-    for text in given:
+    properties: dict[str, str] = {}
+    for text in texts:
         # At the first equals sign, so that a value may hold more of them.
         key, equals, value = text.partition("=")
         if not equals or not key:
@@ -365,5 +366,5 @@ def properties_from(given: Sequence[str]) -> dict[str, str]:
         # The message has an option of its own, and later merges rely on the reserved keys.
         if key.startswith((_RESERVED, COMMIT_MESSAGE)):
             raise click.UsageError(f"--property cannot be {key!r}, which this package sets itself")
-        found[key] = value
-    return found
+        properties[key] = value
+    return properties

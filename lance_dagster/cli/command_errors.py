@@ -21,7 +21,7 @@ CommandWords = Callable[..., Sequence[str]]
 
 
 class Refusal(click.ClickException):
-    """An error that is printed as one line on standard error, with a hint on a second line if it has one."""
+    """An error that is printed as one line on standard error, with a hint on a second line if there is a hint."""
 
     exit_code = REFUSED
 
@@ -47,11 +47,11 @@ class UsageRefusal(Refusal):
     def from_click(cls, error: click.UsageError, subcommand: str | None) -> "UsageRefusal":
         """Return click's error, which has four lines, as one line that names the help of the subcommand."""
         program = " ".join(filter(None, ("lance-dagster", subcommand)))
-        first, *rest = error.format_message().rstrip(". ").split()
+        first, *words = error.format_message().rstrip(". ").split()
         # All errors of the command begin in lower case; TABLE and PATTERN=DURATION keep their spelling.
         first = first.lower() if first.istitle() else first
         # click puts its suggestions in sentences of their own; here they become parts of the one line.
-        text = " ".join((first, *rest)).replace(". (", " (").replace(". Did", "; did")
+        text = " ".join((first, *words)).replace(". (", " (").replace(". Did", "; did")
         return cls(f"{text}; see {program} --help", program=program)
 
 
@@ -70,18 +70,18 @@ def _unprotect(option: str, patterns: Sequence[str]) -> Sequence[str]:
 def _merge(source: str, into: str, **options: object) -> Sequence[str]:
     # The command has a flag for each mode but the default, and no option with the mode as its value.
     mode = options.pop("mode", None)
-    return (source, "--into", into, *_given(options), *([] if mode is None else [f"--{mode}"]))
+    return (source, "--into", into, *_option_words(options), *([] if mode is None else [f"--{mode}"]))
 
 
 def _preview_branch(source: str, into: str, **options: object) -> Sequence[str]:
-    return (source, "--into", into, *_given(options))
+    return (source, "--into", into, *_option_words(options))
 
 
 def _single_change(option: str, version: str, branch: str, **options: object) -> Sequence[str]:
-    return (version, option, branch, *_given(options))
+    return (version, option, branch, *_option_words(options))
 
 
-def _given(options: Mapping[str, object]) -> Iterator[str]:
+def _option_words(options: Mapping[str, object]) -> Iterator[str]:
     """Return the options of a method of a table as words of the command."""
     for name, value in options.items():
         match name, value:
@@ -137,13 +137,13 @@ REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
 """By method of a repository, the subcommand and a function that returns the words after ROOT."""
 
 
-def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Call], str] | None = None) -> str:
+def error_line(error: LanceDagsterError, table: str, as_command: Callable[[str, Call], str] | None = None) -> str:
     """Return an error as one line, with the command to type where it names a method to call.
 
     Args:
         error: The error.
         table: TABLE or ROOT as it was typed, so that the command can be pasted into the same shell.
-        written: Writes a call as a command; the commands of tables are written if None is given.
+        as_command: Returns a call as a command; `command_for`, for calls of tables, if None is given.
     """
     if isinstance(error, CommitStateUnknownError):
         # The error's own hint is to commit its transaction object again, which a shell does not have.
@@ -151,8 +151,8 @@ def error_line(error: LanceDagsterError, table: str, written: Callable[[str, Cal
     elif error.remedy is None:
         text = str(error)
     else:
-        text = f"{error.complaint}; {error.remedy.described(partial(written or command_for, table))}"
-    # A line that ends in a colon introduces the next one, so it takes no semicolon.
+        text = f"{error.complaint}; {error.remedy.described(partial(as_command or command_for, table))}"
+    # A line that ends in a colon introduces the next line, so it takes no semicolon.
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 
 
@@ -163,7 +163,7 @@ def command_line(name: str, table: str, *words: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """Return a word as a shell takes it; one with apostrophes in double quotes, which are easier to read."""
+    """Return a word as a shell takes it; a word with apostrophes in double quotes, which are easier to read."""
     if not word.isprintable():
         # A line break or another control character is written as an escape: it must not reach the terminal as it is,
         # and another character in its place would be another word.

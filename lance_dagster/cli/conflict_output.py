@@ -45,14 +45,19 @@ def report_conflicts(output: Output, changes: Callable[[], str]) -> Iterator[Non
     except MergeConflictError as error:
         # The conflicts are the result, so they go to standard output; the refusal and its hint go to standard error.
         output.write(
-            {"made": False, "before": None, "version": None, "conflicts": _conflict_documents(error.conflicts)},
+            {
+                "made": False,
+                "before": None,
+                "version": None,
+                "conflicts": [asdict(conflict) for conflict in _conflicts(error.conflicts)],
+            },
             conflict_lines(error.conflicts),
         )
         raise Refusal(error.message.rstrip(":"), hint_for(error.conflicts, error.remedy, changes())) from error
 
 
 def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -> str:
-    """Return how to look at conflicts, and the command that settles all of them; empty where there is neither.
+    """Return how to look at conflicts, and the command that settles all of them; empty where neither is possible.
 
     Args:
         conflicts: What no strategy settled.
@@ -62,22 +67,18 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     from lance_dagster.merge.rules.merge_input import can_be_waived
 
     # A conflict of the kind "history" has no rows to look at, and changing one side does not settle it.
-    known, hints = _conflicts(conflicts), []
-    of_rows = any(conflict.kind != _HISTORY for conflict in known)
+    merge_conflicts, hints = _conflicts(conflicts), []
+    of_rows = any(conflict.kind != _HISTORY for conflict in merge_conflicts)
     if of_rows:
         hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}")
     if remedy is not None:
         settle = remedy.described(partial(command_for, table_as_typed()))
         # Only the people who made the deleted versions can know whether this conflict may be waived.
-        waived = remedy.call is not None and any(map(can_be_waived, known))
+        waived = remedy.call is not None and any(map(can_be_waived, merge_conflicts))
         hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)
     elif of_rows:
         hints.append("then change one side")
     return printable("; ".join(hints))
-
-
-def _conflict_documents(conflicts: Iterable[object]) -> list[dict[str, str]]:
-    return [asdict(conflict) for conflict in _conflicts(conflicts)]
 
 
 def conflict_lines(conflicts: Iterable[object]) -> list[str]:
@@ -137,20 +138,24 @@ class PrintedRows:
     lines: Sequence[str]
 
     @classmethod
-    def of(cls, found: "MergePreview", options: RowOptions) -> "PrintedRows":
+    def of(cls, preview: "MergePreview", options: RowOptions) -> "PrintedRows":
         """Read the rows of the conflicts of a merge; none where `--rows` was not given."""
         if not options["rows"]:
             return cls({}, [])
         keys, limit = options["keys"], options["limit"]
         columns = list(dict.fromkeys([*keys, *options["columns"]])) if options["columns"] else None
         # One row more than is shown tells whether there are more.
-        reader = found.conflicting_rows(columns=columns, on=keys or None, limit=limit + 1)
+        reader = preview.conflicting_rows(columns=columns, on=keys or None, limit=limit + 1)
         # The dest comes first, since all versions use its names for the columns.
         types = [reader.schema.field(name).type for name in (_DEST, _BASE, _SOURCE)]
-        names = list(dict.fromkeys(each.field(place).name for each in types for place in range(each.num_fields)))
+        names = list(
+            dict.fromkeys(
+                image_type.field(place).name for image_type in types for place in range(image_type.num_fields)
+            )
+        )
         rows = first_rows(reader, limit + 1)
         more = len(rows) > limit
-        lines = list(_row_lines(rows[:limit], names, more=more)) if found.conflicts else []
+        lines = list(_row_lines(rows[:limit], names, more=more)) if preview.conflicts else []
         return cls({"rows": json_value(rows[:limit]), "more": more}, lines)
 
 
@@ -193,14 +198,14 @@ def _cells(values: Row, names: Sequence[str]) -> list[str]:
 
 
 def _changed_columns(row: Row, side: str, names: Sequence[str]) -> frozenset[int]:
-    """Return the places of columns in which a side differs from the merge base, or for an added row from the other."""
+    """Return the places of columns in which a side differs from the merge base, or from the other side if it added."""
     if side == _BASE:
         return frozenset()
-    beside = row[_BASE] or row[_DEST if side == _SOURCE else _SOURCE]
-    if beside is None:
+    compared_with = row[_BASE] or row[_DEST if side == _SOURCE else _SOURCE]
+    if compared_with is None:
         return frozenset()
     # As JSON values: there NaN is a text and equals itself.
-    values, others = json_value(row[side]), json_value(beside)
+    values, others = json_value(row[side]), json_value(compared_with)
     return frozenset(
         place for place, name in enumerate(names) if values.get(name, _NO_COLUMN) != others.get(name, _NO_COLUMN)
     )

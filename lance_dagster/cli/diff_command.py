@@ -50,10 +50,10 @@ def diff(table: "LanceTable", output: Output, versions: tuple[str, ...], **optio
         refuse_without("--rows", "limit")
         if not options["stat"]:
             refuse_without("--stat or --rows", "columns")
-    found = _compared(table, versions, options["keys"])
+    difference = _compared(table, versions, options["keys"])
     rows = options["limit"] if options["rows"] else None
     with busy("comparing rows"):
-        shown = ShownDiff.of(found, stat=options["stat"], rows=rows, columns=options["columns"])
+        shown = ShownDiff.of(difference, stat=options["stat"], rows=rows, columns=options["columns"])
     output.write(shown.document, shown.lines)
 
 
@@ -65,25 +65,25 @@ class ShownDiff:
     lines: list[str]
 
     @classmethod
-    def of(cls, found: "Diff", *, stat: bool, rows: int | None, columns: Sequence[str] = ()) -> "ShownDiff":
+    def of(cls, difference: "Diff", *, stat: bool, rows: int | None, columns: Sequence[str] = ()) -> "ShownDiff":
         """Show a difference.
 
         Args:
-            found: What differs.
+            difference: What differs.
             stat: Whether rows are counted.
             rows: How many rows are shown; None for no rows at all.
             columns: The columns of the rows that are compared; all of them if none is given.
         """
         # No columns means all of them, which `stat` calls None; an empty selection would compare nothing.
-        counts = found.stat(columns or None) if stat else None
-        document, lines = _document(found, counts), list(_lines(found, counts))
+        counts = difference.stat(columns or None) if stat else None
+        document, lines = _document(difference, counts), list(_lines(difference, counts))
         if rows is not None:
             # The key is shown too: it tells which row it is, and its values are the same in both versions.
-            wanted = list(dict.fromkeys([*(found.on or ()), *columns])) if columns else None
+            shown_columns = list(dict.fromkeys([*(difference.on or ()), *columns])) if columns else None
             # One row more than is shown, to tell whether there are more.
-            some = first_rows(found.rows(columns=wanted), rows + 1)
-            document |= {"rows": json_value(some[:rows]), "more": len(some) > rows}
-            lines += _row_lines(some, rows)
+            shown_rows = first_rows(difference.rows(columns=shown_columns), rows + 1)
+            document |= {"rows": json_value(shown_rows[:rows]), "more": len(shown_rows) > rows}
+            lines += _row_lines(shown_rows, rows)
         return cls(document, lines)
 
 
@@ -95,8 +95,8 @@ def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, .
         case (before, after):
             return table.diff(before, after, on=key)
         case (text,):
-            asked = parse_range(text)
-            return table.diff(asked.left, asked.right, on=key, since_base=asked.since_base)
+            version_range = parse_range(text)
+            return table.diff(version_range.left, version_range.right, on=key, since_base=version_range.since_base)
         case _:
             raise click.UsageError("give two versions: A..B, A...B or A B")
 
@@ -105,17 +105,17 @@ def first_rows(reader: "pa.RecordBatchReader", limit: int) -> list[dict[str, Any
     """Return the first rows of a reader, as many as the limit says or all of them; the rest is not read."""
     from lance_dagster.format.shown_values import shown_rows
 
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     # Batch by batch: the first rows of a large table must not cost the reading of all of it.
     for batch in reader:
-        found += shown_rows(batch.slice(0, min(limit - len(found), batch.num_rows)))
-        if len(found) >= limit:
+        rows += shown_rows(batch.slice(0, min(limit - len(rows), batch.num_rows)))
+        if len(rows) >= limit:
             break
-    return found
+    return rows
 
 
-def _lines(found: "Diff", stat: "RowCounts | None") -> Iterator[str]:
-    for line in found.lines():
+def _lines(difference: "Diff", stat: "RowCounts | None") -> Iterator[str]:
+    for line in difference.lines():
         # The lines of single changes are indented; a heading may begin with one of the signs by chance.
         yield styled(line, _COLOURS.get(line.strip()[:1])) if line.startswith(" ") else line
     if stat is not None:
@@ -138,19 +138,19 @@ def _row_lines(rows: list[dict[str, Any]], limit: int) -> Iterator[str]:
         yield MORE_ROWS
 
 
-def _document(found: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
+def _document(difference: "Diff", stat: "RowCounts | None") -> dict[str, Any]:
     document: dict[str, Any] = {
-        "before": found.before,
-        "after": found.after,
-        "base_of": found.base_of,
-        "on": found.on,
-        "schema": [asdict(change) for change in found.schema],
-        "settings": [asdict(change) for change in found.settings],
-        "indices": [asdict(change) for change in found.indices],
-        "fragments": [asdict(change) for change in found.fragments],
-        "rows_before": found.rows_before,
-        "rows_after": found.rows_after,
-        "not_compared": found.not_compared,
+        "before": difference.before,
+        "after": difference.after,
+        "base_of": difference.base_of,
+        "on": difference.on,
+        "schema": [asdict(change) for change in difference.schema],
+        "settings": [asdict(change) for change in difference.settings],
+        "indices": [asdict(change) for change in difference.indices],
+        "fragments": [asdict(change) for change in difference.fragments],
+        "rows_before": difference.rows_before,
+        "rows_after": difference.rows_after,
+        "not_compared": difference.not_compared,
     }
     if stat is not None:
         document["stat"] = asdict(stat)

@@ -44,46 +44,50 @@ _SHOWN_ABOVE = frozenset({COMMIT_MESSAGE, COMMITTER, CLAIMS})
 @about_table
 def status(table: "LanceTable", output: Output) -> None:
     """Show how far the branches and tags of TABLE are from main, and which run branches are not merged."""
-    found = table.branches.status()
+    table_status = table.branches.status()
     # Only run branches are expected to be merged; other branches may be meant to stay separate from main.
-    waiting = [branch for branch in found.branches if branch.name.startswith(_RUNS) and not branch.merged]
-    main = found.main
+    waiting = [branch for branch in table_status.branches if branch.name.startswith(_RUNS) and not branch.merged]
+    main = table_status.main
     head = [str(main), main.id[:ID_DIGITS], shown_time(main), counted(main.rows, "row"), first_line(main.message)]
     documents = {
         "table": table.uri,
         "main": version_document(main),
-        "branches": [_status_document(branch) for branch in found.branches],
-        "tags": [_status_document(tag) for tag in found.tags],
+        "branches": [_status_document(branch) for branch in table_status.branches],
+        "tags": [_status_document(tag) for tag in table_status.tags],
         "unmerged_runs": [branch.name for branch in waiting],
     }
     lines = [
         *aligned([head]),
-        *_status_section("branches", found.branches),
-        *_status_section("tags", found.tags),
+        *_status_section("branches", table_status.branches),
+        *_status_section("tags", table_status.tags),
         *(["", f"not merged: {', '.join(branch.name for branch in waiting)}"] if waiting else []),
     ]
     output.write(documents, lines)
 
 
-def _status_document(found: "RefStatus") -> dict[str, object]:
-    return {**asdict(found), "merged": found.merged}
+def _status_document(ref_status: "RefStatus") -> dict[str, object]:
+    return {**asdict(ref_status), "merged": ref_status.merged}
 
 
-def _status_section(title: str, found: "Sequence[RefStatus]") -> Iterator[str]:
-    if found:
+def _status_section(title: str, ref_statuses: "Sequence[RefStatus]") -> Iterator[str]:
+    if ref_statuses:
         yield ""
         yield f"{title}:"
-        yield from aligned([_status_row(each) for each in found], indent="    ", whole=(2, 3))
+        yield from aligned([_status_row(ref_status) for ref_status in ref_statuses], indent="    ", uncut=(2, 3))
 
 
-def _status_row(found: "RefStatus") -> tuple[str, ...]:
+def _status_row(ref_status: "RefStatus") -> tuple[str, ...]:
     # Other programs can delete the versions of a branch or a tag; the line says so in place of an error.
-    if found.version is None:
-        return (found.name, "gone", "", "")
-    counts = [f"{count} {word}" for count, word in ((found.ahead, "ahead"), (found.behind, "behind")) if count]
+    if ref_status.version is None:
+        return (ref_status.name, "gone", "", "")
+    counts = [
+        f"{count} {word}" for count, word in ((ref_status.ahead, "ahead"), (ref_status.behind, "behind")) if count
+    ]
     distance = ", ".join(counts) or "as main"
-    marks = (" (squashed)" if found.squashed else "") + (f", {printable(found.held)}" if found.held else "")
-    return (found.name, found.version, counted(found.rows or 0, "row"), f"{distance}{marks}")
+    marks = (" (squashed)" if ref_status.squashed else "") + (
+        f", {printable(ref_status.held)}" if ref_status.held else ""
+    )
+    return (ref_status.name, ref_status.version, counted(ref_status.rows or 0, "row"), f"{distance}{marks}")
 
 
 class _ShowOptions(TypedDict):
@@ -114,7 +118,7 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
     version = table.at(ref)
     columns, lines = _columns(table, version)
     digest = table.maintenance.content_id(str(version)) if options["content"] else None
-    found = {**version_document(version), **({"content_id": digest} if digest else {}), "columns": columns}
+    document = {**version_document(version), **({"content_id": digest} if digest else {}), "columns": columns}
     facts = _facts(version)
     if digest:
         # Below the commit id, which it is compared with by eye.
@@ -122,11 +126,11 @@ def show(table: "LanceTable", output: Output, ref: str, **options: Unpack[_ShowO
     shown = [*fact_lines(facts), "", *(f"    {line}" for line in lines)]
     if options["diff"] or options["stat"] or options["rows"]:
         change = _change(table, version, options)
-        found["diff"] = None if change is None else change.document
-        # Both lack a parent to compare with; only the first version of a table never had one.
-        gone = "the version before it was cleaned up" if version.cut else "it is the first version of the table"
-        shown += ["", *([gone] if change is None else change.lines)]
-    output.write(found, shown)
+        document["diff"] = None if change is None else change.document
+        # Both lack a parent to compare with; only the first version of a table never had a parent.
+        no_parent = "the version before it was cleaned up" if version.cut else "it is the first version of the table"
+        shown += ["", *([no_parent] if change is None else change.lines)]
+    output.write(document, shown)
 
 
 def _change(table: "LanceTable", version: "Version", options: _ShowOptions) -> ShownDiff | None:
@@ -189,23 +193,23 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
 
     A branch without versions is listed with the commands that repair it.
     """
-    found = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
+    listed = sorted(table.branches.list(pattern).values(), key=lambda branch: branch.name)
     documents: list[dict[str, object]] = []
     # Problems are collected and printed last: lines between the rows would break the table.
     rows, problems = [], []
     # `main` has no branch file, so the list lacks it.
     if pattern is None or fnmatchcase(MAIN, pattern):
         head = table.head()
-        # With the keys of the other branches, so that a program reads all of them in the same way.
+        # With the keys of the other branches, so that a program reads all branches in the same way.
         documents.append({"name": MAIN, "head": str(head), "forked_from": None, "created_at": None, "metadata": {}})
         rows.append((MAIN, str(head), "", shown_time(head)))
-    for branch, newest in heads(table, found):
+    for branch, newest in heads(table, listed):
         documents.append({**_branch_document(branch), "head": None if newest is None else str(newest)})
         committed = "no version" if newest is None else shown_time(newest)
         rows.append((branch.name, str(newest or "-"), f"from {branch.parent}", committed))
         if newest is None:
             problems += _empty_branch_problem(branch)
-    output.write(documents, [*aligned(rows, whole=(3,)), *problems])
+    output.write(documents, [*aligned(rows, uncut=(3,)), *problems])
 
 
 def _empty_branch_problem(branch: "Branch") -> list[str]:
@@ -225,7 +229,7 @@ def _empty_branch_problem(branch: "Branch") -> list[str]:
 @click.argument("pattern", required=False)
 def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
     """List the tags of TABLE with the version each names; only those that match PATTERN, such as 'v1.*'."""
-    found = sorted(table.tags.list(pattern).values(), key=lambda tag: tag.name)
+    listed = sorted(table.tags.list(pattern).values(), key=lambda tag: tag.name)
     rows = [
         (
             tag.name,
@@ -233,9 +237,9 @@ def tags(table: "LanceTable", output: Output, pattern: str | None) -> None:
             f"{tag.updated_at:%Y-%m-%d %H:%M:%S}Z" if tag.updated_at else "",
             ", ".join([*(["immutable"] if tag.immutable else []), *([printable(str(tag.hold))] if tag.hold else [])]),
         )
-        for tag in found
+        for tag in listed
     ]
-    output.write([_tag_document(tag) for tag in found], aligned(rows, whole=(2, 3)))
+    output.write([_tag_document(tag) for tag in listed], aligned(rows, uncut=(2, 3)))
 
 
 def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[Branch, Version | None]]":
@@ -255,12 +259,12 @@ def heads(table: "LanceTable", branches: "Iterable[Branch]") -> "Iterator[tuple[
                 yield branch, None
 
 
-def _branch_document(found: "Branch") -> dict[str, object]:
+def _branch_document(branch: "Branch") -> dict[str, object]:
     return {
-        "name": found.name,
-        "forked_from": found.parent,
-        "created_at": found.created_at.isoformat(),
-        "metadata": given_properties(found.metadata),
+        "name": branch.name,
+        "forked_from": branch.parent,
+        "created_at": branch.created_at.isoformat(),
+        "metadata": given_properties(branch.metadata),
     }
 
 
@@ -272,12 +276,12 @@ def hold_document(hold: "TagHold | None") -> dict[str, str | None] | None:
     return {"version": hold.version, "reason": hold.reason, "held_by": hold.held_by, "held_at": held_at}
 
 
-def _tag_document(found: "Tag") -> dict[str, object]:
+def _tag_document(tag: "Tag") -> dict[str, object]:
     return {
-        "name": found.name,
-        "version": found.ref,
-        "updated_at": found.updated_at.isoformat() if found.updated_at else None,
-        "immutable": found.immutable,
-        "hold": hold_document(found.hold),
-        "metadata": given_properties(found.metadata),
+        "name": tag.name,
+        "version": tag.ref,
+        "updated_at": tag.updated_at.isoformat() if tag.updated_at else None,
+        "immutable": tag.immutable,
+        "hold": hold_document(tag.hold),
+        "metadata": given_properties(tag.metadata),
     }

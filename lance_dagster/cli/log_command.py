@@ -56,11 +56,12 @@ class _TimeType(click.ParamType["datetime"]):
         """Read the text."""
         from lance_dagster.history.resolve import parse_time
 
-        # The parser of `main@{time}`, so that both accept the same texts. It returns what was expected as a text.
-        found = parse_time(str(value))
-        if isinstance(found, str):
-            self.fail(f"cannot read the time {value!r}: expected {found}", param, ctx)
-        return found
+        # The parser of `main@{time}`, so that both accept the same texts. Its error is a text that names the expected
+        # forms.
+        time = parse_time(str(value))
+        if isinstance(time, str):
+            self.fail(f"cannot read the time {value!r}: expected {time}", param, ctx)
+        return time
 
 
 class _LogOptions(TypedDict):
@@ -123,8 +124,10 @@ def log(
     if graph and not first_parent:
         edges = table.branches.graph(ref, after=after, limit=limit, only=only)
     else:
-        found = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
-        edges = [(version, tuple(map(str, found[place : place + 1]))) for place, version in enumerate(found, start=1)]
+        versions = table.log(ref, after=after, limit=limit, first_parent=first_parent is not False, only=only)
+        edges = [
+            (version, tuple(map(str, versions[place : place + 1]))) for place, version in enumerate(versions, start=1)
+        ]
     documents = [version_document(version) | ({"below": list(below)} if graph else {}) for version, below in edges]
     # Names and lines are looked up and drawn for people only: both take time for a long log.
     lines: list[str] = []
@@ -144,12 +147,14 @@ def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, 
     # Only a range says what to leave out; a plain ref keeps what --after says.
     if not is_range(text):
         return text, after
-    asked = parse_range(text)
-    if asked.since_base:
-        raise click.UsageError(f"log takes A..B, what B contains and A does not: {asked.left}..{asked.right}")
+    version_range = parse_range(text)
+    if version_range.since_base:
+        raise click.UsageError(
+            f"log takes A..B, what B contains and A does not: {version_range.left}..{version_range.right}"
+        )
     if after is not None:
         raise click.UsageError(f"{text} names the versions to leave out already; remove --after")
-    return asked.right, asked.left
+    return version_range.right, version_range.left
 
 
 def _filter(options: _LogOptions) -> "LogFilter":
@@ -158,7 +163,7 @@ def _filter(options: _LogOptions) -> "LogFilter":
     # KEY alone asks for any value of the property.
     pairs = [text.partition("=") for text in options["properties"]]
     return LogFilter(
-        properties={key: value if found else None for key, found, value in pairs},
+        properties={key: value if has_value else None for key, has_value, value in pairs},
         committer=options["committer"],
         message=options["message"],
         merges=options["merges"],
@@ -167,12 +172,12 @@ def _filter(options: _LogOptions) -> "LogFilter":
     )
 
 
-def _rows(table: "LanceTable", found: Sequence["Version"], *, decorate: bool) -> list[tuple[str, ...]]:
-    names = _names(table, found) if decorate else {}
+def _rows(table: "LanceTable", versions: Sequence["Version"], *, decorate: bool) -> list[tuple[str, ...]]:
+    names = _names(table, versions) if decorate else {}
     narrow = is_narrow()
     # Where no commit names a committer, the column would have the same program on every line.
-    people = not narrow and any(version.committer != version.writer for version in found)
-    return [_row(version, names.get(str(version), ()), people=people, narrow=narrow) for version in found]
+    people = not narrow and any(version.committer != version.writer for version in versions)
+    return [_row(version, names.get(str(version), ()), people=people, narrow=narrow) for version in versions]
 
 
 def _row(version: "Version", names: Iterable[str], *, people: bool, narrow: bool) -> tuple[str, ...]:
@@ -191,13 +196,13 @@ def _row(version: "Version", names: Iterable[str], *, people: bool, narrow: bool
     )
 
 
-def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequence[str]]:
-    """Return by version the branches whose newest one it is, and the tags that name it.
+def _names(table: "LanceTable", versions: Sequence["Version"]) -> Mapping[str, Sequence[str]]:
+    """Return by version the branches that have it as their newest version, and the tags that name it.
 
-    Only branches with a version among these are looked up: a table may have many run branches.
+    Only branches with a version among `versions` are looked up: a table may have many run branches.
     """
     names: dict[str, list[str]] = {}
-    for branch in dict.fromkeys(version.branch for version in found):
+    for branch in dict.fromkeys(version.branch for version in versions):
         # Lists names without reading a manifest; empty where the branch was deleted since.
         for newest in table.branches.version_numbers(branch)[-1:]:
             names.setdefault(f"{branch}@{newest}", []).append(branch)
@@ -210,14 +215,18 @@ def _names(table: "LanceTable", found: Sequence["Version"]) -> Mapping[str, Sequ
 
 def _graph_lines(edges: Sequence[tuple["Version", Sequence[str]]], rows: Sequence[Sequence[str]]) -> list[str]:
     drawn = list(draw([(str(version), below) for version, below in edges]))
-    lanes = max((lanes_width(each.line) for each in drawn), default=0)
+    lanes = max((lanes_width(version_lines.line) for version_lines in drawn), default=0)
     # All lines get the room of the widest part of the graph, so that their columns are aligned.
     width = terminal_width()
     lines = aligned(rows, width=None if width is None else width - lanes - 2)
-    return [line for each, text in zip(drawn, lines, strict=True) for line in _beside(each, text, lanes)]
+    return [
+        line
+        for version_lines, text in zip(drawn, lines, strict=True)
+        for line in _drawn_lines(version_lines, text, lanes)
+    ]
 
 
-def _beside(drawn: "Drawn", text: str, width: int) -> list[str]:
+def _drawn_lines(drawn: "Drawn", text: str, width: int) -> list[str]:
     gap = " " * (width - lanes_width(drawn.line) + 2)
     return [*map(_coloured, drawn.above), f"{_coloured(drawn.line)}{gap}{text}", *map(_coloured, drawn.below)]
 
@@ -257,30 +266,32 @@ def draw(history: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Drawn]:
     """Draw a history.
 
     Args:
-        history: Versions in order, each with the versions that a line leads to; those come later.
+        history: Versions in order, each with the versions that a line leads to, which come later.
     """
     lanes: list[_Lane] = []
     # How many lanes there were so far. Each lane gets the next number, so that neighbours mostly differ in colour.
-    made = 0
+    lane_count = 0
     for name, parents in history:
         waiting = [column for column, lane in enumerate(lanes) if lane.awaited == name]
         if waiting:
-            # The leftmost lane gets the version; the lines above lead the others to it, one after the other.
+            # The leftmost lane gets the version; the lines above lead the other lanes to it, one by one.
             column = waiting[0]
             above = tuple(cells for _ in waiting[1:] for cells in _close_lane(lanes, column, name))
         else:
             # A line without this version, so that it does not look like a parent of the version above.
-            column, above = len(lanes), (_straight(lanes),) if made else ()
-            lanes.append(_Lane(name, made))
-            made += 1
+            column, above = len(lanes), (_straight(lanes),) if lane_count else ()
+            lanes.append(_Lane(name, lane_count))
+            lane_count += 1
         line = {**_straight(lanes), 2 * column: ("*", lanes[column].number)}
         if not parents:
             yield Drawn(above, line, _end_lane(lanes, column))
             continue
         # The first parent stays in the lane, so that a branch is one straight line.
         lanes[column].awaited = parents[0]
-        below = [_open_lane(lanes, column, _Lane(parent, made + place)) for place, parent in enumerate(parents[1:])]
-        made += len(below)
+        below = [
+            _open_lane(lanes, column, _Lane(parent, lane_count + place)) for place, parent in enumerate(parents[1:])
+        ]
+        lane_count += len(below)
         yield Drawn(above, line, tuple(below))
 
 
@@ -294,13 +305,13 @@ def _straight(lanes: Sequence[_Lane]) -> Cells:
 
 
 def _close_lane(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
-    """Lead the next lane that waits for a version to the first one, and move those right of it to the left."""
+    """Lead the next lane that waits for a version to the first such lane; lanes right of it move to the left."""
     ending = next(right for right in range(column + 1, len(lanes)) if lanes[right].awaited == name)
     # One lane at a time, since all lanes to the right of it move by one column.
     number = lanes[ending].number
     first = {
         **_straight(lanes[:ending]),
-        # The lane passes below those between the two columns.
+        # The lane passes below the lanes between the two columns.
         **dict.fromkeys(range(2 * column + 3, 2 * ending - 1, 2), ("_", number)),
         **{2 * right - 1: ("/", lanes[right].number) for right in range(ending, len(lanes))},
     }
@@ -312,19 +323,19 @@ def _close_lane(lanes: list[_Lane], column: int, name: str) -> list[Cells]:
 
 
 def _open_lane(lanes: list[_Lane], column: int, lane: _Lane) -> Cells:
-    """Begin a lane beside another one, and move those right of it to the right."""
+    """Begin a lane beside the lane of a column; lanes right of it move to the right."""
     cells = {
         **_straight(lanes[: column + 1]),
         **{2 * right + 1: ("\\", lanes[right].number) for right in range(column + 1, len(lanes))},
         2 * column + 1: ("\\", lane.number),
     }
-    # Only after the line is drawn, which shows the lanes on their way from the old columns to the new ones.
+    # Only after the line is drawn, which shows the lanes on their way from the old columns to the new columns.
     lanes.insert(column + 1, lane)
     return cells
 
 
 def _end_lane(lanes: list[_Lane], column: int) -> tuple[Cells, ...]:
-    """End a lane, and move those right of it to the left."""
+    """End a lane; lanes right of it move to the left."""
     moving = {2 * right - 1: ("/", lanes[right].number) for right in range(column + 1, len(lanes))}
     cells = {**_straight(lanes[:column]), **moving}
     del lanes[column]

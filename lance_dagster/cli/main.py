@@ -81,10 +81,10 @@ class Program(click.Group):
         except NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            told = error
+            usage_error = error
             if ctx.invoked_subcommand == rollback.name and "extra argument" in error.message:
-                told = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as --to REF", error.ctx)
-            raise UsageRefusal.from_click(told, ctx.invoked_subcommand) from error
+                usage_error = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as --to REF", error.ctx)
+            raise UsageRefusal.from_click(usage_error, ctx.invoked_subcommand) from error
         # The arguments name something that does not exist or is not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(error_line(error, ctx.obj or "TABLE")) from error

@@ -91,10 +91,10 @@ def _verify_lines(report: "VerifyReport") -> list[str]:
             (report.index_files, "index file"),
         )
     )
-    read = f", {counted(report.files_read, 'data file')} read whole" if report.files_read else ""
-    read += f", {counted(report.without_digest, 'file')} without a digest" if report.without_digest else ""
+    reading = f", {counted(report.files_read, 'data file')} read whole" if report.files_read else ""
+    reading += f", {counted(report.without_digest, 'file')} without a digest" if report.without_digest else ""
     verdict = f"{counted(severities['error'], 'error')}, {counted(severities['warning'], 'warning')}"
-    return [*lines, f"{verdict}; looked at {looked_at}{read}"]
+    return [*lines, f"{verdict}; looked at {looked_at}{reading}"]
 
 
 @click.command("record-digests")
@@ -133,7 +133,7 @@ def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: b
     days. Files of versions that expire are deleted by a later call, a day after. Exits with 1 when something cannot be
     read: then nothing is deleted.
     """
-    # The names of the remaining options are those of `collect_garbage`, which has the defaults.
+    # The names of the remaining options are the names of arguments of `collect_garbage`, which has the defaults.
     ages = dict(map(_pattern_duration, branches))
     with bar() as progress:
         report = table.maintenance.collect_garbage(branches=ages, progress=progress, **retention)  # type: ignore[arg-type]  # click's
@@ -143,8 +143,8 @@ def gc(table: "LanceTable", output: Output, branches: Sequence[str], *, files: b
 
 def _pattern_duration(text: str) -> tuple[str, timedelta]:
     # A branch name cannot hold an equals sign, so the first one ends the pattern.
-    pattern, found, age = text.partition("=")
-    if not found or not pattern:
+    pattern, equals, age = text.partition("=")
+    if not equals or not pattern:
         raise click.UsageError("--branch takes PATTERN=DURATION, such as run/*=2d")
     return pattern, duration(age)
 
@@ -166,17 +166,19 @@ def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[s
     """
     for problem in report.problems:
         yield from problem_lines(problem.severity, problem.where, problem.what, problem.right)
-    done = report.done
+    is_deleted = report.done
     if report.kept:
         yield "kept:"
         yield from aligned(list(_kept_rows(report.kept)), indent="    ")
-    # Versions expire in one step and their files go in a later call, so a report can have one done without the other.
+    # Versions expire in a first step and their files are deleted in a later call, so a report may have only the first.
     for branch, numbers in report.expired.items():
         yield f"{'expired' if report.expiry_done else 'would expire'}: {', '.join(_spans(branch, numbers))}"
     if report.put_back:
         yield f"needed again: {', '.join(report.put_back)}"
-    yield from (f"{'removed' if done else 'would remove'} what is left of branch {name!r}" for name in report.branches)
-    yield from _count_lines("deleted" if done else "would delete", report.garbage)
+    yield from (
+        f"{'removed' if is_deleted else 'would remove'} what is left of branch {name!r}" for name in report.branches
+    )
+    yield from _count_lines("deleted" if is_deleted else "would delete", report.garbage)
     yield from _count_lines("waiting, as only expired versions name them", report.waiting)
     yield from _count_lines("too young: a writer may be about to commit them", report.young)
     if files:
@@ -206,12 +208,12 @@ def _held_lines(held: Mapping[str, int], unmerged: Collection[str]) -> Iterator[
     own = {name: count for name, count in held.items() if not name.startswith(PUBLISHED)}
     many = sorted(((name, count) for name, count in own.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
     for name, count in many[:_HELD_BRANCHES]:
-        # A branch that main contains keeps versions of others, until it has them too.
+        # A branch that main contains keeps versions of other branches, until it has them too.
         merge = "merge it, " if name in unmerged else ""
         yield f"branch {name!r} alone keeps {counted(count, 'version')}: {merge}sync it, or delete it"
     if len(many) > _HELD_BRANCHES:
-        rest = len(many) - _HELD_BRANCHES
-        yield f"and so {'does' if rest == 1 else 'do'} {counted(rest, 'branch')} more"
+        more = len(many) - _HELD_BRANCHES
+        yield f"and so {'does' if more == 1 else 'do'} {counted(more, 'branch')} more"
 
 
 def _kept_rows(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
@@ -284,7 +286,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
     # Read before: the output compares it with the result, and says when there was nothing to do.
     before = table.head(branch)
     with bar() as progress:
-        made = table.maintenance.compact(
+        compacted = table.maintenance.compact(
             branch=branch,
             target_rows=options["target_rows"],
             deleted_share=options["deleted_share"],
@@ -292,7 +294,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
             properties=properties,
             progress=progress,
         )
-    write_version(output, before, made, f"nothing to do: no fragment of {made} is worth rewriting")
+    write_version(output, before, compacted, f"nothing to do: no fragment of {compacted} is worth rewriting")
 
 
 @click.command()
@@ -313,17 +315,17 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
     A shallow clone is readable as long as the files of TABLE exist; a tag that the clone leaves there keeps them.
     History, branches and tags are not cloned.
     """
-    # An empty mapping would mean no options at all; None means those of TABLE.
+    # An empty mapping would mean no options at all; None means the options of TABLE.
     options = storage_options_from(to_options) or None
-    # Resolved once: the version that is printed is the one that was cloned, although the branch may move meanwhile.
+    # Resolved once: the printed version is the cloned version, although the branch may move meanwhile.
     source = table.at(at)
     with bar() as progress:
-        made = table.maintenance.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
-    head = made.head()
+        cloned = table.maintenance.clone(uri, str(source), shallow=shallow, storage_options=options, progress=progress)
+    head = cloned.head()
     files = "naming the files" if shallow else "a copy"
     output.write(
-        {"uri": made.uri, "cloned_from": str(source), "shallow": shallow, "version": version_document(head)},
-        [f"{made.uri}: {head}, {counted(head.rows, 'row')}, {files} of {source}"],
+        {"uri": cloned.uri, "cloned_from": str(source), "shallow": shallow, "version": version_document(head)},
+        [f"{cloned.uri}: {head}, {counted(head.rows, 'row')}, {files} of {source}"],
     )
 
 
@@ -335,8 +337,8 @@ def clone(table: "LanceTable", output: Output, uri: str, at: str, to_options: Se
 def relocate(table: "LanceTable", output: Output, old_uri: str | None, *, check: bool, dry_run: bool) -> None:
     """Make the branches of TABLE refer to its present place, after TABLE was moved or copied there."""
     with bar() as progress:
-        found = table.maintenance.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
-    _write_relocation(output, found, dry_run=dry_run)
+        relocation = table.maintenance.relocate(old_uri, check=check, dry_run=dry_run, progress=progress)
+    _write_relocation(output, relocation, dry_run=dry_run)
 
 
 @click.command("allow-base")
@@ -361,21 +363,26 @@ def allow_base(table: "LanceTable", output: Output, uri: str) -> None:
 def move_base(table: "LanceTable", output: Output, name: str, uri: str, *, check: bool, dry_run: bool) -> None:
     """Record that the files under the base path NAME of TABLE are at URI."""
     with bar() as progress:
-        found = table.maintenance.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
-    _write_relocation(output, found, dry_run=dry_run)
+        relocation = table.maintenance.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
+    _write_relocation(output, relocation, dry_run=dry_run)
 
 
-def _write_relocation(output: Output, found: "Relocation", *, dry_run: bool) -> None:
+def _write_relocation(output: Output, relocation: "Relocation", *, dry_run: bool) -> None:
     rows = [
-        *(("branch", *_relocation_row(each, dry_run=dry_run)) for each in found.branches),
-        *(("tag", *_relocation_row(each, dry_run=dry_run)) for each in found.tags),
+        *(("branch", *_relocation_row(branch, dry_run=dry_run)) for branch in relocation.branches),
+        *(("tag", *_relocation_row(tag, dry_run=dry_run)) for tag in relocation.tags),
     ]
     lines = aligned(rows) if rows else ["nothing to do: all paths are correct"]
-    output.write({"dry_run": dry_run, **asdict(found)}, lines)
+    output.write({"dry_run": dry_run, **asdict(relocation)}, lines)
 
 
-def _relocation_row(each: "Repointed", *, dry_run: bool) -> tuple[str, ...]:
+def _relocation_row(repointed: "Repointed", *, dry_run: bool) -> tuple[str, ...]:
     # A preview cannot know the number of a version that is not made; a branch that failed has none either.
-    after = each.after or ("a new version" if dry_run else "not done")
-    moved = ", ".join(f"{old} is {new}" for old, new in each.paths)
-    return (each.name, f"{each.before} -> {after}", f"{counted(each.files, 'file')} found" if each.files else "", moved)
+    after = repointed.after or ("a new version" if dry_run else "not done")
+    moved = ", ".join(f"{old} is {new}" for old, new in repointed.paths)
+    return (
+        repointed.name,
+        f"{repointed.before} -> {after}",
+        f"{counted(repointed.files, 'file')} found" if repointed.files else "",
+        moved,
+    )

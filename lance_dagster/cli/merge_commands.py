@@ -111,17 +111,19 @@ def merge(
     if preview:
         # The rows are read within the block too: that can take longer than the merge itself.
         with busy("looking for conflicts"):
-            found = table.preview_merge(source, into, strategy=strategy, mode=mode)
-            rows = PrintedRows.of(found, options)
-        _write_preview(output, found, rows, hint_for(found.conflicts, found.remedy, f"{into}...{source}"))
+            merge_preview = table.preview_merge(source, into, strategy=strategy, mode=mode)
+            rows = PrintedRows.of(merge_preview, options)
+        _write_preview(
+            output, merge_preview, rows, hint_for(merge_preview.conflicts, merge_preview.remedy, f"{into}...{source}")
+        )
         return
     # The head is read before the merge: the output says whether a version was made.
     before = table.head(into)
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
-        made = table.merge(
+        merged = table.merge(
             source, into, strategy=strategy, mode=mode, message=options["message"], properties=properties
         )
-    write_version(output, before, made, f"nothing to do: {made} has everything of {source}")
+    write_version(output, before, merged, f"nothing to do: {merged} has everything of {source}")
 
 
 @click.command("preview-branch")
@@ -140,16 +142,16 @@ def preview_branch(
     with report_conflicts(output, lambda: f"{into}...{source}"), busy("merging"):
         try:
             # Tried first, also with --replace: a merge in conflict is refused here, and the present preview stays.
-            made = make()
+            previewed = make()
         except AlreadyExistsError as error:
             if not options["replace"]:
                 raise AlreadyExistsError(error.complaint, remedy=Remedy("--replace replaces a preview")) from error
             _delete_preview(table, options["name"], source, into)
-            made = make()
-    head = table.head(made.name)
+            previewed = make()
+    head = table.head(previewed.name)
     output.write(
-        {"branch": made.name, "forked_from": made.parent, "version": version_document(head)},
-        [f"{made.name} from {made.parent}: {head}, {counted(head.rows, 'row')}"],
+        {"branch": previewed.name, "forked_from": previewed.parent, "version": version_document(head)},
+        [f"{previewed.name} from {previewed.parent}: {head}, {counted(head.rows, 'row')}"],
     )
 
 
@@ -162,11 +164,13 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     from lance_dagster.merge.preview import PREVIEW_OF, PREVIEWING
     from lance_dagster.table.branches import preview_name
 
-    found = table.branches.get(name or preview_name(table.at(source).branch, into))
+    present = table.branches.get(name or preview_name(table.at(source).branch, into))
     # A preview whose merge was interrupted has only the second key, and may be replaced too.
-    if not {PREVIEW_OF, PREVIEWING} & found.metadata.keys():
-        raise ConflictError(f"branch {found.name!r} of {table.uri} is not a preview; give another --name, or delete it")
-    table.branches.delete(found.name)
+    if not {PREVIEW_OF, PREVIEWING} & present.metadata.keys():
+        raise ConflictError(
+            f"branch {present.name!r} of {table.uri} is not a preview; give another --name, or delete it"
+        )
+    table.branches.delete(present.name)
 
 
 @click.command(epilog="Example: lance-dagster sync orders.lance work --strategy rows=dest-wins")
@@ -187,17 +191,17 @@ def sync(
         return f"{branch}...{table.branches.get(branch).parent_branch}"
 
     with report_conflicts(output, changes), busy("merging"):
-        made = table.branches.sync(branch, strategy=strategy, message=options["message"], properties=properties)
-    write_version(output, before, made, f"nothing to do: {made} has everything of the branch it was forked from")
+        synced = table.branches.sync(branch, strategy=strategy, message=options["message"], properties=properties)
+    write_version(output, before, synced, f"nothing to do: {synced} has everything of the branch it was forked from")
 
 
 @click.command("merge-base")
 @about_table
-@click.argument("one", type=REF, metavar="A")
-@click.argument("other", type=REF, metavar="B")
-def merge_base(table: "LanceTable", output: Output, one: str, other: str) -> None:
+@click.argument("first", type=REF, metavar="A")
+@click.argument("second", type=REF, metavar="B")
+def merge_base(table: "LanceTable", output: Output, first: str, second: str) -> None:
     """Show the newest version that A and B contain."""
-    base = table.branches.merge_base(one, other)
+    base = table.branches.merge_base(first, second)
     row = (str(base), base.id[:ID_DIGITS], shown_time(base), counted(base.rows, "row"))
     output.write(version_document(base), aligned([row]))
 
@@ -217,10 +221,10 @@ def cherry_pick(table: "LanceTable", output: Output, version: str, into: str, **
     before = table.head(into)
     # The change of a version is its difference from the parent, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}^{parent or ''}..{version}"), busy("merging"):
-        made = table.cherry_pick(
+        picked = table.cherry_pick(
             version, into, parent=parent, strategy=strategy, message=message, properties=properties
         )
-    write_version(output, before, made, f"nothing to do: {made} has the change already")
+    write_version(output, before, picked, f"nothing to do: {picked} has the change already")
 
 
 @click.command()
@@ -238,8 +242,10 @@ def revert(table: "LanceTable", output: Output, version: str, branch: str, **opt
     before = table.head(branch)
     # Changes after the version can conflict with undoing it, so the hint shows that range.
     with report_conflicts(output, lambda: f"{version}..{branch}"), busy("merging"):
-        made = table.revert(version, branch, parent=parent, strategy=strategy, message=message, properties=properties)
-    write_version(output, before, made, f"nothing to do: {made} does not have the change")
+        reverted = table.revert(
+            version, branch, parent=parent, strategy=strategy, message=message, properties=properties
+        )
+    write_version(output, before, reverted, f"nothing to do: {reverted} does not have the change")
 
 
 @click.command()
@@ -252,66 +258,73 @@ def restore(table: "LanceTable", output: Output, version: str, branch: str, **op
     """Restore an older VERSION of a branch as a new version; later versions stay in the log."""
     before = table.head(branch)
     properties = properties_from(options["properties"])
-    made = table.restore(version, branch, message=options["message"], properties=properties)
-    write_version(output, before, made, f"nothing to do: {made} is the newest version")
+    restored = table.restore(version, branch, message=options["message"], properties=properties)
+    write_version(output, before, restored, f"nothing to do: {restored} is the newest version")
 
 
-def write_version(output: Output, before: "Version", made: "Version", nothing: str) -> None:
+def write_version(output: Output, before: "Version", after: "Version", nothing: str) -> None:
     """Print which version was made, or why none had to be.
 
     Args:
         output: Where to print.
         before: The newest version of the branch before.
-        made: The version that has the result.
+        after: The version that has the result.
         nothing: What to print when that version existed before.
     """
     from lance_dagster.edit.write_result import WriteResult
 
     # A merge that was made before returns the version that has it, which is not newer than the head.
-    new = made.number > before.number
+    new = after.number > before.number
     # A compaction makes a version and changes no row.
-    counts = made.counts if isinstance(made, WriteResult) else dict.fromkeys(("added", "deleted", "updated"), 0)
+    counts = after.counts if isinstance(after, WriteResult) else dict.fromkeys(("added", "deleted", "updated"), 0)
     document = {
         "made": new,
         "before": str(before),
-        "version": version_document(made),
+        "version": version_document(after),
         **{f"rows_{verb}": count for verb, count in counts.items()},
         "conflicts": [],
     }
     # The rows that changed are printed, so that an unexpected result is noticed.
     changed = ", ".join(f"{count:,} {verb}" for verb, count in counts.items() if count)
-    rows = counted(made.rows, "row") + (f" ({changed})" if changed else "")
-    lines = [f"{before} -> {made}  {rows}  {first_line(made.message)}".rstrip() if new else nothing]
+    rows = counted(after.rows, "row") + (f" ({changed})" if changed else "")
+    lines = [f"{before} -> {after}  {rows}  {first_line(after.message)}".rstrip() if new else nothing]
     # The property of an older version says nothing about this call.
-    lacking = json.loads(made.properties.get(NEEDS_BACKFILL, "{}")) if new else {}
+    lacking = json.loads(after.properties.get(NEEDS_BACKFILL, "{}")) if new else {}
     lines += [f"needs backfill: {path}, null in {counted(count, 'row')}" for path, count in lacking.items()]
     output.write(document, lines)
 
 
-def _write_preview(output: Output, found: "MergePreview", rows: PrintedRows, hint: str) -> None:
+def _write_preview(output: Output, preview: "MergePreview", rows: PrintedRows, hint: str) -> None:
     # The remedy is printed as a hint, and private fields are not part of the document.
-    facts = {name: value for name, value in asdict(found).items() if not name.startswith("_") and name != "remedy"}
-    output.write({"ok": found.ok, **facts, **rows.document}, [*_preview_lines(found), *rows.lines])
-    if found.conflicts:
+    facts = {name: value for name, value in asdict(preview).items() if not name.startswith("_") and name != "remedy"}
+    output.write({"ok": preview.ok, **facts, **rows.document}, [*_preview_lines(preview), *rows.lines])
+    if preview.conflicts:
         exit_refused(hint)
 
 
-def _preview_lines(found: "MergePreview") -> Iterator[str]:
-    yield f"{found.source} into {found.dest}; merge base {found.base}"
-    if found.already_merged:
+def _preview_lines(preview: "MergePreview") -> Iterator[str]:
+    yield f"{preview.source} into {preview.dest}; merge base {preview.base}"
+    if preview.already_merged:
         yield "nothing to do: it was merged before"
         return
-    # The counts below are those of a merge that can be made, so conflicts take their place.
-    if found.conflicts:
-        yield from conflict_lines(found.conflicts)
-        yield f"{counted(len(found.conflicts), 'conflict')}; nothing would be written"
+    # The counts below are for a merge that can be made, so conflicts take their place.
+    if preview.conflicts:
+        yield from conflict_lines(preview.conflicts)
+        yield f"{counted(len(preview.conflicts), 'conflict')}; nothing would be written"
         return
     facts = [
-        ("rows", f"{found.rows_added:,} added, {found.rows_updated:,} updated, {found.rows_deleted:,} deleted"),
-        *((("of both sides", f"{counted(found.rows_combined, 'row')} written anew"),) if found.rows_combined else ()),
-        ("columns", "changed" if found.schema_changed else "as they are"),
-        *(("needs backfill", f"{path}, null in {counted(rows, 'row')}") for path, rows in found.needs_backfill.items()),
-        *((("reindex needed", ", ".join(found.reindex_needed)),) if found.reindex_needed else ()),
-        ("fast-forward", "yes" if found.fast_forward else f"no: {found.dest} has changes of its own"),
+        ("rows", f"{preview.rows_added:,} added, {preview.rows_updated:,} updated, {preview.rows_deleted:,} deleted"),
+        *(
+            (("of both sides", f"{counted(preview.rows_combined, 'row')} written anew"),)
+            if preview.rows_combined
+            else ()
+        ),
+        ("columns", "changed" if preview.schema_changed else "as they are"),
+        *(
+            ("needs backfill", f"{path}, null in {counted(rows, 'row')}")
+            for path, rows in preview.needs_backfill.items()
+        ),
+        *((("reindex needed", ", ".join(preview.reindex_needed)),) if preview.reindex_needed else ()),
+        ("fast-forward", "yes" if preview.fast_forward else f"no: {preview.dest} has changes of its own"),
     ]
     yield from aligned(facts, indent="    ")

@@ -130,18 +130,19 @@ class ColumnLayout:
         *,
         indent: int = 0,
         width: int | None = None,
-        whole: Collection[int] = (),
+        uncut: Collection[int] = (),
     ) -> "ColumnLayout":
         """Lay out columns.
 
-        The last column gives up room first, since it has messages and other free text; then the widest ones. Columns
-        that do not fit even so are left out, the last ones first.
+        The last column gives up room first, since it has messages and other free text; then the widest columns. Columns
+        that do not fit even so are left out, the last column first. Example: columns of 10, 20 and 60 characters in a
+        terminal of 60 become 10, 20 and 26, with two blanks in each gap.
 
         Args:
             rows: Cells, as many in each row.
             indent: How many blanks each line begins with.
-            width: The longest line wanted, in characters; that of the terminal if None is given.
-            whole: Places of columns that are left out rather than cut, such as times and counts.
+            width: The maximum length of a line in characters; the width of the terminal if None is given.
+            uncut: Places of columns that are left out rather than cut, such as times and counts.
         """
         # Widths as the terminal shows them: a wide character takes two places and would shift the rest of its line.
         widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
@@ -151,7 +152,7 @@ class ColumnLayout:
             return cls(tuple(widths))
         room -= indent
         # A column is left out only if it does not fit even at its narrowest.
-        least = [each if place in whole else min(each, _NARROWEST) for place, each in enumerate(widths)]
+        least = [widest if place in uncut else min(widest, _NARROWEST) for place, widest in enumerate(widths)]
         shown = len(widths)
         while shown > 1 and _line_width(least[:shown]) > room:
             shown -= 1
@@ -159,20 +160,20 @@ class ColumnLayout:
 
     def cells(self, row: Sequence[str]) -> list[str]:
         """Return the cells that are shown, cut and padded to their columns."""
-        last = len(self.widths) + self.hidden - 1
+        last_place = len(self.widths) + self.hidden - 1
         return [
-            padded(_cut(cell, width, at_end=place == last), width)
+            padded(_cut(cell, width, at_end=place == last_place), width)
             for place, (cell, width) in enumerate(zip(row, self.widths, strict=False))
         ]
 
 
 def aligned(
-    rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None, whole: Collection[int] = ()
+    rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None, uncut: Collection[int] = ()
 ) -> list[str]:
     """Return rows of cells as lines with aligned columns, as `ColumnLayout.fit` lays them out."""
     if not rows:
         return []
-    layout = ColumnLayout.fit(rows, indent=len(indent), width=width, whole=whole)
+    layout = ColumnLayout.fit(rows, indent=len(indent), width=width, uncut=uncut)
     return [(indent + GAP.join(layout.cells(row))).rstrip() for row in rows]
 
 
@@ -199,15 +200,17 @@ def _line_width(widths: Sequence[int]) -> int:
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return the widths of columns reduced to the room, that of the last column first and then the largest."""
+    """Return the widths of columns reduced to the room: the last column gives up room first, then the widest."""
     narrowed = list(widths)
     excess = _line_width(narrowed) - room
-    taken = max(0, min(excess, narrowed[-1] - least[-1]))
-    narrowed[-1] -= taken
-    excess -= taken
+    reduction = max(0, min(excess, narrowed[-1] - least[-1]))
+    narrowed[-1] -= reduction
+    excess -= reduction
     # One character at a time keeps columns of one width as wide as each other.
     while excess > 0 and narrowed != list(least):
-        place = max(range(len(narrowed)), key=lambda each: (narrowed[each] > least[each], narrowed[each], -each))
+        place = max(
+            range(len(narrowed)), key=lambda column: (narrowed[column] > least[column], narrowed[column], -column)
+        )
         narrowed[place] -= 1
         excess -= 1
     return narrowed
@@ -227,7 +230,7 @@ def _cut(cell: str, width: int, *, at_end: bool) -> str:
 
 def _beginning(text: str, width: int) -> str:
     """Return as many characters as fit."""
-    fitting = sum(1 for _ in takewhile(lambda taken: taken <= width, accumulate(map(text_width, text))))
+    fitting = sum(1 for _ in takewhile(lambda total: total <= width, accumulate(map(text_width, text))))
     return text[:fitting]
 
 
@@ -237,11 +240,14 @@ def padded(text: str, width: int) -> str:
 
 
 def text_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
+    """Return how many columns of a terminal a text takes: two for wide characters, none for combining characters."""
     # Most texts are ASCII, and large tables have many cells, so ASCII texts are not examined character by character.
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )
 
 
 def styled(line: str, colour: str | None) -> str:
@@ -345,24 +351,24 @@ def busy(doing: str) -> Iterator[None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
-    done = Event()
-    display = Thread(target=_show_seconds, args=(doing, done), daemon=True)
+    finished = Event()
+    display = Thread(target=_show_seconds, args=(doing, finished), daemon=True)
     display.start()
     try:
         yield
     finally:
         # The thread has to end before the line is cleared, or it would write the text once more.
-        done.set()
+        finished.set()
         display.join()
         _clear()
 
 
-def _show_seconds(doing: str, done: Event) -> None:
+def _show_seconds(doing: str, finished: Event) -> None:
     seconds = 0
     while True:
         click.echo(f"\r{doing}{f', {seconds} s' if seconds else ''} ...", nl=False, err=True)
         # The thread waits for the event and does not sleep, so the display ends as soon as the work does.
-        if done.wait(_SECOND):
+        if finished.wait(_SECOND):
             return
         seconds += 1
 
@@ -372,6 +378,6 @@ def _clear() -> None:
     click.echo("\r" + " " * (_BAR + 40) + "\r", nl=False, err=True)
 
 
-def _show_bar(done: int, total: int) -> None:
-    filled = _BAR * done // max(total, 1)
-    click.echo(f"\r[{'#' * filled}{' ' * (_BAR - filled)}] {done:,} of {total:,}", nl=False, err=True)
+def _show_bar(steps: int, total: int) -> None:
+    filled = _BAR * steps // max(total, 1)
+    click.echo(f"\r[{'#' * filled}{' ' * (_BAR - filled)}] {steps:,} of {total:,}", nl=False, err=True)

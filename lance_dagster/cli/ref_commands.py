@@ -124,7 +124,7 @@ def tag(table: "LanceTable", output: Output, name: str, **options: Unpack[_TagOp
         refuse_beside("--history", "at", "immutable")
         moves = table.tags.history(name)
         output.write(
-            [_move_document(move) for move in moves], aligned([_move_row(move) for move in moves], whole=(1, 3))
+            [_move_document(move) for move in moves], aligned([_move_row(move) for move in moves], uncut=(1, 3))
         )
     else:
         _write_tag(output, table.tags.create(name, options["at"], immutable=options["immutable"]))
@@ -145,13 +145,13 @@ def protect(
     """
     if not branches and not tags:
         refuse_without("--branch or --tag", "remove")
-        found = table.branches.protection()
+        protection = table.branches.protection()
     else:
         change = table.branches.unprotect if remove else table.branches.protect
         # One call for both kinds: a wrong pattern among them leaves everything as it was.
-        found = change(branches, tags=tags)
-    rows = [("branches", ", ".join(found.branches) or "none"), ("tags", ", ".join(found.tags) or "none")]
-    output.write(asdict(found), aligned(rows))
+        protection = change(branches, tags=tags)
+    rows = [("branches", ", ".join(protection.branches) or "none"), ("tags", ", ".join(protection.tags) or "none")]
+    output.write(asdict(protection), aligned(rows))
 
 
 @click.command(epilog="Example: lance-dagster reset orders.lance work --at work~2")
@@ -165,11 +165,11 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
     """
     # Before the reset, which deletes versions: the line and the document name the former newest version.
     before = _head_or_none(table, branch)
-    made = table.branches.reset(branch, at)
+    restarted = table.branches.reset(branch, at)
     head = table.head(branch)
     output.write(
-        {"branch": made.name, "before": before, "head": str(head), "forked_from": made.parent},
-        [f"{made.name}: {before or 'empty'} -> {head}, from {head.parents[0]}"],
+        {"branch": restarted.name, "before": before, "head": str(head), "forked_from": restarted.parent},
+        [f"{restarted.name}: {before or 'empty'} -> {head}, from {head.parents[0]}"],
     )
 
 
@@ -210,7 +210,7 @@ def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
     """Refuse to delete a branch whose versions would be lost.
 
     Raises:
-        ConflictError: `main` does not contain all of them.
+        ConflictError: `main` does not contain all its versions.
     """
     # A branch that does not exist is reported by the deletion itself.
     if force or name not in table.branches.list(name):
@@ -259,20 +259,26 @@ def _write_deleted(output: Output, name: str) -> None:
     output.write({"name": name, "deleted": True}, [f"{name} deleted"])
 
 
-def _write_branch(output: Output, found: "Branch") -> None:
-    document = {"name": found.name, "forked_from": found.parent, "created_at": found.created_at.isoformat()}
-    output.write(document, [f"{found.name} from {found.parent}"])
-
-
-def _write_tag(output: Output, found: "Tag", done: str = "") -> None:
+def _write_branch(output: Output, branch_file: "Branch") -> None:
     document = {
-        "name": found.name,
-        "version": found.ref,
-        "immutable": found.immutable,
-        "hold": hold_document(found.hold),
+        "name": branch_file.name,
+        "forked_from": branch_file.parent,
+        "created_at": branch_file.created_at.isoformat(),
     }
-    marks = (", immutable" if found.immutable else "") + (f", {printable(str(found.hold))}" if found.hold else "")
-    output.write(document, [f"{found.name}: {found.ref}{marks}{done}"])
+    output.write(document, [f"{branch_file.name} from {branch_file.parent}"])
+
+
+def _write_tag(output: Output, tag_file: "Tag", suffix: str = "") -> None:
+    document = {
+        "name": tag_file.name,
+        "version": tag_file.ref,
+        "immutable": tag_file.immutable,
+        "hold": hold_document(tag_file.hold),
+    }
+    marks = (", immutable" if tag_file.immutable else "") + (
+        f", {printable(str(tag_file.hold))}" if tag_file.hold else ""
+    )
+    output.write(document, [f"{tag_file.name}: {tag_file.ref}{marks}{suffix}"])
 
 
 def write_tag_move(output: Output, before: str | None, after: "Tag") -> None:

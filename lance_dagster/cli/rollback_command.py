@@ -84,9 +84,9 @@ def rollback(place: "LanceRepository | LanceTable", output: Output, **options: U
 def _roll_back_channel(repository: "LanceRepository", output: Output, options: _RollbackOptions) -> None:
     if options["reason"] is None:
         raise click.UsageError("missing option '--reason'")
-    names = [name.strip() for each in options["tables"] for name in each.split(",")]
+    names = [name.strip() for text in options["tables"] for name in text.split(",")]
     before = named_by(repository, options["channel"])
-    done = repository.channels.rollback(
+    channel = repository.channels.rollback(
         options["channel"],
         reason=options["reason"],
         tables=names or None,
@@ -96,21 +96,23 @@ def _roll_back_channel(repository: "LanceRepository", output: Output, options: _
         dry_run=options["dry_run"],
     )
     document = {
-        **move_document(before, done),
+        **move_document(before, channel),
         "dry_run": options["dry_run"],
-        "tables": [_move_document(move) for move in done.moves],
-        "left": list(done.left),
+        "tables": [_move_document(move) for move in channel.moves],
+        "left": list(channel.left),
     }
-    first = [f"{done.name}: dry run, nothing changed"] if options["dry_run"] else move_lines(before, done)
-    output.write(document, [*first, *_table_lines(done, is_dry_run=options["dry_run"])])
+    first = [f"{channel.name}: dry run, nothing changed"] if options["dry_run"] else move_lines(before, channel)
+    output.write(document, [*first, *_table_lines(channel, is_dry_run=options["dry_run"])])
 
 
-def _table_lines(done: "Channel", *, is_dry_run: bool) -> list[str]:
-    """Return a line for each table that goes back, and one for those that were promoted with it and stay."""
-    if not (done.moves or is_dry_run):
+def _table_lines(channel: "Channel", *, is_dry_run: bool) -> list[str]:
+    """Return a line for each table that goes back, and a line for tables that were promoted with it and stay."""
+    if not (channel.moves or is_dry_run):
         return ["this rollback was made before; another --reason, or another --to, goes further back"]
-    left = f"not taken back, though the same promotions moved it: {', '.join(done.left)}; --tables takes more names"
-    return [*(f"  {printable(str(move))}" for move in done.moves), *([left] if done.left else [])]
+    remaining = (
+        f"not taken back, though the same promotions moved it: {', '.join(channel.left)}; --tables takes more names"
+    )
+    return [*(f"  {printable(str(move))}" for move in channel.moves), *([remaining] if channel.left else [])]
 
 
 def _move_document(move: "TableMove") -> dict[str, str | None]:
@@ -143,7 +145,7 @@ def _roll_back_tag(table: "LanceTable", output: Output, options: _RollbackOption
     write_tag_move(output, target_before(current, expected), moved)
 
 
-def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
+def _steps_to(table: "LanceTable", tag: "Tag", version: str) -> int:
     """Return the number of moves since a tag named a version.
 
     Raises:
@@ -153,22 +155,22 @@ def _steps_to(table: "LanceTable", tag: "Tag", wanted: str) -> int:
 
     # Moves that were rolled back do not count, so the history itself cannot be searched for the version.
     earlier: list[str] = []
-    while wanted not in earlier:
+    while version not in earlier:
         try:
             earlier.append(str(earlier_target(tag, len(earlier) + 1)))
         except InvalidInputError:
-            raise _not_in_history(table, tag, wanted) from None
+            raise _not_in_history(table, tag, version) from None
     return len(earlier)
 
 
-def _not_in_history(table: "LanceTable", tag: "Tag", wanted: str) -> InvalidInputError:
+def _not_in_history(table: "LanceTable", tag: "Tag", version: str) -> InvalidInputError:
     """Return the error for a version that a tag cannot be rolled back to; it lists the versions that the tag named."""
     from lance_dagster.history.refs.tag_operations import tag_history
 
-    known = list(dict.fromkeys(move.after for move in tag_history(tag)))
-    reason = f"is not known to have been at {wanted}; it was at {', '.join(known)}"
+    named_versions = list(dict.fromkeys(move.after for move in tag_history(tag)))
+    reason = f"is not known to have been at {version}; it was at {', '.join(named_versions)}"
     # The history shows the version, so the general message would contradict it: it was left by a rollback.
-    if wanted in known:
-        reason = f"cannot be rolled back to {wanted}, from where it was rolled back"
-    remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, wanted)))
+    if version in named_versions:
+        reason = f"cannot be rolled back to {version}, from where it was rolled back"
+    remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, version)))
     return InvalidInputError(f"tag {tag.name!r} of {table.uri} {reason}", remedy=remedy)

@@ -60,7 +60,7 @@ class _FoundTable:
     """A table below a root.
 
     `name` is the path below the root. `branches` is the number of branches, `main` included. `production` is the
-    version that the wanted tag names, None where there is no such tag. `problem` says why the table cannot be read;
+    version that the tag of `--tag` names, None where there is no such tag. `problem` says why the table cannot be read;
     `newest` is None then.
     """
 
@@ -86,13 +86,13 @@ def tables(root: str, tag: str, storage_options: Sequence[str], *, as_json: bool
     options = storage_options_from(storage_options)
     store = open_store(root, options)
     with busy("looking for tables"):
-        found = [_inspected(store.uri, name, tag, options) for name in _table_folders(store)]
-    rows = [_table_row(each, tag) for each in found]
+        found_tables = [_inspected(store.uri, name, tag, options) for name in _table_folders(store)]
+    rows = [_table_row(found_table, tag) for found_table in found_tables]
     if is_narrow():
         # A narrow terminal has no room for the time beside the name and the tag.
         rows = [(*row[:4], row[5]) for row in rows]
-    lines = aligned(rows, whole=(1, 2, 3)) if found else [f"no tables below {store.uri}"]
-    Output(as_json).write([_table_document(each) for each in found], lines)
+    lines = aligned(rows, uncut=(1, 2, 3)) if found_tables else [f"no tables below {store.uri}"]
+    Output(as_json).write([_table_document(found_table) for found_table in found_tables], lines)
 
 
 def _table_folders(store: "Store") -> Iterator[str]:
@@ -121,39 +121,39 @@ def _inspected(root: str, name: str, tag: str, options: dict[str, str]) -> _Foun
         # `main` has no branch file, so the list lacks it.
         branches = 1 + len(table.branches.list())
         # Last in the block: where the tag is missing, the other facts are known.
-        found = table.tags.get(tag).ref
+        tagged = table.tags.get(tag).ref
     except RefNotFoundError:
         return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest)
     except LanceDagsterError as error:
         # One damaged table must not hide the others.
         return _FoundTable(name=name or ".", uri=uri, problem=" ".join(str(error).split()))
-    return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest, production=found)
+    return _FoundTable(name=name or ".", uri=uri, branches=branches, newest=newest, production=tagged)
 
 
-def _table_row(found: _FoundTable, tag: str) -> tuple[str, ...]:
-    if found.newest is None:
-        return (found.name, "", "", "", "", f"cannot be read: {found.problem}")
+def _table_row(found_table: _FoundTable, tag: str) -> tuple[str, ...]:
+    if found_table.newest is None:
+        return (found_table.name, "", "", "", "", f"cannot be read: {found_table.problem}")
     return (
-        found.name,
-        counted(found.newest.rows, "row"),
-        counted(found.branches, "branch"),
-        str(found.newest),
-        shown_time(found.newest),
-        f"{tag}: {found.production}" if found.production else f"no {tag}",
+        found_table.name,
+        counted(found_table.newest.rows, "row"),
+        counted(found_table.branches, "branch"),
+        str(found_table.newest),
+        shown_time(found_table.newest),
+        f"{tag}: {found_table.production}" if found_table.production else f"no {tag}",
     )
 
 
-def _table_document(found: _FoundTable) -> dict[str, object]:
-    newest = found.newest
+def _table_document(found_table: _FoundTable) -> dict[str, object]:
+    newest = found_table.newest
     return {
-        "name": found.name,
-        "uri": found.uri,
+        "name": found_table.name,
+        "uri": found_table.uri,
         "rows": None if newest is None else newest.rows,
-        "branches": found.branches,
+        "branches": found_table.branches,
         "version": None if newest is None else str(newest),
         "committed_at": None if newest is None else newest.committed_at.isoformat(),
-        "tag": found.production,
-        "problem": found.problem,
+        "tag": found_table.production,
+        "problem": found_table.problem,
     }
 
 
@@ -186,24 +186,24 @@ def create(
     schema = parsed_schema(columns) if columns is not None else _parquet_schema(str(like))
     if not LanceTable.exists(table, options):
         _refuse_place(table, options)
-    made = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
+    created = LanceTable.create(table, schema, storage_options=options, exist_ok=exist_ok)
     # After the call, which is atomic among processes: another process may have created the table.
     if exist_ok:
-        _refuse_other_columns(made, schema)
-    head = made.head()
+        _refuse_other_columns(created, schema)
+    head = created.head()
     document = {
-        "uri": made.uri,
+        "uri": created.uri,
         "version": str(head),
-        "columns": [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in schema],
+        "columns": [{"name": column.name, "type": str(column.type), "nullable": column.nullable} for column in schema],
     }
     rows = [(field.name, f"{field.type}{'' if field.nullable else _NOT_NULL}") for field in schema]
-    Output(as_json).write(document, [f"{made.uri}: {head}", *aligned(rows, indent="    ")])
+    Output(as_json).write(document, [f"{created.uri}: {head}", *aligned(rows, indent="    ")])
 
 
 def _refuse_place(uri: str, options: dict[str, str]) -> None:
     """Refuse to create a table where tables are: at a repository, around a table, or inside of one.
 
-    A search for tables ends at a table, so those below the new one would not be found any more.
+    A search for tables ends at a table, so tables below the new table would not be found any more.
 
     Raises:
         InvalidInputError: There is a repository at the place, or a table below or above it.
@@ -230,17 +230,17 @@ def _refuse_place(uri: str, options: dict[str, str]) -> None:
         parents.pop()
 
 
-def _refuse_other_columns(table: "LanceTable", wanted: "pa.Schema") -> None:
-    """Refuse a table that exists with other columns than a caller wants.
+def _refuse_other_columns(table: "LanceTable", schema: "pa.Schema") -> None:
+    """Refuse a table that exists with other columns than the schema that was asked for.
 
     Raises:
         AlreadyExistsError: A name, a type or a nullability differs.
     """
-    found = table.schema()
-    if [(each.name, each.type, each.nullable) for each in found] != [
-        (each.name, each.type, each.nullable) for each in wanted
+    present = table.schema()
+    if [(column.name, column.type, column.nullable) for column in present] != [
+        (column.name, column.type, column.nullable) for column in schema
     ]:
-        columns = ", ".join(f"{each.name}:{each.type}{'' if each.nullable else _NOT_NULL}" for each in found)
+        columns = ", ".join(f"{column.name}:{column.type}{'' if column.nullable else _NOT_NULL}" for column in present)
         raise AlreadyExistsError(f"there is a Lance table at {table.uri} with other columns: {columns}")
 
 
@@ -261,7 +261,7 @@ def parsed_schema(text: str) -> "pa.Schema":
         plain = kind if nullable else kind[: -len(_NOT_NULL)].strip()
         _check_sizes(plain, name)
         fields.append(pa.field(name, _parsed_type(plain, name), nullable))
-    twice = sorted({field.name for field in fields if sum(other.name == field.name for other in fields) > 1})
+    twice = sorted({field.name for field in fields if sum(namesake.name == field.name for namesake in fields) > 1})
     if twice:
         raise InvalidInputError(f"column {twice[0]!r} is given twice")
     return pa.schema(fields)
@@ -271,7 +271,9 @@ def _check_sizes(text: str, column: str) -> None:
     """Refuse a type with a number or a depth that neither Arrow nor the recursion of `_parsed_type` takes."""
     from lance_dagster.format.schema import MAX_DEPTH
 
-    large = next((each for each in re.findall(r"\d+", text) if len(each) > _DIGITS or int(each) > _LARGEST), None)
+    large = next(
+        (number for number in re.findall(r"\d+", text) if len(number) > _DIGITS or int(number) > _LARGEST), None
+    )
     if large is not None:
         raise InvalidInputError(f"the type of column {column!r} has a number above {_LARGEST:,}: {reprlib.repr(large)}")
     if text.count("<") > MAX_DEPTH:
@@ -295,26 +297,26 @@ def _parsed_type(text: str, column: str) -> "pa.DataType":
     import pyarrow as pa
 
     text = text.strip()
-    again = functools.partial(_parsed_type, column=column)
+    parsed = functools.partial(_parsed_type, column=column)
     # pyarrow has no aliases for types with an element type, a time zone or a precision, so these are parsed first.
     if (match := _NESTED.fullmatch(text)) and (nested := _nested_type(match, column)) is not None:
         return nested
     if match := _FIXED_BINARY.fullmatch(text):
         return pa.binary(int(match[1]))
     if match := _VECTOR.fullmatch(text):
-        return pa.list_(again(match[1]), int(match[2]))
+        return pa.list_(parsed(match[1]), int(match[2]))
     if match := _ZONED.fullmatch(text):
         return pa.timestamp(match[1], tz=match[2])  # type: ignore[type-var]  # its unit is one the pattern lists
     try:
         if match := _DECIMAL.fullmatch(text):
             decimal = pa.decimal256 if match[1] == "256" else pa.decimal128
             return decimal(int(match[2]), int(match[3]))
-        found: pa.DataType = pa.type_for_alias(text.lower())  # type: ignore[call-overload]  # its stub lists names
+        arrow_type: pa.DataType = pa.type_for_alias(text.lower())  # type: ignore[call-overload]  # its stub lists names
     except ValueError as error:
         near = difflib.get_close_matches(text.lower(), _TYPES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected an Arrow type such as {', '.join(_TYPES[-5:])}"
         raise InvalidInputError(f"cannot read the type {text!r} of column {column!r}; {hint}") from error
-    return found
+    return arrow_type
 
 
 def _nested_type(match: re.Match[str], column: str) -> "pa.DataType | None":
@@ -322,7 +324,7 @@ def _nested_type(match: re.Match[str], column: str) -> "pa.DataType | None":
     import pyarrow as pa
 
     parts, length = match[2], match[3]
-    again = functools.partial(_parsed_type, column=column)
+    parsed = functools.partial(_parsed_type, column=column)
     match match[1], length:
         case "list", None:
             return pa.list_(_parsed_field(parts, column))
@@ -334,19 +336,21 @@ def _nested_type(match: re.Match[str], column: str) -> "pa.DataType | None":
             return pa.struct([_parsed_field(part, column) for part in _split(parts) if part.strip()])
         case "map", None:
             key, *item = _split(parts)
-            return pa.map_(again(key), again(",".join(item)))
-        case "dictionary", None if (found := _DICTIONARY.fullmatch(parts)) is not None:
+            return pa.map_(parsed(key), parsed(",".join(item)))
+        case "dictionary", None if (dictionary_type := _DICTIONARY.fullmatch(parts)) is not None:
             # The stub of pyarrow lists the types of indices.
             dictionary: Any = pa.dictionary
-            made: pa.DataType = dictionary(again(found[2]), again(found[1]), ordered=found[3] == "1")
-            return made
+            arrow_type: pa.DataType = dictionary(
+                parsed(dictionary_type[2]), parsed(dictionary_type[1]), ordered=dictionary_type[3] == "1"
+            )
+            return arrow_type
         case "extension", None:
-            known: dict[str, pa.DataType] = {
+            extension_types: dict[str, pa.DataType] = {
                 "arrow.uuid": pa.uuid(),
                 "arrow.json": pa.json_(),
                 "arrow.bool8": pa.bool8(),
             }
-            return known.get(parts)
+            return extension_types.get(parts)
     return None
 
 
@@ -395,13 +399,13 @@ def head(table: "LanceTable", output: Output, ref: str, rows: int, columns: Sequ
     """
     version = table.at(ref)
     # An empty list would read no column at all; None means all of them.
-    wanted = [name.strip() for given in columns for name in given.split(",") if name.strip()] or None
-    reader = table.scan(version, columns=wanted)
-    found: list[dict[str, Any]] = first_rows(reader, rows)
+    column_names = [name.strip() for names in columns for name in names.split(",") if name.strip()] or None
+    reader = table.scan(version, columns=column_names)
+    values: list[dict[str, Any]] = first_rows(reader, rows)
     document = {
         "version": str(version),
-        "rows": json_value(found),
-        "more": version.rows > len(found),
+        "rows": json_value(values),
+        "more": version.rows > len(values),
     }
-    lines = value_table(reader.schema.names, found)
-    output.write(document, [*lines, f"{version}: {len(found):,} of {counted(version.rows, 'row')}"])
+    lines = value_table(reader.schema.names, values)
+    output.write(document, [*lines, f"{version}: {len(values):,} of {counted(version.rows, 'row')}"])

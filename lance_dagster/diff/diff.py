@@ -225,7 +225,7 @@ class DifferingRows:
         if key is not None:
             # A key that the caller names wins over row ids: an overwrite gives equal rows new ids.
             self._identity = ByKey(_key_columns(self.comparison, key, before, after))
-        self._found: dict[tuple[str, ...] | None, RowDifferences] = {}
+        self._differences: dict[tuple[str, ...] | None, RowDifferences] = {}
 
     def changes(self, columns: Sequence[str] | None) -> RowDifferences:
         """Find the rows that differ in some columns.
@@ -235,7 +235,7 @@ class DifferingRows:
         """
         # `stat`, `added` and `removed` for the same columns share one comparison, which may read many data files.
         names = self._named(columns)
-        if names not in self._found:
+        if names not in self._differences:
             compared = RowComparison(
                 before=self._before,
                 after=self._after,
@@ -243,8 +243,8 @@ class DifferingRows:
                 columns=self._compared(names),
                 identity=self._identity,
             )
-            self._found[names] = compared.changes()
-        return self._found[names]
+            self._differences[names] = compared.changes()
+        return self._differences[names]
 
     def streams(self, columns: Sequence[str] | None) -> ChangedRows:
         """Return the reader of the rows that differ."""

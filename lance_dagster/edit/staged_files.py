@@ -53,7 +53,7 @@ def check_staged(context: TableContext, head: State, staged: StagedFiles) -> Non
     """Check that staged files exist at their place, with the size, rows and columns of their description.
 
     Raises:
-        InvalidInputError: A description cannot describe a staged file, or the file has other rows or columns.
+        InvalidInputError: A description has an invalid name or size, or the file has other rows or columns.
         CorruptFileError: A file is missing, has another size, or is not a data file.
         StoreError: The storage failed.
     """

@@ -336,7 +336,7 @@ class _UpsertAttempt:
             return Written(state=self._head)
         place = target(self._context, self._schema, self._head)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
-        staged = StagedFiles(self._schema, write_files(place, self._written(changed, added)), place.base)
+        staged = StagedFiles(self._schema, write_files(place, self._rows_to_write(changed, added)), place.base)
         # The changed fields. An inserted row is new to every index, so all fields count as changed then.
         columns = self._rows.schema.names if not len(added) else self._schema.names
         operation = upsert_operation(
@@ -396,7 +396,7 @@ class _UpsertAttempt:
             flags.append(evaluate_condition(condition, {"source": source, "target": before}))
         return matches.only(np.concatenate(flags))
 
-    def _written(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
+    def _rows_to_write(self, changed: _Matches, added: Positions) -> Iterator[pa.RecordBatch]:
         """Yield the rows to write: first the updated rows, then the inserted rows."""
         for part in self._parts_of(len(changed.source_places)):
             pairs = changed.only(part)

@@ -187,13 +187,13 @@ def retention_from_json(text: str) -> Retention:
 def _rule(setting: object, default: Rule) -> Rule:
     if not isinstance(setting, dict) or not setting.keys() <= {"older_than", "keep_last"}:
         raise InvalidInputError(
-            f'a rule in the setting {SETTING} has "older_than", "keep_last" and nothing else, '
-            f"unlike {str(setting)[:_LONGEST_SHOWN]}"
+            f'a rule in the setting {SETTING} must be a JSON object with "older_than", "keep_last" or both, '
+            f"not {str(setting)[:_LONGEST_SHOWN]}"
         )
     age, keep_last = setting.get("older_than"), setting.get("keep_last", default.keep_last)
     if age is not None and not isinstance(age, str):
-        raise InvalidInputError(f'"older_than" in the setting {SETTING} is a text such as "7d", unlike {age!r}')
+        raise InvalidInputError(f'"older_than" in the setting {SETTING} must be text such as "7d", not {age!r}')
     # True is an int in Python, and would mean one version.
     if isinstance(keep_last, bool) or not isinstance(keep_last, int):
-        raise InvalidInputError(f'"keep_last" in the setting {SETTING} is a number, unlike {keep_last!r}')
+        raise InvalidInputError(f'"keep_last" in the setting {SETTING} must be a number, not {keep_last!r}')
     return Rule(older_than=default.older_than if age is None else duration(age), keep_last=keep_last)

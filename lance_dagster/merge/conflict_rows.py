@@ -73,7 +73,7 @@ class ConflictColumns:
         self._fields = [Fields.of(manifest.fields) for manifest in manifests]
         base = self._fields[BASE]
         self._matched = [_matched(base, side, own) for side, own in zip(self._fields[SOURCE:], ids, strict=True)]
-        self.all = tuple(self._beside())
+        self.all = tuple(self._matched_columns())
 
     def chosen(self, names: Sequence[str] | None) -> tuple[SharedColumn, ...]:
         """Return columns by any name that a version has for them; all columns where `names` is None.
@@ -106,7 +106,7 @@ class ConflictColumns:
             raise InvalidInputError(f"no column {name!r}; there are {', '.join(column.name for column in self.all)}")
         return named
 
-    def _beside(self) -> list[SharedColumn]:
+    def _matched_columns(self) -> list[SharedColumn]:
         base, source, dest = (list(fields.below(None)) for fields in self._fields)
         to_source, to_dest = self._matched
         from_dest = {own: number for number, own in to_dest.items()}
@@ -355,7 +355,7 @@ class ConflictRows:
         # A batch holds rows of all three versions: the version with the widest rows limits it.
         step = min(batch_size(version.dataset.schema) for version in self._versions)
         for conflict in request.conflicts:
-            locations = self._found(self._locations, conflict, request)
+            locations = self._conflict_locations(self._locations, conflict, request)
             for part in parts_of(len(locations), step):
                 lines = self._with_differing_values(locations.at(part)) if locations.fields else locations.at(part)
                 # The limit counts rows that are shown, so it is applied after rows without a difference are left out.
@@ -366,7 +366,9 @@ class ConflictRows:
                 if remaining == 0:
                     return
 
-    def _found(self, locations: ConflictLocations, conflict: Conflict, request: RowsRequest) -> RowLocations:
+    def _conflict_locations(
+        self, locations: ConflictLocations, conflict: Conflict, request: RowsRequest
+    ) -> RowLocations:
         rows = locations.rows_of(conflict)
         if request.keys is None:
             return rows

@@ -1,32 +1,74 @@
-"""Find rows that came to one side of a merge by a pick and that the other side had and does not have any more.
+"""Find rows that one side of a merge has, and that the other side had and lacks, where one of them came by a pick.
 
-Such a row is known to both sides and absent from the merge base. It matters why the second side lacks it:
+Such a row is known to both sides and absent from the merge base. What it counts as depends on how it came to each side
+and on why the second side lacks it:
 
-    first side             second side                                    the row counts as
-    contains the version   contains the version, deleted the row          deleted, as a row of the merge base does
-    picked version 5       merged version 5 and reverted that merge       inserted by the first side
-    contains version 5     picked version 5 and reverted that pick        inserted by the first side
-    picked version 5       contains version 5 and deleted the row         deleted, or a conflict (below)
+    first side, has the row   second side, lacks the row                 the row counts as
+    contains version 5        contains version 5                         deleted, like a row of the merge base
+    picked version 5          merged version 5, reverted the merge       inserted by the first side
+    contains version 5        picked version 5, reverted the pick        inserted by the first side
+    contains version 5        picked version 5, deleted the row          deleted
+    picked version 5          contains version 5, deleted the row        deleted, or in conflict if the source picked it
 
-A revert or a strategy takes a version back, and not the pick of it: a pick is a change of its own, made by another
-branch, and comes to the result as it would in git. A deletion is about the row itself, however the row came there. So
-the row is deleted on the other side as well; where the source picked the row and the dest deleted it, nothing tells
-whether the pick was made in spite of the deletion, and the row is in conflict.
+A pick is a change of its own. Who reverts the merge of version 5, or drops its rows by a strategy, does not mean the
+pick on another branch; who reverts a pick of version 5 does not mean version 5. So the row comes to the result, as it
+would in git. A deletion is about the row itself, so it holds for each copy of the row. Where the source picked the row
+and the dest deleted it, nothing tells whether the pick was made in spite of the deletion: that is a conflict.
+
+The version that removed the rows from the second side tells why they are gone: a revert, a restore or a reset takes
+versions back, any other version deletes rows. Where it is a merge, the version that removed the rows is looked up in
+the line that was merged.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from lance_dagster.errors import InvalidInputError, NotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import RowRuns
-from lance_dagster.format.transaction import MERGE_STRATEGY
+from lance_dagster.format.transaction import (
+    MERGE_STRATEGY,
+    MERGED_BRANCH,
+    RESTORED,
+    REVERTED,
+    Restore,
+    reset_target,
+)
+from lance_dagster.history.ancestry import Ancestry, RecordedVersion
 from lance_dagster.history.context import TableContext
-from lance_dagster.history.lineage import Lineage
-from lance_dagster.merge.missing_rows import NO_ROWS, MissingRows, why_missing
+from lance_dagster.history.lineage import Lineage, lineage_of, side_history
+from lance_dagster.history.merge_base import merge_base
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import live
-from lance_dagster.transactions.claims import SideHistory
+from lance_dagster.merge.rules.row_changes import differing_fragments, live
+from lance_dagster.transactions.claims import Change, SideHistory
 from lance_dagster.transactions.row_id_spaces import Piece, RowSpace, Translation
+
+_NO_ROWS = RowRuns.of(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingRows:
+    """Rows that one side of a merge has and the other side knows and lacks, by the reason why it lacks them.
+
+    Rows are given as a map from ids of the side that has them to ids of the side that lacks them. The side that lacks
+    them took `returning` rows back by a revert or a restore, or never had them; it deleted the `deleted` rows, in the
+    versions `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
+    """
+
+    returning: RowRuns = _NO_ROWS
+    deleted: RowRuns = _NO_ROWS
+    deleted_by: frozenset[str] = frozenset()
+    reverted: frozenset[str] = frozenset()
+
+    def inserted_by(self, change: Change) -> bool:
+        """Tell whether a change of the side that has the rows inserted some of the `returning` rows."""
+        if change.before is None or change.after is None:
+            # The version, or the version before it, was cleaned up. To count it leads to a conflict at worst.
+            return bool(len(self.returning))
+        first, end = change.before.next_row_id, change.after.next_row_id
+        rows = RowRuns(self.returning.at, self.returning.count, self.returning.at)
+        return first < end and bool(len(RowRuns.one(first, end - first, first).where_in(rows)))
 
 
 def picked_rows(
@@ -55,8 +97,8 @@ def picked_rows(
     native = shared.beyond(own)
     native = native.beyond(_contained(context, other_lineage, names, other_side.space)) if native.stretches else native
     dropped = any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in other_side.since)
-    picked = why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
-    original = why_missing(
+    picked = _why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
+    original = _why_missing(
         context, other_side, rows_lacking(side, other_side, native, deleted), deleted, never_had=other_side.complete
     )
     # A deletion of rows that the second side picked is about the rows themselves, so it holds for the originals too.
@@ -70,7 +112,7 @@ def picked_rows(
 def rows_lacking(side: SideHistory, other_side: SideHistory, shared: Translation, deleted: Deleted) -> RowRuns:
     """Return the shared rows that a side has and the other side does not have, as ids of both."""
     if not shared.stretches:
-        return NO_ROWS
+        return _NO_ROWS
     runs = shared.runs
     # A deleted copy may have the id of the row too, so only the rows that the side has are translated.
     there = live(side.manifest, RowRuns(runs.at, runs.count, runs.at), deleted).through(runs)
@@ -124,3 +166,93 @@ def _up_to(piece: Piece, end: int | None) -> Piece | None:
     if count <= 0:
         return None
     return Piece(start=piece.start, end=piece.start + count, origin=piece.origin, first=piece.first)
+
+
+def _why_missing(
+    context: TableContext, side: SideHistory, missing: RowRuns, deleted: Deleted, *, never_had: bool
+) -> MissingRows:
+    """Tell which of the rows that a side lacks it took back, and which it deleted.
+
+    The versions of the side are walked from the newest to the oldest; a row belongs to the version that removed it
+    last.
+
+    Args:
+        context: The table.
+        side: The side that lacks the rows.
+        missing: The ids of the rows on the other side, with their ids on this side.
+        deleted: Reads deletion vectors.
+        never_had: Whether rows that the side never had count as taken back, and not as deleted.
+    """
+    if not len(missing):
+        return MissingRows()
+    unexplained, returning, history_complete = RowRuns.set_of([missing]), list[RowRuns](), True
+    deleted_by, reverted = set[str](), set[str]()
+    for change in reversed(side.since):
+        if change.transaction is None or change.before is None or change.after is None:
+            # Nothing tells what became of the rows earlier, so they count as deleted. A merge is refused for it.
+            history_complete = False
+            break
+        removed = _removed_rows(change.before, change.after, unexplained, deleted)
+        if reset_target(change.transaction) is not None:
+            # The versions that the reset dropped are not among the changes, but the ids of their rows stay assigned.
+            minted = change.after.next_row_id - change.before.next_row_id
+            dropped = unexplained.where_in(RowRuns.of([(change.before.next_row_id, max(0, minted), 0)]))
+            removed = RowRuns.set_of([removed, dropped.without(live(change.after, dropped, deleted))])
+        if not len(removed):
+            continue
+        unexplained = unexplained.without(removed)
+        back = _taken_back(context, change, removed, side.space, deleted=deleted)
+        returning.append(back)
+        reverted.add(change.transaction.properties.get(REVERTED, ""))
+        if len(removed.without(back)):
+            deleted_by.add(change.version)
+    if history_complete and never_had:
+        returning.append(unexplained)
+    every = RowRuns.set_of(returning)
+    return MissingRows(
+        returning=missing.where_in(every),
+        deleted=missing.without(every),
+        deleted_by=frozenset(deleted_by),
+        reverted=frozenset(reverted - {""}),
+    )
+
+
+def _taken_back(
+    context: TableContext, change: Change, removed: RowRuns, space: RowSpace, *, deleted: Deleted
+) -> RowRuns:
+    """Return the removed rows that a version, or the line of versions that it merged, took back.
+
+    Where the merged line cannot be read any more, the rows count as deleted there.
+    """
+    if _takes_back(change) or not change.is_merge:
+        return removed if _takes_back(change) else _NO_ROWS
+    try:
+        version = context.versions.describe(context.load_recorded(RecordedVersion(change.version)))
+        merged = Ancestry(context.refs, context.versions).merged(version)
+        if merged is None:
+            return _NO_ROWS
+        origin = version.properties.get(MERGED_BRANCH, "")
+        source = lineage_of(context.versions.load(merged.branch, merged.number, origin), context.refs)
+        dest = lineage_of(context.load_recorded(RecordedVersion(version.parents[0])), context.refs)
+        base = merge_base(source, dest, context.refs, context.versions)
+        side = side_history(source, dest, base, context.versions)
+    except (InvalidInputError, NotFoundError):
+        return _NO_ROWS
+    there = removed.through(space.translation(side.space).runs)
+    back = _why_missing(context, side, there, deleted, never_had=False).returning
+    return RowRuns(back.at, back.count, back.at)
+
+
+def _takes_back(change: Change) -> bool:
+    transaction = change.transaction
+    if transaction is None:
+        return False
+    return isinstance(transaction.operation, Restore) or bool({REVERTED, RESTORED} & transaction.properties.keys())
+
+
+def _removed_rows(before: Manifest, after: Manifest, among: RowRuns, deleted: Deleted) -> RowRuns:
+    """Return the rows, of the ids `among`, that a version has and the next version lacks, as a set of ids."""
+    earlier = live(before, among, deleted, differing_fragments(before, after))
+    return (
+        earlier.without(live(after, earlier, deleted, differing_fragments(after, before))) if len(earlier) else earlier
+    )

@@ -235,7 +235,11 @@ def _previewed(context: TableContext, source: State, head: State, options: Merge
     bases = merge_bases(source_lineage, dest_lineage, context.refs, context.versions)
     base = bases[0]
     # Versions are kept by the ids of their branches, so that a pickled preview finds them after a renaming.
-    request = context.uri, options.strategy, (_written(base), _written(source_lineage), _written(dest_lineage))
+    request = (
+        context.uri,
+        options.strategy,
+        (_recorded_version(base), _recorded_version(source_lineage), _recorded_version(dest_lineage)),
+    )
 
     def rows(merge_refusal: MergeRefusal) -> _RowsOnDemand:
         states = base.state, source, head
@@ -292,7 +296,7 @@ def _not_indexed(plan: MergePlan, source: State) -> tuple[str, ...]:
     return tuple(sorted({*missing, *incomplete_indices(replace(manifest, fragments=changed))}))
 
 
-def _written(lineage: Lineage) -> RecordedVersion:
+def _recorded_version(lineage: Lineage) -> RecordedVersion:
     return RecordedVersion(str(lineage.state), lineage.id)
 
 

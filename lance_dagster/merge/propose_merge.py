@@ -158,8 +158,8 @@ def plan_proposed(context: TableContext, proposed: ProposedMerge, head: State) -
     Raises:
         MergeConflictError: The error names every conflict.
     """
-    # Conflicts that do not depend on the changes of the sides make the plan unnecessary, which may read deletion files
-    # and rows.
+    # Where a conflict does not depend on the changes of the sides, no plan is made: a plan may read deletion files and
+    # rows.
     with naming_damaged_manifests(context, proposed.source, head):
         plan = MergeRefusal(conflicts=proposed.refused) if proposed.refused else plan_merge(proposed.merge_input)
     if isinstance(plan, MergePlan):

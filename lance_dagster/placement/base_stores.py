@@ -147,7 +147,7 @@ def _is_there(head: State, base: BasePath) -> bool:
             kind = "a dataset root" if present.is_dataset_root else "a folder of data files"
             raise AlreadyExistsError(
                 f"{head} has the base path {present.name!r} at {present.path} ({kind}); "
-                "another one needs another name and another place"
+                "give the new base path another name and another place"
             )
     return False
 

@@ -1,8 +1,11 @@
 """Read on Spark's executors the rows in which two versions of a table differ.
 
-The driver compares manifests and says where the rows are: offsets in fragments of the older or the newer version. What
-it reads for that is what `Diff.differing_rows` reads, which is nothing where rows were only appended or whole fragments
-replaced. The executors read the values, in tasks of about the same size.
+The driver compares manifests and finds where the rows are: offsets in fragments of the older or the newer version. It
+calls `Diff.differing_rows` for this, which reads no row where rows were only appended or whole fragments replaced. The
+executors read the values, in tasks of about the same size.
+
+Example: `main@4` deleted the row at offset 7 of fragment 0 and appended fragment 2 with 1,000 rows. The parts are one
+row of `main@3`, a "delete", and the rows 0 to 999 of fragment 2 in `main@4`, each an "insert".
 """
 
 import functools
@@ -32,22 +35,24 @@ from lance_dagster.table import LanceTable
 ChangeType = Literal["insert", "delete", "update_preimage", "update_postimage"]
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
 CHANGE_COLUMNS = StructType([StructField(CHANGE_TYPE, StringType()), StructField(COMMIT_VERSION, LongType())])
-"""The columns of a change feed, before those of the table."""
-# What the start of a read costs, as rows that are read in the same time.
+"""The columns of a change feed, before the columns of the table."""
+# The number of rows that are read in the time that the start of a read takes.
 _PIECE_ROWS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePart:
-    """Rows of one version that changed in the same way.
+    """Rows of one fragment of a version that changed in the same way.
 
     Attributes:
-        scan: The version that has the rows, and the columns to read, by their names there.
-        columns: How each of these columns is read, and the column that it is for the caller.
-        change: What became of the rows.
-        version: The number of the version that changed them.
+        scan: The version that has the rows, and the columns to read, by their names in that version.
+        columns: For each column of `scan`, how it is read, and the column of the frame that gets its values.
+        change: The change of the rows, as in the column `_change_type`.
+        version: The number of the version that made the change.
         fragment: The fragment that has the rows.
-        offsets: Their offsets, as a serialised bitmap; None for those from `start` to before `stop`.
+        start: The offset of the first row, where `offsets` is None.
+        stop: The offset after the last row, where `offsets` is None.
+        offsets: The offsets of the rows as a serialised bitmap; None for all rows from `start` to before `stop`.
     """
 
     scan: Scan
@@ -70,9 +75,9 @@ def read_changes(
 ) -> DataFrame:
     """Return a lazy Spark frame of the rows in which two versions differ.
 
-    The frame has the columns of `after`. Before them stand `_change_type`, which is "insert", "delete",
-    "update_preimage" or "update_postimage", and `_commit_version`, the number of `after`. Which rows differ is found
-    out now and in this process, as `table.diff` does; the executors read them.
+    The frame has the columns of `after`, preceded by `_change_type`, which is "insert", "delete", "update_preimage" or
+    "update_postimage", and by `_commit_version`, the number of `after`. This process finds now which rows differ, as
+    `table.diff` does; the executors read the rows when the frame is computed.
 
     Args:
         spark: A classic or Spark Connect session.
@@ -83,10 +88,10 @@ def read_changes(
 
     Raises:
         RefNotFoundError: There is no such ref.
-        InvalidInputError: Two rows have the same key, Spark has no type for a column, or a column has the name of one
-            of the change feed.
-        SchemaMismatchError: A column has another type in `before`, rows of `before` are among the changes, and a value
-            of them does not fit the type that it has in `after`.
+        InvalidInputError: Two rows have the same key, Spark has no type for a column, or a column of the table has the
+            name `_change_type` or `_commit_version`.
+        SchemaMismatchError: A column has another type in `before`, and a changed row of `before` has a value that does
+            not fit the type in `after`.
     """
     check_session(spark)
     check_class("table", table, LanceTable, "LanceTable.open(uri)")
@@ -104,36 +109,42 @@ def feed_schema(columns: pa.Schema) -> StructType:
     """Return the Spark schema of a change feed of some columns.
 
     Raises:
-        InvalidInputError: Spark has no type for a column, or a column has the name of one of the feed.
+        InvalidInputError: Spark has no type for a column, or the column has the name of a column of the feed.
     """
     for name in CHANGE_COLUMNS.names:
         if name in columns.names:
             raise InvalidInputError(
-                f"a change feed has a column {name!r}, and so has the table: rename that of the table, or name the "
-                "other columns of a stream with the option columns"
+                f"a change feed has a column {name!r}, and so has the table: rename the column of the table, or name "
+                "the other columns of a stream with the option columns"
             )
     return StructType([*CHANGE_COLUMNS, *readable_schema(columns)])
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
-    """Where the changed rows of versions are, read with the columns of one version, `known`."""
+    """Finds where the changed rows of versions are.
+
+    Attributes:
+        table: The table.
+        columns: The columns to read, as `schema_version` has them.
+        schema_version: The version whose names and types the columns have. Rows of older versions are cast to them.
+    """
 
     table: LanceTable
     columns: pa.Schema
-    known: Version
+    schema_version: Version
 
     def snapshot(self, version: Version) -> Iterator[ChangePart]:
-        """Yield all rows of a version as inserted ones."""
+        """Yield all rows of a version as inserted rows."""
         scan, columns = self._scan(version)
-        # Offsets of deleted rows are among these, and are read over.
+        # The ranges contain offsets of deleted rows, which the read leaves out.
         for size in fragment_sizes(scan):
             yield from _parts(scan, columns, ("insert", version.number), {size.fragment: BitMap(range(size.rows))})
 
     def changes(
         self, before: Version, after: Version, rows: RowDifferences, *, images: bool = True
     ) -> Iterator[ChangePart]:
-        """Yield the rows that differ between two versions; without `images`, only those that `after` has."""
+        """Yield the rows that differ between two versions; without `images`, only rows that `after` has."""
         number = after.number
         if images and (rows.removed or len(rows.changed_before)):
             scan, columns = self._scan(before)
@@ -145,27 +156,27 @@ class ChangePlan:
             yield from _parts(scan, columns, ("insert", number), rows.added)
 
     def columns_of(self, version: Version) -> list[OlderColumn]:
-        """Return how the columns are read in a version, as far as it has them.
+        """Return how the columns are read in a version; columns that the version lacks are left out.
 
         Raises:
-            SchemaMismatchError: The values of a column cannot be cast to its type in `known`.
+            SchemaMismatchError: The values of a column cannot be cast to its type in `schema_version`.
         """
         context = open_context(self.table.uri, dict(self.table.storage_options))
-        history = ColumnHistory(context, context.at(str(version)), context.at(str(self.known)))
+        history = ColumnHistory(context, context.at(str(version)), context.at(str(self.schema_version)))
         own = self.table.schema(version)
         # A column that was added later is null in the rows of earlier versions.
-        return [found for column in self.columns if (found := history.column(own, column)) is not None]
+        return [older_column for column in self.columns if (older_column := history.column(own, column)) is not None]
 
     def _scan(self, version: Version) -> tuple[Scan, tuple[OlderColumn, ...]]:
         """Return the read of a version, and how each of its columns is read.
 
         Raises:
-            SchemaMismatchError: The values of a column cannot be cast to its type in `known`.
+            SchemaMismatchError: The values of a column cannot be cast to its type in `schema_version`.
         """
-        found = self.columns_of(version)
-        if not found:
+        older_columns = self.columns_of(version)
+        if not older_columns:
             raise InvalidInputError(f"{version} has none of the columns {', '.join(self.columns.names)}")
-        return Scan.plan(self.table, version, columns=[column.name for column in found]), tuple(found)
+        return Scan.plan(self.table, version, columns=[column.name for column in older_columns]), tuple(older_columns)
 
 
 def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
@@ -183,9 +194,9 @@ def grouped(parts: Sequence[ChangePart]) -> list[list[ChangePart]]:
 
 
 def read_part(part: ChangePart, schema: StructType, *, feed: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part with the columns of a Spark schema; with `feed`, two of them are those of a feed."""
+    """Yield the rows of a part in a Spark schema; with `feed`, it begins with the two columns of a change feed."""
     expected = arrow_for_spark(schema)
-    # Values of another type are read as they are, and cast to that of the caller before they get Spark's.
+    # Values of another type are read as they are, then cast to the type in `schema_version`, then to Spark's type.
     spark = [expected.field(column.column.name).with_name(column.name) for column in part.columns]
     own = pa.schema(
         [
@@ -223,8 +234,8 @@ def _batches(part: ChangePart, own: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from read_pieces(part.scan, [FragmentRows(part.fragment, part.start, part.stop)], own)
         return
     offsets = BitMap.deserialize(part.offsets)
-    for found in scan_fragment(part.scan.dataset([part.fragment]), part.fragment, own.names, offsets):
-        for batch in found.rows.to_batches():
+    for addressed in scan_fragment(part.scan.dataset([part.fragment]), part.fragment, own.names, offsets):
+        for batch in addressed.rows.to_batches():
             yield to_spark_batch(batch, own)
 
 
@@ -246,11 +257,11 @@ def _parts(
     most = _task_rows(scan)
     for fragment, offsets in sorted(rows.items()):
         part = ChangePart(scan=scan, columns=columns, change=change[0], version=change[1], fragment=fragment)
-        first, last = offsets.min(), offsets.max()
-        if last - first + 1 == len(offsets):
-            # Nearly all rows come so: those of whole new fragments.
-            for start in range(first, last + 1, most):
-                yield replace(part, start=start, stop=min(start + most, last + 1))
+        lowest, highest = offsets.min(), offsets.max()
+        if highest - lowest + 1 == len(offsets):
+            # Nearly all changed rows are of this kind: rows of whole new fragments.
+            for start in range(lowest, highest + 1, most):
+                yield replace(part, start=start, stop=min(start + most, highest + 1))
             continue
         places = offsets.to_array()
         for start in range(0, len(places), most):

@@ -37,14 +37,14 @@ class TableFrame(ClassicDataFrame):
     """A frame whose actions read only what they need; see `read_table`."""
 
     def __init__(self, frame: DataFrame) -> None:
-        """Become a frame with the plan of another one."""
+        """Become a frame with the plan of another frame."""
         super().__init__(frame._jdf, frame.sparkSession)  # noqa: SLF001
 
     def count(self) -> int:
         """Return the number of rows, without a job where the version knows it."""
-        known = rows_without_job(self)
-        if known is not None:
-            return known
+        manifest_rows = rows_without_job(self)
+        if manifest_rows is not None:
+            return manifest_rows
         # As a frame, because the plan of `count` itself is made by Java, after the frame was narrowed.
         with errors_of_executors():
             counted: list[Row] = narrowed(ClassicDataFrame.groupBy(self).count()).collect()
@@ -90,7 +90,7 @@ class VersionFrame(TableFrame):
 
     def count(self) -> int:
         """Return the number of rows, without a job unless rows are filtered or cached."""
-        # A frame whose plan Spark never got cannot be cached; one that is cached is counted, which fills the cache.
+        # A frame whose plan Spark never got cannot be cached; a cached frame is counted, which fills the cache.
         if self.__scan.filter is None and ("_jdf" not in vars(self) or self.storageLevel == StorageLevel.NONE):
             return self.__scan.rows
         return super().count()
@@ -102,7 +102,7 @@ def version_frame(spark: SparkSession, scan: Scan, sizes: Sequence[FragmentSize]
 
 
 def _is_classic(session: object) -> bool:
-    # The class of Spark Connect's sessions has the same name and methods, and is another one.
+    # The class of Spark Connect's sessions has the same name and methods, and is a different class.
     return isinstance(session, SparkSession)
 
 

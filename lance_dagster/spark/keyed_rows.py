@@ -1,7 +1,7 @@
 """Upsert and delete rows by key where Spark's executors match the keys and write the rows.
 
 The rows are joined with the key columns and the row addresses of one version of the table. Each task of the join writes
-its rows to data files, updated rows apart from inserted ones, and returns the addresses of the rows that they replace.
+its rows to data files, updated rows apart from inserted rows, and returns the addresses of the rows that they replace.
 The calling process gets these addresses, eight bytes for each row that changes, and makes one commit.
 """
 
@@ -44,7 +44,7 @@ _PLAIN, _UTF8 = StringType(), "UTF8_BINARY"
 
 
 class UpsertOptions(TypedDict, total=False):
-    """The rules of an upsert by Spark, as those of `LanceTable.upsert`; `when_matched` may also be `"delete"`."""
+    """The rules of an upsert by Spark: the rules of `LanceTable.upsert`, and `"delete"` for `when_matched`."""
 
     when_matched: Literal["update", "keep", "delete"]
     when_not_matched: Literal["insert", "ignore"]
@@ -77,7 +77,7 @@ def upsert_frame(
         branch: The branch.
         message: The message of the commit.
         properties: Kept with the commit.
-        **rules: Those of `LanceTable.upsert`, without a condition for `when_matched`.
+        **rules: The rules of `LanceTable.upsert`, without a condition for `when_matched`.
 
     Raises:
         InvalidInputError: A key comes twice, a key column is not there, a rule is unknown, or Spark cannot keep the
@@ -114,8 +114,8 @@ def delete_keys(
     missing = [name for name in string_list("on", on, "id") if name not in df.columns]
     if missing:
         raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
-    # A key may come twice. Spark's `distinct` would make 0.0 of -0.0, which is another key. Columns are selected by
-    # position, since Spark takes `id` for `ID`.
+    # A key may come twice. Spark's `distinct` would replace -0.0 by 0.0, which is a different key. Columns are selected
+    # by position, since Spark takes `id` for `ID`.
     numbered = df.toDF(*(f"c{number}" for number in range(len(df.columns))))
     keys = numbered.select(*(f"c{df.columns.index(name)}" for name in on)).toDF(*on)
     return upsert_frame(
@@ -133,15 +133,15 @@ def delete_keys(
 def stage_upsert(
     df: DataFrame, table: LanceTable, on: Sequence[str], branch: str = "main", **rules: Unpack[UpsertOptions]
 ) -> StagedUpsert:
-    """Match the rows of a Spark frame with those of a branch and write them, for `table.upsert`.
+    """Match the rows of a Spark frame with the rows of a branch and write them, for `table.upsert`.
 
-    The arguments and errors are those of `upsert_frame`.
+    The arguments and errors are the same as for `upsert_frame`.
     """
     check_frame(df, table)
     check_options(stage_upsert, rules, UpsertOptions)
     schema = table.schema(branch)
-    given = pa.schema([column for column in schema if column.name in df.columns])
-    check_fits(df.schema, given, names=schema.names)
+    frame_columns = pa.schema([column for column in schema if column.name in df.columns])
+    check_fits(df.schema, frame_columns, names=schema.names)
     return stage_upsert_counted(df, KeyedWrite(table=table, branch=branch, on=on, rules=rules), RowTally())
 
 
@@ -154,8 +154,8 @@ class KeyedWrite:
         branch: The branch.
         on: The key columns.
         rules: The rules.
-        schema: The columns of the branch when the rows are committed, where these are not yet the columns that it has:
-            other numbers or further columns. None for the columns that it has.
+        schema: The columns that the branch has when the rows are committed, where it still lacks a column or has
+            numbers of another type. None for the present columns of the branch.
     """
 
     table: LanceTable
@@ -168,12 +168,12 @@ class KeyedWrite:
 def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> StagedUpsert:
     """Match and write rows as `stage_upsert` does, and count them on the executors.
 
-    Numbers, also those of keys, are cast to the types of the table when their values fit.
+    Numbers, also numbers in keys, are cast to the types of the table when their values fit.
     """
     rules, table = write.rules, write.table
     # Values of a `Literal` type are checked by type checkers only.
-    for rule, known in typing.get_type_hints(UpsertOptions).items():
-        if rule in rules and (choices := get_args(known)) and NoneType not in choices:
+    for rule, rule_type in typing.get_type_hints(UpsertOptions).items():
+        if rule in rules and (choices := get_args(rule_type)) and NoneType not in choices:
             check_names(f"value of {rule}", [str(rules.get(rule))], choices)
     if rules.get("missing_where") is not None and rules.get("when_missing") != "delete":
         raise InvalidInputError("missing_where limits what when_missing='delete' deletes; give both")
@@ -184,15 +184,15 @@ def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> S
     _check_keys(df, target.schema, keys)
     # Without rows, the columns of the version may be any.
     stored = table.schema(version) if version.rows else pa.schema([])
-    found = _Upsert(
+    frame_upsert = _Upsert(
         df=df, table=table, version=version, stored=stored, on=keys, rules=rules, target=target, scope=tally.scope
     )
-    return found.staged(tally)
+    return frame_upsert.staged(tally)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Upsert:
-    """An upsert of one frame on one version, which has the columns `stored`; the target has those of the commit."""
+    """An upsert of one frame on one version: `stored` are its columns, `target` has the columns of the commit."""
 
     df: DataFrame
     table: LanceTable
@@ -205,8 +205,8 @@ class _Upsert:
 
     def staged(self, tally: RowTally) -> StagedUpsert:
         """Write the rows and return their description."""
-        check_kept(pa.schema([self.stored.field(name) for name in self._kept if name in self.stored.names]))
-        names = [*self.df.columns, *self._kept]
+        check_kept(pa.schema([self.stored.field(name) for name in self._kept_columns if name in self.stored.names]))
+        names = [*self.df.columns, *self._kept_columns]
         task = _Task(self.target, tuple(names), self.on, self.rules, self.scope)
         frame = narrowed(self._matched())
         with (
@@ -233,7 +233,7 @@ class _Upsert:
         )
 
     @property
-    def _kept(self) -> list[str]:
+    def _kept_columns(self) -> list[str]:
         """The columns of the table that the frame lacks, whose values stay in rows that are written again."""
         if self.rules.get("when_matched", "update") != "update":
             return []
@@ -263,37 +263,42 @@ class _Upsert:
         existing = self._existing()
         stored_keys = [_compared(existing[f"k{n}"], kind) for n, (_, kind, _) in enumerate(self._keys)]
         pairs = zip(self._given_keys(source), stored_keys, strict=True)
-        same = functools.reduce(Column.__and__, [given == stored for given, stored in pairs])
+        same = functools.reduce(Column.__and__, [frame_key == stored_key for frame_key, stored_key in pairs])
         # A broadcast, which Spark prefers for a small table, would bring the keys to the driver.
         joined = source.join(existing.hint("merge"), same, "full" if deletes else "left")
-        given, found = functions.col("given").isNotNull(), functions.col("address").isNotNull()
-        kind = functions.when(given & found, _UPDATED).when(given, _ADDED).otherwise(_MISSING)
-        wanted = joined.select(
-            *columns, *[f"r{n}" for n in range(len(self._kept))], "address", "times", "within", kind.alias("kind")
+        in_frame, in_table = functions.col("given").isNotNull(), functions.col("address").isNotNull()
+        kind = functions.when(in_frame & in_table, _UPDATED).when(in_frame, _ADDED).otherwise(_MISSING)
+        matched = joined.select(
+            *columns,
+            *[f"r{n}" for n in range(len(self._kept_columns))],
+            "address",
+            "times",
+            "within",
+            kind.alias("kind"),
         )
-        # Updated rows come before inserted ones, and rows in the order of their addresses take less space.
-        return wanted.sortWithinPartitions("kind", "address")
+        # Updated rows come before inserted rows, and rows in the order of their addresses take less space.
+        return matched.sortWithinPartitions("kind", "address")
 
     def _given_keys(self, source: DataFrame) -> list[Column]:
-        """Return what is compared of the keys of the frame, whose columns are numbered."""
+        """Return the expressions by which the keys of the frame, whose columns are numbered, are compared."""
         columns = {name: _by_bytes(source, f"c{number}") for number, name in enumerate(self.df.columns)}
         return [
-            _compared(_as_number(columns[name], self.df.schema[name].dataType, wanted), kind)
-            for name, kind, wanted in self._keys
+            _compared(_as_number(columns[name], self.df.schema[name].dataType, key_type), kind)
+            for name, kind, key_type in self._keys
         ]
 
     def _existing(self) -> DataFrame:
         """Return the keys, kept values and addresses of the rows of the version, and which may be deleted."""
-        names = (*self.on, *self._kept)
+        names = (*self.on, *self._kept_columns)
         # A column that is added before the rows are committed is null in the rows that are there.
         scanned = [name for name in names if name in self.stored.names] or [ROW_ID]
         rows = self._scanned(scanned)
         types = {name: rows.schema[n].dataType for n, name in enumerate(scanned)}
-        known = {name: rows[f"s{n}"] for n, name in enumerate(scanned)}
-        values = [known.get(name, functions.lit(None)) for name in names]
+        stored_values = {name: rows[f"s{n}"] for n, name in enumerate(scanned)}
+        values = [stored_values.get(name, functions.lit(None)) for name in names]
         keys = [
-            _as_number(value, types.get(name, NullType()), wanted)
-            for value, (name, _, wanted) in zip(values, self._keys, strict=False)
+            _as_number(value, types.get(name, NullType()), key_type)
+            for value, (name, _, key_type) in zip(values, self._keys, strict=False)
         ]
         rows = rows.select(
             *(key.alias(f"k{n}") for n, key in enumerate(keys)),
@@ -309,15 +314,18 @@ class _Upsert:
     def _within(self, condition: str) -> DataFrame:
         """Return the addresses of the rows of the version that satisfy a condition on the columns of the target."""
         within = None if self.scope is None or self.scope.within.predicate != condition else self.scope.within
-        read = () if within is None else within.columns
+        condition_columns = () if within is None else within.columns
         same = all(
-            name in self.stored.names and self.stored.field(name).type == self._column(name).type for name in read
+            name in self.stored.names and self.stored.field(name).type == self._column(name).type
+            for name in condition_columns
         )
         if within is None or same:
             return self._scanned([ROW_ID], condition).select(functions.col("address").alias("place"))
         # Lance cannot compare values with literals of the type that the column gets.
-        scanned = [name for name in read if name in self.stored.names] or [ROW_ID]
-        task = functools.partial(_places_within, within, scanned, pa.schema([self._column(name) for name in read]))
+        scanned = [name for name in condition_columns if name in self.stored.names] or [ROW_ID]
+        task = functools.partial(
+            _places_within, within, scanned, pa.schema([self._column(name) for name in condition_columns])
+        )
         return self._scanned(scanned).mapInArrow(task, "place long")
 
     def _column(self, name: str) -> "pa.Field[Any]":
@@ -335,8 +343,8 @@ def _places_within(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the addresses of the rows that satisfy a condition after they are cast; runs on an executor."""
     for batch in batches:
-        given = batch.select([n for n, name in enumerate(names) if name in schema.names])
-        rows = to_table_batch(given.rename_columns([name for name in names if name in schema.names]), schema)
+        in_condition = batch.select([n for n, name in enumerate(names) if name in schema.names])
+        rows = to_table_batch(in_condition.rename_columns([name for name in names if name in schema.names]), schema)
         placed = pa.Table.from_batches([rows]).append_column("place", batch.column("address"))
         yield from within.inside(placed).select(["place"]).combine_chunks().to_batches()
 
@@ -356,7 +364,7 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
         if name not in df.columns:
             raise SchemaMismatchError(f"column {name!r} is the key, and missing")
         kind = _single(schema.field(name).type)
-        # Spark would read half-precision floats as others, and cut nanoseconds off.
+        # Spark would read half-precision floats in single precision, and cut nanoseconds off.
         if pa.types.is_nested(kind) or pa.types.is_float16(kind) or getattr(kind, "unit", None) == "ns":
             raise InvalidInputError(
                 f"column {name!r} is {schema.field(name).type}, which cannot be a key of an upsert by Spark; give "
@@ -365,17 +373,17 @@ def _check_keys(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
     _check_types(df, schema, on)
 
 
-def _as_number(key: Column, given: DataType, wanted: DataType) -> Column:
+def _as_number(key: Column, frame_type: DataType, key_type: DataType) -> Column:
     """Return a key of numbers in the type of the table, in which it is compared as the table compares it.
 
-    A number that does not fit becomes another one or a null. The task that writes its row refuses it.
+    A number that does not fit becomes another number or a null. The task that writes its row refuses the row.
     """
-    return key if given == wanted or not isinstance(wanted, NumericType) else key.try_cast(wanted)
+    return key if frame_type == key_type or not isinstance(key_type, NumericType) else key.try_cast(key_type)
 
 
 def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
-    given = target_schema(StructType([df.schema[name] for name in on]))
-    others = [name for name in on if not all(_is_number(side.field(name).type) for side in (given, schema))]
+    frame_keys = target_schema(StructType([df.schema[name] for name in on]))
+    others = [name for name in on if not all(_is_number(side.field(name).type) for side in (frame_keys, schema))]
     check_fits(StructType([df.schema[name] for name in others]), pa.schema([schema.field(name) for name in others]))
 
 
@@ -384,15 +392,15 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _by_bytes(source: DataFrame, name: str) -> Column:
-    """Return a column of a frame, text without its collation: tables have none, and Spark compares no two of them."""
+    """Return a column of a frame, text without its collation: Spark does not compare text of two collations."""
     kind = source.schema[name].dataType
     return functions.collate(source[name], _UTF8) if isinstance(kind, StringType) and kind != _PLAIN else source[name]
 
 
 def _compared(key: Column, kind: pa.DataType) -> Column:
     """Return what Spark compares to find the keys equal that `LanceTable.upsert` finds equal."""
-    # As texts, each number differs from all others, and NaN equals NaN. Spark takes 0.0 and -0.0 for one number, and
-    # puts the one into conditions for the other, so no comparison of the numbers may stand beside that of the texts.
+    # As texts, each number differs from all others, and NaN equals NaN. Spark takes 0.0 and -0.0 for one number and may
+    # replace either by the other in a condition, so the condition must compare texts alone, and no numbers.
     return key.cast("string") if pa.types.is_floating(_single(kind)) else key
 
 
@@ -491,10 +499,10 @@ class _Result:
 
     def note_twice(self, times: Any, rows: pa.RecordBatch, on: Sequence[str]) -> None:  # noqa: ANN401 - an Arrow array
         """Note the first key that comes twice; a key with a null in it may."""
-        several: Any = pc.greater(times, pa.scalar(1))
+        is_repeated: Any = pc.greater(times, pa.scalar(1))
         for name in on:
-            several = pc.and_(several, rows.column(name).is_valid())
-        first = pc.index(several, pa.scalar(value=True)).as_py()
+            is_repeated = pc.and_(is_repeated, rows.column(name).is_valid())
+        first = pc.index(is_repeated, pa.scalar(value=True)).as_py()
         if first >= 0 and not self.twice:
             (row,) = shown_rows(rows.select(list(on)).slice(first, 1))
             self.twice = ", ".join(f"{name} = {value!r}" for name, value in row.items())
@@ -529,8 +537,8 @@ def _padded(columns: "dict[str, pa.Array[Any]]") -> "dict[str, pa.Array[Any]]":
 
 
 def _packed(parts: Sequence[Any]) -> str:
-    whole = np.concatenate([np.empty(0, np.int64), *(part.to_numpy(zero_copy_only=False) for part in parts)])
-    return base64.b64encode(whole.astype("<i8").tobytes()).decode()
+    addresses = np.concatenate([np.empty(0, np.int64), *(part.to_numpy(zero_copy_only=False) for part in parts)])
+    return base64.b64encode(addresses.astype("<i8").tobytes()).decode()
 
 
 def _addresses(results: Sequence[dict[str, Any]], kind: str) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -540,9 +548,9 @@ def _addresses(results: Sequence[dict[str, Any]], kind: str) -> np.ndarray[tuple
 
 def _claimed(results: Sequence[dict[str, Any]], on: Sequence[str], schema: pa.Schema) -> pa.Table:
     tables = [pa.ipc.open_stream(base64.b64decode(result["claimed"])).read_all() for result in results]
-    found: dict[str, Any] = {}
+    claimed: dict[str, Any] = {}
     for name in on:
         columns = [chunk for table in tables for chunk in table.column(name).chunks]
         empty = pa.array([], schema.field(name).type)
-        found[name] = claimed_values(comparable_values(pa.chunked_array(columns or [empty]), name))
-    return pa.table(_padded(found))
+        claimed[name] = claimed_values(comparable_values(pa.chunked_array(columns or [empty]), name))
+    return pa.table(_padded(claimed))

@@ -32,7 +32,7 @@ from lance_dagster.spark.reader import FragmentSize, Scan, check_filter, scan_fr
 from lance_dagster.spark.spark_schema import row_bytes
 
 _LEAF = "MapInArrow"
-# Nodes that need only those columns of their child that their expressions name, and nodes that pass on what the nodes
+# Nodes that need only the columns of their child that their expressions name, and nodes that pass on what the nodes
 # above need. Others, such as a union, may need columns by their position.
 _NAMING = ("Project", "Aggregate")
 _PASSING = ("Filter", "SubqueryAlias", "Sort", "GlobalLimit", "LocalLimit")
@@ -60,7 +60,7 @@ def narrowed(df: DataFrame) -> DataFrame:
     try:
         return _Narrowing(plain).frame()
     except (Py4JError, PySparkException):
-        # Spark's error if there is one is that of the action itself, which the caller starts next.
+        # Spark's error is the error of the action itself, which the caller starts next.
         return plain
 
 
@@ -76,7 +76,7 @@ def rows_without_job(df: ClassicDataFrame) -> int | None:
 
 
 def _known_rows(plan: "_PlanNode") -> int | None:
-    """Return the number of rows of a read of a Lance table that takes all of them."""
+    """Return the number of rows of a read of a Lance table that takes all rows."""
     scan, _ = _scans.get(plan.function, (None, ()))
     return None if scan is None or scan.filter is not None else scan.rows
 
@@ -97,7 +97,8 @@ class _PlanNode:
     def of(cls, java: Any) -> "_PlanNode":  # noqa: ANN401 - a Java object
         """Wrap a plan.
 
-        A plan has a JSON text of all of it, but that of a Python function takes Spark 40 ms: it is made by reflection.
+        A plan has a JSON text of all of it, but the text of a Python function takes Spark 40 ms, since it is made by
+        reflection.
         """
         kind = java.nodeName()
         below = java.children()
@@ -123,10 +124,10 @@ class _Use:
     filter: str | None
     limit: int | None
 
-    def merged(self, other: "_Use") -> "_Use":
+    def merged(self, second: "_Use") -> "_Use":
         """Return what two places of a plan use together."""
-        columns = None if self.columns is None or other.columns is None else self.columns | other.columns
-        same = self.filter == other.filter
+        columns = None if self.columns is None or second.columns is None else self.columns | second.columns
+        same = self.filter == second.filter
         return _Use(self.name, columns, self.filter if same else None, None)
 
 
@@ -183,29 +184,29 @@ class _Narrowing:
 
     def _parsed(self, expressions: Any) -> tuple[Node, ...]:  # noqa: ANN401 - a Java object
         """Return some expressions of Spark as trees."""
-        # One text for all of them: that of an expression with any number of children, which is not evaluated.
+        # One text for all expressions: the text of an expression around them, which is never evaluated.
         return tree(json.loads(self._expressions.Coalesce(expressions).toJSON())).children
 
     def _use(self, leaf: _PlanNode, columns: Sequence[Node], above: Sequence[_PlanNode]) -> _Use:
-        """Return what the nodes above a leaf use of it; the nearest one comes last."""
+        """Return what the nodes above a leaf use of it; the nearest node comes last."""
         name = leaf.function
         scan, _ = _scans[name]
-        rest = list(above)
+        remaining = list(above)
         condition, used = None, set[int]()
-        if rest and rest[-1].kind == "Filter":
-            parts = [*_conjuncts(rest.pop().java.condition())]
+        if remaining and remaining[-1].kind == "Filter":
+            parts = [*_conjuncts(remaining.pop().java.condition())]
             parsed = self._parsed(self._sequence(parts))
             used.update(_ids([node.fields for part in parsed for node in part.walk()]))
             # What a random number or the like is drawn for depends on the parts before it alone, in Spark's order.
             first = itertools.takewhile(lambda pair: pair[0].deterministic(), zip(parts, parsed, strict=True))
             translator = self._translator(columns, scan)
-            found = [one for _, part in first if (one := translator.condition(part)) is not None]
-            condition = " AND ".join(found) or None
-        limit = None if condition is not None or len(rest) < len(above) else self._limit(rest)
-        # Spark puts a projection above each leaf of which it does not use all columns.
-        if not rest or rest[-1].kind not in ("Project", "Aggregate"):
+            conditions = [sql for _, part in first if (sql := translator.condition(part)) is not None]
+            condition = " AND ".join(conditions) or None
+        limit = None if condition is not None or len(remaining) < len(above) else self._limit(remaining)
+        # Spark puts a projection above each leaf whose columns it does not all use.
+        if not remaining or remaining[-1].kind not in ("Project", "Aggregate"):
             return _Use(name, None, condition, limit)
-        for expression in self._parsed(rest[-1].java.expressions()):
+        for expression in self._parsed(remaining[-1].java.expressions()):
             used.update(_ids([node.fields for node in expression.walk()]))
         return _Use(name, used, condition, limit)
 
@@ -222,10 +223,13 @@ class _Narrowing:
         lowered = [column.name.lower() for column in fields]
         keys = [_ids(attribute.fields)[0] for attribute in columns]
         # Lance finds columns without regard to case where there is none in the case that was given.
-        known = {key: one for key, one in zip(keys, fields, strict=True) if lowered.count(one.name.lower()) == 1}
-        # The zone in which Spark has just written the condition: that of the active session, which may be another one.
+        columns_by_id = {
+            key: field for key, field in zip(keys, fields, strict=True) if lowered.count(field.name.lower()) == 1
+        }
+        # The zone in which Spark has just written the condition: the zone of the active session, which may differ from
+        # the session of the frame.
         zone = self._sql.internal.SQLConf.get().sessionLocalTimeZone()
-        return Translator(columns=known, time_zone=zone)
+        return Translator(columns=columns_by_id, time_zone=zone)
 
     def _replaced(self, plan: Any, named: frozenset[int] | None = None) -> Any:  # noqa: ANN401 - Java objects
         """Return a plan of Spark whose Lance tables are read in part.
@@ -251,14 +255,14 @@ class _Narrowing:
             named |= self._named(plan)
         children = [plan.children().apply(number) for number in range(plan.children().size())]
         replaced = [self._replaced(child, named) for child in children]
-        if all(one is other for one, other in zip(replaced, children, strict=True)):
+        if all(replacement is child for replacement, child in zip(replaced, children, strict=True)):
             return plan
         return plan.withNewChildren(self._sequence(replaced))
 
     def _named(self, plan: Any) -> frozenset[int]:  # noqa: ANN401 - a Java object
         """Return the expression ids of the columns that the expressions of a node name."""
-        found = (node.fields for expression in self._parsed(plan.expressions()) for node in expression.walk())
-        return frozenset(_ids(list(found)))
+        fields = (node.fields for expression in self._parsed(plan.expressions()) for node in expression.walk())
+        return frozenset(_ids(list(fields)))
 
     def _counted(self, plan: Any) -> Any:  # noqa: ANN401 - Java objects
         """Return the one row of an aggregation that only counts all rows of a table; None for other aggregations."""
@@ -285,7 +289,7 @@ class _Narrowing:
                     "Alias", _, (Node("AggregateExpression", {"isDistinct": False}, (Node("Count", _, counted),)),)
                 ):
                     # A null is not counted; a filter of the aggregation would be its second child.
-                    if any(one.kind != "Literal" or one.fields["value"] is None for one in counted):
+                    if any(argument.kind != "Literal" or argument.fields["value"] is None for argument in counted):
                         return False
                 case _:
                     return False
@@ -296,7 +300,7 @@ class _Narrowing:
         use, ids = self._uses[key], self._columns[key]
         scan, sizes = _scans[use.name]
         pairs = dict(zip(scan.schema.names, ids, strict=True))
-        names = [name for name, one in pairs.items() if use.columns is None or one in use.columns]
+        names = [name for name, expression_id in pairs.items() if use.columns is None or expression_id in use.columns]
         frame = self._read(scan, sizes, names, use)
         if frame is None:
             return leaf
@@ -306,14 +310,18 @@ class _Narrowing:
         output = leaf.output()
         if plan.nodeName() == _LEAF:
             # The same attributes as before, which the nodes above refer to.
-            read = [output.apply(number) for number, name in enumerate(pairs) if name in names]
-            attributes = output if len(read) == len(pairs) else self._sequence(read)
+            attributes_read = [output.apply(number) for number, name in enumerate(pairs) if name in names]
+            attributes = output if len(attributes_read) == len(pairs) else self._sequence(attributes_read)
             plan = self._catalyst.plans.logical.MapInArrow(
                 plan.functionExpr(), attributes, plan.child(), plan.isBarrier(), plan.profile()
             )
         else:
             names = []
-        absent = [name for name, one in pairs.items() if name not in names and (named is None or one in named)]
+        absent = [
+            name
+            for name, expression_id in pairs.items()
+            if name not in names and (named is None or expression_id in named)
+        ]
         if plan.nodeName() == _LEAF and not absent:
             return plan
         alias, literal = self._expressions.Alias, self._expressions.Literal
@@ -329,10 +337,10 @@ class _Narrowing:
         return self._catalyst.plans.logical.Project(self._sequence(columns), plan)
 
     def _read(self, scan: Scan, sizes: Sequence[FragmentSize], names: list[str], use: _Use) -> DataFrame | None:
-        """Return the frame that reads what is used; None when that is everything."""
+        """Return the frame that reads the used columns and rows; None when all are used."""
         condition = use.filter
-        whole = condition is None and scan.filter is None and use.limit is None
-        if not names and whole and not self._keeps_tasks:
+        reads_all_rows = condition is None and scan.filter is None and use.limit is None
+        if not names and reads_all_rows and not self._keeps_tasks:
             return self._spark.range(scan.rows)
         if not names:
             # A batch without columns does not say how many rows it has.
@@ -365,19 +373,19 @@ def _conjuncts(condition: Any) -> Iterator[Any]:  # noqa: ANN401 - Java objects
 
 def _key(leaf: Any) -> int:  # noqa: ANN401 - a Java object
     """Return the expression id of the first column of a read."""
-    found: int = leaf.output().apply(0).exprId().id()
-    return found
+    expression_id: int = leaf.output().apply(0).exprId().id()
+    return expression_id
 
 
 def _copied(leaves: Sequence[_PlanNode], analyzed: Any) -> set[str]:  # noqa: ANN401 - a Java object
     """Return the names of the scans that the optimiser copied, as it does for a common table expression used twice.
 
-    The copies have expression ids of their own, so what they use is not known of the read in the analysed plan that
-    all of them come from.
+    The copies have expression ids of their own, so it is unknown which columns they use of the read in the analysed
+    plan that they were copied from.
     """
-    found = Counter((leaf.function, _key(leaf.java)) for leaf in leaves)
-    known = Counter((leaf.function, _key(leaf.java)) for leaf, _ in _leaves(_PlanNode.of(analyzed), ()))
-    return {function for function, _ in found - known}
+    optimised_reads = Counter((leaf.function, _key(leaf.java)) for leaf in leaves)
+    analyzed_reads = Counter((leaf.function, _key(leaf.java)) for leaf, _ in _leaves(_PlanNode.of(analyzed), ()))
+    return {function for function, _ in optimised_reads - analyzed_reads}
 
 
 def _leaves(node: _PlanNode, above: tuple[_PlanNode, ...]) -> Iterator[tuple[_PlanNode, tuple[_PlanNode, ...]]]:
@@ -392,7 +400,7 @@ def _ids(value: object) -> list[int]:
     """Return the expression ids of all columns that are named anywhere in some JSON of Spark."""
     if isinstance(value, Mapping):
         own = [value["exprId"]["id"]] if str(value.get("class")).endswith(".AttributeReference") else []
-        return own + [found for part in value.values() for found in _ids(part)]
+        return own + [expression_id for part in value.values() for expression_id in _ids(part)]
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [found for part in value for found in _ids(part)]
+        return [expression_id for part in value for expression_id in _ids(part)]
     return []

@@ -1,8 +1,8 @@
-"""Read the columns of an older version as a newer one has them: found by their fields, and cast to their types.
+"""Read the columns of an older version as a newer version has them: found by their fields, and cast to their types.
 
 A column is followed through the versions in between, because its name alone says little: a column may have been
-dropped, and its name given to another one. Of a struct, each field is followed. What the older version does not have is
-null, and values get the types that the columns have by now, as `columns.cast` gives them.
+dropped, and its name given to a new column. Each field of a struct is followed. A column or field that the older
+version lacks is null, and values get the types of the newer version, as `columns.cast` gives them.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,12 @@ class OlderColumn:
 
     Attributes:
         version: The version, for messages.
-        name: The name of the column there.
+        name: The name of the column in the older version.
         column: The column as the newer version has it.
-        stored: The type there.
-        named: The type there, in which the fields of structs have the names that they have by now.
-        arranged: The type in which they are also in the order of the newer version, without those that it lacks.
+        stored: The type in the older version: `struct<a: int32, b: string>`, for example.
+        named: `stored` with the field names of the newer version, where `a` was renamed: `struct<c: int32, b: string>`.
+        arranged: `named` with the fields in the order of the newer version, without fields that it lacks:
+            `struct<b: string, c: int32>`.
     """
 
     version: str
@@ -46,11 +47,11 @@ class OlderColumn:
 
     @property
     def is_same(self) -> bool:
-        """Whether the values are those of the newer version as they are."""
+        """Whether the stored values are in the type of the newer version already."""
         return bool(self.stored == self.named == self.arranged == self.column.type)
 
     def cast(self, values: "pa.Array[Any]") -> "pa.Array[Any]":
-        """Return values of the older version in the type of the newer one.
+        """Return values of the older version in the type of the newer version.
 
         Raises:
             SchemaMismatchError: A value does not fit the type.
@@ -82,21 +83,21 @@ class ColumnHistory:
 
     @cached_property
     def _origins(self) -> Mapping[int, int]:
-        """The id in the older version of each field of the newer one."""
-        one, other = (
+        """The id in the older version of each field of the newer version."""
+        older_outline, newer_outline = (
             {field.id: (field.parent_id, field.name, field.logical_type) for field in state.manifest.fields}
             for state in (self.older, self.newer)
         )
         # The usual case costs no look at the versions in between.
-        if one == other:
-            return {number: number for number in one}
+        if older_outline == newer_outline:
+            return {number: number for number in older_outline}
         lines = lineage_of(self.older, self.context.refs), lineage_of(self.newer, self.context.refs)
-        for (first, last), is_forward in ((lines, True), (lines[::-1], False)):
-            if not last.contains(first):
+        for (ancestor, descendant), is_forward in ((lines, True), (lines[::-1], False)):
+            if not descendant.contains(ancestor):
                 continue
-            changes = changes_since(last, first, self.context.versions)
+            changes = changes_since(descendant, ancestor, self.context.versions)
             if all(change.before is not None and change.after is not None for change in changes):
-                followed = {field.id: field.id for field in first.state.manifest.fields}
+                followed = {field.id: field.id for field in ancestor.state.manifest.fields}
                 for change in changes:
                     step = fields_after(change)
                     followed = {start: step[end] for start, end in followed.items() if end in step}
@@ -106,11 +107,11 @@ class ColumnHistory:
         return {new: old for old, new in matched.items()}
 
     def column(self, own: pa.Schema, column: "pa.Field[Any]") -> OlderColumn | None:
-        """Return how a column of the newer version is read in the older one; None where that does not have it.
+        """Return how a column of the newer version is read in the older version; None where that version lacks it.
 
         Args:
             own: The columns of the older version.
-            column: The column of the newer one.
+            column: The column of the newer version.
 
         Raises:
             SchemaMismatchError: The types have no values in common.
@@ -121,7 +122,7 @@ class ColumnHistory:
             return None
         old = olds.by_id[self._origins[field.id]]
         arrow = own.field(old.name).type
-        found = OlderColumn(
+        older_column = OlderColumn(
             version=str(self.older),
             name=old.name,
             column=column,
@@ -129,10 +130,10 @@ class ColumnHistory:
             named=self._named(old, arrow),
             arranged=self._arranged(field, column.type, arrow),
         )
-        if not found.is_same:
+        if not older_column.is_same:
             # For its error, before any row is read.
-            found.cast(pa.array([], arrow))
-        return found
+            older_column.cast(pa.array([], arrow))
+        return older_column
 
     @cached_property
     def _became(self) -> Mapping[int, int]:
@@ -156,7 +157,7 @@ class ColumnHistory:
         )
 
     def _arranged(self, field: Field, arrow: pa.DataType, own: pa.DataType) -> pa.DataType:
-        """Return the type of a newer field, with the older types of what the older version has in it."""
+        """Return the type of a newer field, with the older types of the parts that the older version has."""
         olds, news = self._fields
         if type(arrow) is not type(own) or not arrow.num_fields:
             return own

@@ -51,7 +51,7 @@ class PieceReader:
     range_rows: int
 
     def whole(self, fragments: list[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of whole fragments in their order, those of adjacent small ones by one scan."""
+        """Yield the rows of whole fragments in their order; adjacent small fragments are read by one scan."""
         # The order may not depend on what is read: `rand(seed)` gives the n-th row of a task the n-th number.
         for is_small, numbers in itertools.groupby(fragments, self._is_small):
             if is_small:
@@ -69,29 +69,29 @@ class PieceReader:
 
     def between(self, fragment: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a fragment with offsets from `start` to before `stop`."""
-        wanted = None if self.filter is None else self._matching(fragment, start, stop)
-        if wanted is not None and len(wanted) * _LOOK_UP_ROWS <= stop - start:
-            if len(wanted):
-                place = rows_at(self.dataset, ((fragment << 32) + wanted).tolist())
+        matching = None if self.filter is None else self._matching(fragment, start, stop)
+        if matching is not None and len(matching) * _LOOK_UP_ROWS <= stop - start:
+            if len(matching):
+                place = rows_at(self.dataset, ((fragment << 32) + matching).tolist())
                 yield from self._scan([self._fragment(fragment)], filter=place)
             return
         live = _live_offsets(self.dataset, fragment)
         for first in range(start, stop, self.range_rows):
-            last = min(first + self.range_rows, stop)
-            if wanted is None:
-                yield from self._range(fragment, *_places(live, np.array([first, last])))
+            end_of_range = min(first + self.range_rows, stop)
+            if matching is None:
+                yield from self._range(fragment, *_places(live, np.array([first, end_of_range])))
                 continue
             # Ranges without a row that matches are not read at all.
-            found = wanted[slice(*np.searchsorted(wanted, [first, last]))]
-            if len(found):
-                begin, *places, end = _places(live, np.array([first, *found, last]))
+            in_range = matching[slice(*np.searchsorted(matching, [first, end_of_range]))]
+            if len(in_range):
+                begin, *places, end = _places(live, np.array([first, *in_range, end_of_range]))
                 yield from _chosen(self._range(fragment, begin, end), np.array(places) - begin)
 
     def _range(self, fragment: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Yield the live rows of a fragment from one to before another, counted among live rows."""
+        """Yield the live rows of a fragment from `start` to before `stop`, counted among live rows."""
         if start < stop:
-            wanted = stop - start if self.filter is not None or self.limit is None else min(stop - start, self.limit)
-            yield from self._scan([self._fragment(fragment)], offset=start, limit=wanted)
+            row_limit = stop - start if self.filter is not None or self.limit is None else min(stop - start, self.limit)
+            yield from self._scan([self._fragment(fragment)], offset=start, limit=row_limit)
 
     def _scan(self, fragments: list[Any], **options: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
         yield from self.dataset.scanner(
@@ -104,8 +104,8 @@ class PieceReader:
 
     def _matching(self, fragment: int, start: int, stop: int) -> _Places:
         """Return the offsets of the rows that match the filter, in order."""
-        found = matching_offsets(self.dataset, str(self.filter), [fragment]).get(fragment)
-        offsets = np.array([] if found is None else found.to_array(), np.int64)
+        matches = matching_offsets(self.dataset, str(self.filter), [fragment]).get(fragment)
+        offsets = np.array([] if matches is None else matches.to_array(), np.int64)
         return offsets[slice(*np.searchsorted(offsets, [start, stop]))]
 
     def _fragment(self, number: int) -> Any:  # noqa: ANN401 - pylance's fragment
@@ -127,16 +127,16 @@ def _live_offsets(dataset: "LanceDataset", fragment: int) -> _Places | None:
 
 def _places(live: _Places | None, offsets: _Places) -> list[int]:
     """Return how many live rows a fragment has before each of some offsets."""
-    found: list[int] = (offsets if live is None else np.searchsorted(live, offsets)).tolist()
-    return found
+    counts: list[int] = (offsets if live is None else np.searchsorted(live, offsets)).tolist()
+    return counts
 
 
 def _chosen(batches: Iterator[pa.RecordBatch], places: _Places) -> Iterator[pa.RecordBatch]:
     """Yield the rows at some places of a stream."""
-    read = 0
+    rows_read = 0
     for batch in batches:
-        here = places[slice(*np.searchsorted(places, [read, read + batch.num_rows]))] - read
-        read += batch.num_rows
+        here = places[slice(*np.searchsorted(places, [rows_read, rows_read + batch.num_rows]))] - rows_read
+        rows_read += batch.num_rows
         if len(here) == batch.num_rows:
             yield batch
         elif len(here):

@@ -5,7 +5,7 @@ rows once more. What Lance might evaluate in another way is not translated.
 
 The two differ in these points. Lance sorts NaN with a negative sign, which processors make of 0/0, below all numbers,
 and Spark all NaN above them. Lance reads a timestamp without a zone as UTC. Types that Spark widens, such as unsigned
-integers, and timestamps in other units than microseconds are compared in the type of the table by the one and in the
+integers, and timestamps in other units than microseconds are compared in the type of the table by Lance and in the
 wider type by the other. Spark converts the sides of a comparison to one type, Lance by other rules; only comparisons of
 a column with a literal of exactly its type are translated.
 
@@ -49,10 +49,10 @@ class Node:
 
 def tree(nodes: Sequence[Mapping[str, Any]]) -> Node:
     """Return the tree that Spark wrote as a list."""
-    rest = iter(nodes)
+    remaining = iter(nodes)
 
     def following() -> Node:
-        fields = next(rest)
+        fields = next(remaining)
         kind = fields["class"].rpartition(".")[2]
         return Node(kind, fields, tuple(following() for _ in range(fields["num-children"])))
 
@@ -80,12 +80,12 @@ class Translator:
     def condition(self, node: Node) -> str | None:
         """Return a condition in Lance's SQL for the parts that must all be true; None when none is translated."""
         if node.kind == "And":
-            both = [found for child in node.children if (found := self.condition(child)) is not None]
-            return " AND ".join(both) or None
+            conditions = [condition for child in node.children if (condition := self.condition(child)) is not None]
+            return " AND ".join(conditions) or None
         return self._exact(node)
 
     def _exact(self, node: Node) -> str | None:
-        """Return a condition that is true, false and null for the same rows as Spark's; None when there may be none."""
+        """Return a condition that is true, false and null for the same rows as Spark's; None where Lance may differ."""
         match node.kind:
             case "And" | "Or":
                 parts = [self._exact(child) for child in node.children]
@@ -126,10 +126,10 @@ class Translator:
 
     def _one_of(self, node: Node) -> str | None:
         pairs = [self._pair(node.children[0], value) for value in node.children[1:]]
-        known = [pair for pair in pairs if pair is not None]
-        if not known or len(known) < len(pairs):
+        translated = [pair for pair in pairs if pair is not None]
+        if not translated or len(translated) < len(pairs):
             return None
-        return f"({known[0][0].sql} IN ({', '.join(literal for _, literal in known)}))"
+        return f"({translated[0][0].sql} IN ({', '.join(literal for _, literal in translated)}))"
 
     def _pair(self, left: Node, right: Node) -> tuple[_Operand, str] | None:
         """Return a column and a literal of exactly its type."""
@@ -175,8 +175,8 @@ class Translator:
                 moment = (_EPOCH + dt.timedelta(microseconds=int(value))).replace(tzinfo=None)
                 return f"CAST('{moment.isoformat()}' AS TIMESTAMP(6))"
             if arrow == pa.timestamp("us", "UTC") and spark == "timestamp":
-                found = self._instant(dt.datetime.fromisoformat(value))
-                return None if found is None else f"timestamp '{found.strftime('%Y-%m-%dT%H:%M:%S.%f')}Z'"
+                instant = self._instant(dt.datetime.fromisoformat(value))
+                return None if instant is None else f"timestamp '{instant.strftime('%Y-%m-%dT%H:%M:%S.%f')}Z'"
         except (ValueError, OverflowError):
             # A year that Python does not have.
             return None

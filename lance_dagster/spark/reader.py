@@ -12,7 +12,7 @@ Nor can a function in Python tell Spark the size of what it returns. Spark takes
 function is given, and broadcasts a side of a join that it takes to be small. The frame of a scan therefore begins with
 a range of as many numbers as have the size of the rows, of which a filter leaves one for each task. That takes some
 milliseconds, so actions without a join do without it, and so do tables of less than a mebibyte: it is right to
-broadcast these, and Spark may take them for even smaller ones.
+broadcast these, and Spark may take them for even smaller tables.
 """
 
 import functools
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
 _ROW_VERSIONS = ("_row_created_at_version", "_row_last_updated_at_version")
-# The columns that Lance has of every row beside those of the table; Spark's largest whole number holds them all.
+# The columns that Lance has of every row beside the columns of the table; Spark's largest whole number holds them all.
 ROW_COLUMNS = (ROW_ID, ROW_ADDRESS, *_ROW_VERSIONS)
 # Spark's own file sources split at 128 MiB of compressed files. A task of this source decodes in a Python process, so
 # smaller tasks keep all cores busy to the end.
@@ -88,7 +88,7 @@ class Scan:
         limit: The largest number of rows that a task needs to return; None for all.
         rows: The number of rows of the version, without the filter.
         addressed: Whether the address of each row is returned as well, as the last column.
-        storage_options: Those of the table.
+        storage_options: The storage options of the table.
     """
 
     uri: str
@@ -119,12 +119,12 @@ class Scan:
                 the versions of rows that are named, or Lance cannot parse the filter.
         """
         version = table.at(ref)
-        whole = table.schema(version)
-        chosen = whole.names if columns is None else list(string_list("columns", columns, "id"))
+        table_schema = table.schema(version)
+        chosen = table_schema.names if columns is None else list(string_list("columns", columns, "id"))
         for name in ROW_COLUMNS:
-            if name in chosen and name not in whole.names:
-                whole = whole.append(pa.field(name, pa.int64()))
-        missing = [name for name in chosen if name not in whole.names]
+            if name in chosen and name not in table_schema.names:
+                table_schema = table_schema.append(pa.field(name, pa.int64()))
+        missing = [name for name in chosen if name not in table_schema.names]
         if missing:
             raise InvalidInputError(
                 f"no column {', '.join(map(repr, missing))} in {table.uri} at {version}; "
@@ -137,8 +137,8 @@ class Scan:
             version=str(version),
             commit_id=version.id,
             rows=version.rows,
-            schema=pa.schema([whole.field(name) for name in chosen]),
-            table_row_bytes=row_bytes(whole),
+            schema=pa.schema([table_schema.field(name) for name in chosen]),
+            table_row_bytes=row_bytes(table_schema),
             filter=filter,
             storage_options=table.storage_options,
         )
@@ -164,12 +164,14 @@ class Scan:
             )
 
     def narrowed(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Self:
-        """Return a read of some of the columns, of the rows for which another condition is true as well."""
-        both = [condition for condition in (self.filter, filter) if condition is not None]
+        """Return a read of some of the columns, of the rows for which a further condition is true as well."""
+        conditions = [condition for condition in (self.filter, filter) if condition is not None]
         return replace(
             self,
             schema=pa.schema([self.schema.field(name) for name in columns]),
-            filter=" AND ".join(f"({condition})" for condition in both) if len(both) > 1 else next(iter(both), None),
+            filter=" AND ".join(f"({condition})" for condition in conditions)
+            if len(conditions) > 1
+            else next(iter(conditions), None),
             limit=limit,
         )
 
@@ -183,8 +185,9 @@ def opened(
 ) -> "LanceDataset":
     """Open a version with pylance, to read the rows of some fragments; a worker keeps the last versions open.
 
-    A damaged deletion file can end the process that reads it with pylance, so those of the fragments are decoded here
-    first, each once in a worker. Those of other fragments are not read: each of many workers reads a part of the table.
+    A damaged deletion file can end the process that reads it with pylance, so the deletion files of these fragments are
+    decoded here first, each once in a worker. Deletion files of other fragments are not read: each of many workers
+    reads a part of the table.
 
     Raises:
         StoreError: There is no table at the path on this machine, though there was one where the read was planned.
@@ -306,14 +309,14 @@ def scan_frame(
     """Return a lazy frame of a scan, which Spark computes with the tasks that are planned now.
 
     The frame is a range of task numbers that `mapInArrow` replaces by rows. Spark carries rows to and from this
-    function in fewer steps than those of a Python data source.
+    function in fewer steps than a Python data source takes.
 
     Args:
         spark: A classic or Spark Connect session.
         scan: The rows and columns.
         sizes: The fragments.
         name: The name of the function in Spark's plans.
-        tasks_of: A scan of more rows or columns, to whose tasks those of this scan correspond.
+        tasks_of: A scan of more rows or columns, whose division into tasks this scan takes over.
         sized: Whether Spark needs the size, as for a join.
     """
     groups = partition_pieces(tasks_of or scan, sizes)
@@ -365,7 +368,7 @@ def read_pieces(scan: Scan, pieces: Sequence[FragmentRows], expected: pa.Schema)
         limit=scan.limit,
         addressed=scan.addressed,
         batch_rows=rows_at_once,
-        # A range that is not a multiple of a batch would end with a small one.
+        # A range that is not a multiple of a batch would end with a small batch.
         range_rows=rows_at_once * batches_at_once,
     )
     what = "read the columns" if scan.filter is None else f"evaluate the filter {scan.filter!r}"
@@ -386,20 +389,20 @@ def _limited(batches: Iterator[pa.RecordBatch], room: int | None) -> Iterator[pa
 
 
 def _joined(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches: each takes Spark time, and there is one or more for each fragment."""
+    """Yield the same rows in fewer batches: each batch takes Spark time, and each fragment gives at least one batch."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         if waiting and rows + batch.num_rows > most:
-            yield _one(waiting)
+            yield _concatenated(waiting)
             waiting, rows = [], 0
         waiting.append(batch)
         rows += batch.num_rows
     if waiting:
-        yield _one(waiting)
+        yield _concatenated(waiting)
 
 
-def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         # It would be copied all the same.
         return batches[0]

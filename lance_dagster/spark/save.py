@@ -112,10 +112,10 @@ def _normalized(mode: object) -> SaveMode:
     Raises:
         InvalidInputError: There is no such mode.
     """
-    given = mode.lower() if isinstance(mode, str) else str(mode)
-    check_names("save mode", [given], get_args(SaveMode))
-    found: SaveMode = next(known for known in get_args(SaveMode) if known == given)
-    return "errorifexists" if found == "error" else found
+    lowered = mode.lower() if isinstance(mode, str) else str(mode)
+    check_names("save mode", [lowered], get_args(SaveMode))
+    normalized: SaveMode = next(save_mode for save_mode in get_args(SaveMode) if save_mode == lowered)
+    return "errorifexists" if normalized == "error" else normalized
 
 
 def _written_first(df: DataFrame, uri: str, mode: SaveMode, branch: str, *, options: SaveOptions) -> Version:

@@ -36,7 +36,7 @@ def local_session(
         app_name: The name of the Spark application.
         master: A Spark master URL. On a cluster, the caller installs Python and this package on the workers.
         config: Spark settings, which take precedence over the ones described here. A running session adopts
-            only those that Spark can change at run time.
+            only settings that Spark can change at run time.
 
     Raises:
         InvalidInputError: There is no Java that Spark can run on.

@@ -83,10 +83,11 @@ def read_table(
     Args:
         spark: A classic or Spark Connect session.
         table: The table; or a table of a repository at a commit, such as `repository.at("production")["shop/orders"]`,
-            of which that version is read.
+            whose version at that commit is read.
         ref: A version, or any ref expression.
-        columns: The columns to read, in this order; None reads all. Those that Lance has of each row can be named too:
-            `_rowid`, `_rowaddr`, and with stable row ids `_row_created_at_version` and `_row_last_updated_at_version`.
+        columns: The columns to read, in this order; None reads all columns of the table. Columns that Lance has of each
+            row can be named too: `_rowid`, `_rowaddr`, and with stable row ids `_row_created_at_version` and
+            `_row_last_updated_at_version`.
         filter: A condition in Lance's SQL on columns of the table, such as `x > 3 AND name IS NOT NULL`. It
             may name columns that are not read.
 
@@ -137,7 +138,7 @@ def _without_frames(method: Callable[P, T]) -> Callable[P, T]:
     """Return a method of the source whose refusals have no traceback into this package.
 
     Spark runs the method in a process of its own, and raises the text of the traceback, with the message in its last
-    line: that of a misspelt option would begin with a page of frames.
+    line: the error about a misspelt option would begin with a page of frames.
     """
 
     @wraps(method)
@@ -186,14 +187,14 @@ class LanceDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the version that is read, and pin the frame to that version."""
         # Spark does not say whether the frame is a stream, so the options of both are taken here.
-        scan = self._plan(known=(*_READ_OPTIONS, CHANGES, *STREAM_OPTIONS))
+        scan = self._plan(option_names=(*_READ_OPTIONS, CHANGES, *STREAM_OPTIONS))
         # Spark keeps this object and creates the reader later, when the branch may have moved.
         self._version = scan.version
         return feed_schema(scan.schema) if is_set(self.options, CHANGES) else readable_schema(scan.schema)
 
     @_without_frames
     def reader(self, schema: StructType) -> LanceReader:
-        """Return the reader of the version; `schema` is the table's, or the one that the caller gave to Spark."""
+        """Return the reader of the version; `schema` is that of the table, or of `spark.read.schema(...)`."""
         for name in (CHANGES, *STREAM_OPTIONS):
             if name in self.options:
                 raise InvalidInputError(f"{name} is an option of spark.readStream; read_changes compares two versions")
@@ -210,7 +211,7 @@ class LanceDataSource(DataSource):
             raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
         replaced = overwrite and replace_where is None
         partitions = _names("partitions", self.options.get("partitions")) or ()
-        table, branch, target = self._target(schema, overwrite=replaced, known=_WRITE_OPTIONS)
+        table, branch, target = self._target(schema, overwrite=replaced, option_names=_WRITE_OPTIONS)
         return LanceWriter(
             table, branch, schema=target, overwrite=overwrite, replace_where=replace_where, partitions=partitions
         )
@@ -224,21 +225,21 @@ class LanceDataSource(DataSource):
             options = StreamOptions.of(self.options)
             table = LanceTable.open(uri, storage_options)
             fed = CHANGE_COLUMNS.names if options.changes else []
-            # The columns of `spark.readStream.schema(...)` may be others than those of the table.
-            scan = self._plan([name for name in schema.names if name not in fed], known=_FOLLOW_OPTIONS)
+            # The columns of `spark.readStream.schema(...)` may differ from the columns of the table.
+            scan = self._plan([name for name in schema.names if name not in fed], option_names=_FOLLOW_OPTIONS)
             _check_types(schema, feed_schema(scan.schema) if options.changes else readable_schema(scan.schema))
-            return LanceStreamReader(table, options, schema, known=table.at(scan.version))
+            return LanceStreamReader(table, options, schema, schema_version=table.at(scan.version))
         except LanceDagsterError as error:
             return RefusedStream(error)
 
     @_without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> LanceStreamWriter:  # noqa: FBT001, N802
         """Return the writer of one batch of a stream; creates the table if it does not exist."""
-        table, branch, target = self._target(schema, overwrite=overwrite, known=_STREAM_WRITE_OPTIONS)
+        table, branch, target = self._target(schema, overwrite=overwrite, option_names=_STREAM_WRITE_OPTIONS)
         return LanceStreamWriter(table.write_target(target, branch), table.uri, branch, overwrite=overwrite)
 
     def _target(
-        self, schema: StructType, *, overwrite: bool, known: Sequence[str]
+        self, schema: StructType, *, overwrite: bool, option_names: Sequence[str]
     ) -> tuple[LanceTable, str, pa.Schema]:
         """Return the table and the branch to write to, and the columns that the rows get there."""
         if "ref" in self.options:
@@ -246,14 +247,14 @@ class LanceDataSource(DataSource):
                 "ref names a version, which is read and never written; a view that is read and written has the option "
                 "branch instead"
             )
-        uri, storage_options = self._place(known)
+        uri, storage_options = self._place(option_names)
         vectors = _vectors(self.options.get("vectors", ""))
         branch = self.options.get("branch", "main")
         refuse_no_columns(schema)
         if not LanceTable.exists(uri, storage_options):
-            made = target_schema(schema, vectors)
+            table_schema = target_schema(schema, vectors)
             # `exist_ok`, because another writer may create the table after the look above.
-            LanceTable.create(uri, made, storage_options=storage_options, exist_ok=True)
+            LanceTable.create(uri, table_schema, storage_options=storage_options, exist_ok=True)
         table = LanceTable.open(uri, storage_options)
         target = table.schema(branch)
         if overwrite:
@@ -261,8 +262,8 @@ class LanceDataSource(DataSource):
         check_fits(schema, target, vectors=vectors)
         return table, branch, target
 
-    def _plan(self, columns: Sequence[str] | None = None, known: Sequence[str] = _READ_OPTIONS) -> Scan:
-        uri, storage_options = self._place(known)
+    def _plan(self, columns: Sequence[str] | None = None, option_names: Sequence[str] = _READ_OPTIONS) -> Scan:
+        uri, storage_options = self._place(option_names)
         named = columns if columns is not None else _names("columns", self.options.get("columns"))
         branch = self.options.get("branch")
         ref = self.options.get("ref", branch or "main")
@@ -278,7 +279,7 @@ class LanceDataSource(DataSource):
             table.head(branch)
         return Scan.plan(table, self._version or ref, columns=named, filter=self.options.get("filter"))
 
-    def _place(self, known: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def _place(self, option_names: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the table's URI and storage options; refuse unknown options."""
         path = self.options.get("path")
         if not path:
@@ -289,38 +290,38 @@ class LanceDataSource(DataSource):
         if _CATALOG_OPTIONS & self.options.keys():
             raise InvalidInputError(f"CREATE TABLE is not supported: {_USE_A_VIEW}")
         # Spark converts option names to lower case, in which Lance's storage options are written anyway.
-        spelled = {name.lower(): name for name in known}
+        spelled = {name.lower(): name for name in option_names}
         named = [spelled.get(key, key) for key in self.options if not key.startswith(_STORAGE)]
-        check_names("option", named, (*known, f"{_STORAGE}<key>"))
+        check_names("option", named, (*option_names, f"{_STORAGE}<key>"))
         keys = [key for key in self.options if key.startswith(_STORAGE)]
-        given = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
-        return path, given
+        storage_options = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
+        return path, storage_options
 
 
-def _check_types(given: StructType, own: StructType) -> None:
-    """Refuse a schema that the caller gave for a read and whose types are not those of the table.
+def _check_types(read_schema: StructType, own: StructType) -> None:
+    """Refuse a schema that the caller gave for a read and whose types are not the types of the table.
 
     Raises:
-        SchemaMismatchError: A column has another type, or takes no null where that of the table may have one.
+        SchemaMismatchError: A column has another type, or takes no null where the column of the table may be null.
     """
     # Spark would not look for nulls there, and skip them or fail at them; its own sources make each column nullable.
-    never = [field.name for field in given if own[field.name].nullable and not field.nullable]
+    never = [field.name for field in read_schema if own[field.name].nullable and not field.nullable]
     if never:
         raise SchemaMismatchError(
             f"the schema given for the read has NOT NULL for {', '.join(never)}, which may be null in the table; leave "
             "NOT NULL out, as with StructField(name, type, nullable=True)"
         )
-    wrong = [field.name for field in given if field.dataType != own[field.name].dataType]
+    wrong = [field.name for field in read_schema if field.dataType != own[field.name].dataType]
     if wrong:
-        found = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)
-        raise SchemaMismatchError(f"the schema given for the read is not the table's, where it is {found}")
+        types = ", ".join(f"{name} {own[name].dataType.simpleString()}" for name in wrong)
+        raise SchemaMismatchError(f"the schema given for the read is not the table's, where it is {types}")
 
 
 def _version_of(uri: str, storage_options: Mapping[str, str]) -> tuple[str, str]:
     """Return the URI of a table and the ref of the version that the URI of a version names."""
-    found = parse_version_uri(uri)
-    if found.table is None:
-        return found.location, found.ref
+    version_uri = parse_version_uri(uri)
+    if version_uri.table is None:
+        return version_uri.location, version_uri.ref
     view = LanceRepository.open_uri(uri, storage_options)
     return view.uri, view.ref
 
@@ -334,7 +335,9 @@ def _names(option: str, text: str | None) -> list[str] | None:
     try:
         names = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InvalidInputError(f"the option {option} is no JSON list of names: {text}") from error
+        raise InvalidInputError(
+            f"the option {option} must be a JSON list of names, or names separated by commas, not {text}"
+        ) from error
     return [str(name) for name in names]
 
 

@@ -1,7 +1,8 @@
 """Compact a table with Spark: executors rewrite the rows, and the calling process plans and commits.
 
-The plan is that of `table.maintenance.compact`. Each group of fragments is one task. Of a task that ran more than once
-Spark returns one attempt, so the files of the others are named by no version and are collected as garbage.
+The plan is made by the rules of `table.maintenance.compact`. Each group of fragments is one task. Of a task that ran
+more than once Spark returns one attempt, so the files of other attempts are named by no version and are collected as
+garbage.
 """
 
 import functools
@@ -28,7 +29,7 @@ _ATTEMPTS = 5
 
 
 class CompactionGoal(TypedDict, total=False):
-    """What a compaction is to reach: the arguments of `LanceTable.maintenance.compact`."""
+    """The goal of a compaction: the arguments of `LanceTable.maintenance.compact`."""
 
     target_rows: int
     deleted_share: float
@@ -77,9 +78,9 @@ def compact_table(
             return table.maintenance.compact(branch=branch, message=message, properties=properties, **goal)
         if not plan.groups:
             return table.head(branch)
-        written = _rewritten(spark, table, plan.version, plan.groups)
+        staged_files = _rewritten(spark, table, plan.version, plan.groups)
         try:
-            return table.maintenance.commit_compaction(plan, written, message=message, properties=properties)
+            return table.maintenance.commit_compaction(plan, staged_files, message=message, properties=properties)
         except CommitConflictError as error:
             # The files of this attempt are named by no version, and the garbage collector deletes them later.
             if not error.retryable or attempt == _ATTEMPTS - 1:

@@ -42,8 +42,8 @@ _BATCH_ROWS = 16_384
 _BATCH_CELLS = 2 * 1024 * 1024
 _BATCH_BYTES = 16 * 1024 * 1024
 _FEWEST_ROWS = 64
-# Buffers of this many rows are multiples of 64 bytes, those of bits too. Spark takes up to a third less processor time
-# for the values of a batch when its buffers are so aligned: 21 instead of 33 ns for each of 200 numbers in a row.
+# Buffers of this many rows are multiples of 64 bytes, buffers of bits too. Spark takes up to a third less processor
+# time for the values of a batch when its buffers are so aligned: 21 instead of 33 ns for each of 200 numbers in a row.
 _ALIGNED_ROWS = 512
 _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
@@ -103,10 +103,10 @@ def replacement_schema(
     Raises:
         InvalidInputError: As for `target_schema`.
     """
-    made = target_schema(spark_schema, vectors)
-    known = {column.name: column for column in current if column.name not in (vectors or {})}
-    kept = [known.get(column.name, column) for column in made]
-    return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(kept, made, strict=True)])
+    frame_columns = target_schema(spark_schema, vectors)
+    table_columns = {column.name: column for column in current if column.name not in (vectors or {})}
+    candidates = [table_columns.get(column.name, column) for column in frame_columns]
+    return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(candidates, frame_columns, strict=True)])
 
 
 def check_fits(
@@ -125,10 +125,10 @@ def check_fits(
         spark_schema: The columns of the frame.
         target: The columns of the table that the frame has to have.
         vectors: The lengths of columns with vectors.
-        names: All columns of the table, for the error; those of `target` if they are all.
+        names: All columns of the table, for the error; the columns of `target` if None is given.
 
     Raises:
-        SchemaMismatchError: A column is missing or unknown, its type is another one, or a column in `vectors`
+        SchemaMismatchError: A column is missing or unknown, it has another type, or a column in `vectors`
             does not hold vectors of that length.
     """
     frame = target_schema(spark_schema)
@@ -142,10 +142,10 @@ def check_fits(
             f"the table's columns are {', '.join(names or target.names)}"
         )
     for column in target:
-        found = spark_schema[column.name].dataType
+        frame_type = spark_schema[column.name].dataType
         if not _fits(frame.field(column.name).type, column.type):
             raise SchemaMismatchError(
-                f"column {column.name!r} is {found.simpleString()} in the Spark frame and {column.type} in "
+                f"column {column.name!r} is {frame_type.simpleString()} in the Spark frame and {column.type} in "
                 f"the table, which takes {_spark_field(column).dataType.simpleString()}"
             )
         if _has_vectors_of_structs(column.type):
@@ -252,7 +252,7 @@ def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataTy
         raise InvalidInputError(f"vectors names {name!r}, and the Spark frame has no such column")
     if not pa.types.is_list(arrow) or not _is_number(arrow.value_type):
         raise InvalidInputError(f"vectors names {name!r}, which is {arrow} and not an array of numbers")
-    # A type checker sees no other value here, but not every caller has one.
+    # A type checker sees no other value here, but not every caller has a type checker.
     if type(length) is not int or length < 1:
         raise InvalidInputError(f"vectors gives {name!r} the length {length!r}; it must be a number, at least 1")
     return pa.list_(arrow.value_type, length)
@@ -347,39 +347,39 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     # Every access to `names` makes a list, which for each of many columns takes long.
     names = batch.schema.names
     for name, values in zip(names, batch.columns, strict=True):
-        wanted = target.field(name).type
-        if pa.types.is_float64(values.type) and pa.types.is_float32(wanted):
+        column_type = target.field(name).type
+        if pa.types.is_float64(values.type) and pa.types.is_float32(column_type):
             columns.append(exact_cast(values, target.field(name)))
             continue
         try:
-            columns.append(values if values.type == wanted else _cast(_with_elements(values), wanted))
+            columns.append(values if values.type == column_type else _cast(_with_elements(values), column_type))
         except pa.ArrowInvalid as error:
-            problem = _wrong_length(values, wanted) or error
-            raise SchemaMismatchError(f"column {name!r} does not fit the table's {wanted}: {problem}") from error
-        if _holds(wanted, [pa.float16()]) and _beyond_half(values, wanted):
+            problem = _wrong_length(values, column_type) or error
+            raise SchemaMismatchError(f"column {name!r} does not fit the table's {column_type}: {problem}") from error
+        if _holds(column_type, [pa.float16()]) and _beyond_half(values, column_type):
             raise SchemaMismatchError(
-                f"column {name!r} does not fit the table's {wanted}: a number is beyond 65504, the largest one of "
+                f"column {name!r} does not fit the table's {column_type}: a number is beyond 65504, the largest one of "
                 "half precision"
             )
-    given = frozenset(names)
+    present = frozenset(names)
     for name, values in zip(names, columns, strict=True):
         refuse_null_parts(values, target.field(name))
-    absent = [column for column in target if column.name not in given]
+    absent = [column for column in target if column.name not in present]
     columns += [pa.nulls(batch.num_rows, column.type) for column in absent]
     return pa.RecordBatch.from_arrays(columns, names=[*names, *(column.name for column in absent)])
 
 
-def _cast(values: "pa.Array[Any]", wanted: pa.DataType, *, allow_time_truncate: bool = False) -> "pa.Array[Any]":
+def _cast(values: "pa.Array[Any]", arrow: pa.DataType, *, allow_time_truncate: bool = False) -> "pa.Array[Any]":
     """Cast values to a type, whose structs may have parts that take no nulls.
 
     The parts of a variant take none, and below a null struct they are null nevertheless, which Arrow refuses to cast.
     """
-    if isinstance(wanted, pa.DictionaryType) and not pa.types.is_dictionary(values.type):
+    if isinstance(arrow, pa.DictionaryType) and not pa.types.is_dictionary(values.type):
         # Arrow casts only strings and binary values to a dictionary, and not numbers.
-        return _cast(pc.dictionary_encode(_cast(values, wanted.value_type)), wanted)
-    nullable = _nullable(wanted)
+        return _cast(pc.dictionary_encode(_cast(values, arrow.value_type)), arrow)
+    nullable = _nullable(arrow)
     cast = pc.call_function("cast", [values], pc.CastOptions(nullable, allow_time_truncate=allow_time_truncate))
-    return cast if nullable == wanted else relabelled(cast, wanted)
+    return cast if nullable == arrow else relabelled(cast, arrow)
 
 
 def _nullable(arrow: pa.DataType) -> pa.DataType:
@@ -392,61 +392,61 @@ def _nullable(arrow: pa.DataType) -> pa.DataType:
         # pyarrow takes a field for the items, which its stubs do not know.
         map_of: Any = pa.map_
         item = arrow.item_field.with_nullable(nullable=True).with_type(_nullable(arrow.item_type))
-        made: pa.DataType = map_of(arrow.key_type, item)
-        return made
+        nullable_map: pa.DataType = map_of(arrow.key_type, item)
+        return nullable_map
     return arrow
 
 
-def relabelled(values: Any, wanted: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
+def relabelled(values: Any, arrow: pa.DataType) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
     """Return the same values under a type that differs in the names and the nullability of its parts only.
 
     Raises:
         pyarrow.ArrowInvalid: A part that takes no null has one, and what it is a part of is not null.
     """
-    if values.type == wanted:
+    if values.type == arrow:
         same: pa.Array[Any] = values
         return same
     # A slice shares the buffers of its array, and only a copy starts at their beginning.
-    whole = pa.concat_arrays([values]) if values.offset else values
-    bitmap, *offsets = whole.buffers()[: 1 if isinstance(wanted, pa.StructType) else 2]
-    if isinstance(wanted, pa.StructType):
+    unsliced = pa.concat_arrays([values]) if values.offset else values
+    bitmap, *offsets = unsliced.buffers()[: 1 if isinstance(arrow, pa.StructType) else 2]
+    if isinstance(arrow, pa.StructType):
         parts = []
-        for index in range(wanted.num_fields):
-            part, field = whole.field(index), wanted.field(index)
-            if part.null_count and not field.nullable and pc.any(pc.and_(part.is_null(), whole.is_valid())).as_py():
+        for index in range(arrow.num_fields):
+            part, field = unsliced.field(index), arrow.field(index)
+            if part.null_count and not field.nullable and pc.any(pc.and_(part.is_null(), unsliced.is_valid())).as_py():
                 raise pa.ArrowInvalid(f"part {field.name!r} is null, and takes no null")
             parts.append(relabelled(part, field.type))
-    elif isinstance(wanted, pa.MapType):
+    elif isinstance(arrow, pa.MapType):
         entries = pa.StructArray.from_arrays(
-            [whole.keys, relabelled(whole.items, wanted.item_type)], fields=[wanted.key_field, wanted.item_field]
+            [unsliced.keys, relabelled(unsliced.items, arrow.item_type)], fields=[arrow.key_field, arrow.item_field]
         )
         parts = [entries]
     else:
-        parts = [relabelled(whole.values, wanted.field(0).type)]
-    return pa.Array.from_buffers(wanted, len(whole), [bitmap, *offsets], children=parts)
+        parts = [relabelled(unsliced.values, arrow.field(0).type)]
+    return pa.Array.from_buffers(arrow, len(unsliced), [bitmap, *offsets], children=parts)
 
 
-def _beyond_half(values: Any, wanted: pa.DataType) -> bool:  # noqa: ANN401 - any Arrow array
+def _beyond_half(values: Any, arrow: pa.DataType) -> bool:  # noqa: ANN401 - any Arrow array
     """Return whether a finite number, at any depth, becomes infinite in half precision."""
-    if pa.types.is_float16(wanted) and pa.types.is_floating(values.type):
+    if pa.types.is_float16(arrow) and pa.types.is_floating(values.type):
         # The middle between the largest number and the next one that half precision does not have.
         large = pc.and_(pc.is_finite(values), pc.greater_equal(pc.abs(values), pa.scalar(65_520.0, values.type)))
         return bool(pc.any(large).as_py())
-    if isinstance(values, pa.MapArray) and isinstance(wanted, pa.MapType):
-        return _beyond_half(values.keys, wanted.key_type) or _beyond_half(values.items, wanted.item_type)
+    if isinstance(values, pa.MapArray) and isinstance(arrow, pa.MapType):
+        return _beyond_half(values.keys, arrow.key_type) or _beyond_half(values.items, arrow.item_type)
     if isinstance(values, pa.ListArray):
-        return _beyond_half(values.flatten(), wanted.field(0).type)
-    if isinstance(values, pa.StructArray) and isinstance(wanted, pa.StructType):
-        return any(_beyond_half(values.field(index), wanted.field(index).type) for index in range(wanted.num_fields))
+        return _beyond_half(values.flatten(), arrow.field(0).type)
+    if isinstance(values, pa.StructArray) and isinstance(arrow, pa.StructType):
+        return any(_beyond_half(values.field(index), arrow.field(index).type) for index in range(arrow.num_fields))
     return False
 
 
-def _wrong_length(values: "pa.Array[Any]", wanted: pa.DataType) -> str | None:
+def _wrong_length(values: "pa.Array[Any]", arrow: pa.DataType) -> str | None:
     """Describe the first vector of the wrong length; None when there is none."""
-    if not isinstance(wanted, pa.FixedSizeListType) or not isinstance(values, pa.ListArray):
+    if not isinstance(arrow, pa.FixedSizeListType) or not isinstance(values, pa.ListArray):
         return None
     lengths = values.value_lengths().drop_null().to_pylist()
-    wrong = next((length for length in lengths if length != wanted.list_size), None)
+    wrong = next((length for length in lengths if length != arrow.list_size), None)
     return None if wrong is None else f"a row has {wrong} elements"
 
 
@@ -497,8 +497,8 @@ def _width(arrow: pa.DataType) -> int:
         length: int = arrow.list_size
         return length * _width(arrow.value_type)
     if arrow.num_fields:
-        several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
-        return several * sum(_width(arrow.field(index).type) for index in range(arrow.num_fields))
+        elements = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
+        return elements * sum(_width(arrow.field(index).type) for index in range(arrow.num_fields))
     try:
         return (arrow.bit_width + 7) // 8
     except ValueError:
@@ -510,8 +510,8 @@ def _cells(arrow: pa.DataType) -> int:
     if isinstance(arrow, pa.FixedSizeListType):
         length: int = arrow.list_size
         return length * _cells(arrow.value_type)
-    several = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
-    return several * sum(_cells(arrow.field(index).type) for index in range(arrow.num_fields)) or 1
+    elements = 1 if pa.types.is_struct(arrow) else _GUESSED_ELEMENTS
+    return elements * sum(_cells(arrow.field(index).type) for index in range(arrow.num_fields)) or 1
 
 
 def _holds(arrow: pa.DataType, kinds: Sequence[pa.DataType]) -> bool:

@@ -1,4 +1,4 @@
-"""What a task does first in a Python worker of Spark, for small tasks to be fast and large ones to need little memory.
+"""Prepare a Python worker of Spark for a task, so that small tasks are fast and large tasks need little memory.
 
 Spark writes the function of a task and then its rows to the worker's TCP socket. The kernel of the sender keeps the
 rows, as a small packet, until the worker's kernel acknowledges the function, and that waits 40 ms for an answer to send
@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 _OPEN_FILES = Path("/proc/self/fd")
-# The second task freezes what the first one imported.
+# The second task freezes what the first task imported.
 _IMPORTING_TASKS = 2
 _tasks_begun = itertools.count()
 # The parameters of glibc's `mallopt`, and what they are set to.
@@ -98,14 +98,14 @@ def _acknowledge() -> None:
         return
     # Spark gives no task its socket. Other connections, such as those to object storage, only acknowledge sooner once.
     for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - numbers, and not paths
-        # A file may be closed meanwhile by another thread, and the listing itself was one.
+        # A file may be closed meanwhile by another thread, and the descriptor of the listing itself is closed by now.
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 _acknowledge_on(os.dup(int(name)))
 
 
 def _acknowledge_on(descriptor: int) -> None:
-    """Acknowledge what was received on a socket if it is one of TCP, and close its descriptor."""
+    """Acknowledge what was received on a socket if it is a TCP socket, and close its descriptor."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

@@ -7,7 +7,7 @@ commits them: errors, the version and the choice of commit stay with the caller.
 Spark sends rows to Python in batches. To keep a batch within a number of bytes it computes the size of every row,
 which for narrow rows costs more than the transfer and the encoding together. `stage` therefore disables the limit
 of bytes while it runs, and limits the number of rows instead. Schemas with binary columns keep the limit of bytes,
-because a few rows of them can fill the memory.
+because a few such rows can fill the memory.
 """
 
 import functools
@@ -64,7 +64,7 @@ class StageOptions(TypedDict, total=False):
 
 
 def check_frame(df: object, table: object) -> None:
-    """Refuse what is no frame of Spark, or no table.
+    """Refuse arguments that are not a frame of Spark and a table.
 
     Raises:
         InvalidInputError: The message names the argument and an example.
@@ -74,10 +74,10 @@ def check_frame(df: object, table: object) -> None:
 
 
 def check_session(spark: object) -> None:
-    """Refuse what is no session of Spark; the message has an example.
+    """Refuse an argument that is not a session of Spark.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: The message names the argument and an example.
     """
     # Sessions of Spark Connect have a class of their own, which needs packages that classic Spark does not.
     if not callable(getattr(spark, "createDataFrame", None)):
@@ -129,7 +129,7 @@ def stage(
 
 
 def stage_where(df: DataFrame, target: WriteTarget, where: str | None) -> StagedFiles:
-    """Write a Spark frame's rows as `stage_counted` does, and refuse those that do not satisfy a predicate.
+    """Write a Spark frame's rows as `stage_counted` does, and refuse rows that do not satisfy a predicate.
 
     Raises:
         InvalidInputError: The predicate is invalid, or a row does not satisfy it.
@@ -152,7 +152,7 @@ def coalesced(df: DataFrame, partitions: Coalesce) -> DataFrame:
         return df
     if partitions == "auto":
         return _coalesced_by_size(df)
-    # A type checker sees no other value here, but not every caller has one.
+    # A type checker sees no other value here, but not every caller has a type checker.
     if type(partitions) is not int or partitions < 1:
         raise InvalidInputError(f"coalesce is a number of partitions, 'auto' or None, not {partitions!r}")
     return df.coalesce(partitions)
@@ -165,17 +165,17 @@ def _coalesced_by_size(df: DataFrame) -> DataFrame:
         return df
     # An upper bound in most plans, and a huge number where Spark knows nothing. No job is run for it.
     size = int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())  # noqa: SLF001
-    wanted = max(spark.sparkContext.defaultParallelism, -(-size // _PARTITION_BYTES))
+    partitions = max(spark.sparkContext.defaultParallelism, -(-size // _PARTITION_BYTES))
     # `coalesce` makes no more partitions than there are, so a large estimate changes nothing.
-    return df.coalesce(wanted) if wanted < _MOST_PARTITIONS else df
+    return df.coalesce(partitions) if partitions < _MOST_PARTITIONS else df
 
 
 def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> StagedFiles:
     """Write a Spark frame's rows as `stage` does, and count them on the executors.
 
-    The columns have to be those of the target, by name. Numbers of another type are cast when their values fit. After
-    the first row outside of the tally's scope a task writes no more rows but counts the rest, and nothing is raised:
-    the caller reads `tally.outside` before it commits the files.
+    The columns have to be the columns of the target, by name. Numbers of another type are cast when their values fit.
+    After the first row outside of the tally's scope a task writes no more rows but counts the rest, and nothing is
+    raised: the caller reads `tally.outside` before it commits the files.
 
     Args:
         df: The rows.
@@ -193,7 +193,7 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     with large_batches(df.sparkSession, target.schema, target.stored_row_bytes), errors_of_executors():
         rows = numbered.mapInArrow(task, "file string, tally string").collect()
     # Spark runs a task again after a failure and may run it twice (speculation); it returns the rows of one attempt,
-    # so the files and the counts of the others are never used.
+    # so the files and the counts of other attempts are never used.
     for row in rows:
         if row.tally is not None:
             tally.absorb(row.tally)
@@ -244,7 +244,7 @@ class _BatchSettings:
 
 
 # Settings belong to the session, and several threads may stage frames in it at once. Calls are counted, so that the
-# first call to end does not take the settings away from the others.
+# first call to end does not take the settings away from the other calls.
 _lock = threading.Lock()
 _changed: weakref.WeakKeyDictionary[SparkSession, _BatchSettings] = weakref.WeakKeyDictionary()
 
@@ -258,15 +258,15 @@ def large_batches(spark: SparkSession, schema: pa.Schema, stored_row_bytes: int 
         schema: The columns of the batches. The limit of bytes stays where one is binary.
         stored_row_bytes: See `batch_rows`.
     """
-    wanted = {_RECORDS_PER_BATCH: str(batch_rows(schema, stored_row_bytes))}
+    settings_needed = {_RECORDS_PER_BATCH: str(batch_rows(schema, stored_row_bytes))}
     if not holds_binary(schema):
-        wanted[_BYTES_PER_BATCH] = _UNLIMITED
+        settings_needed[_BYTES_PER_BATCH] = _UNLIMITED
     with _lock:
         settings = _changed.get(spark) or _BatchSettings(spark)
         _changed[spark] = settings
         settings.calls += 1
-        for key in settings.keys & wanted.keys():
-            spark.conf.set(key, wanted[key])
+        for key in settings.keys & settings_needed.keys():
+            spark.conf.set(key, settings_needed[key])
     try:
         yield
     finally:
@@ -292,8 +292,8 @@ def errors_of_executors() -> Iterator[None]:
         if name == CorruptFileError.__name__ and separator:
             raise CorruptFileError(damaged, problem) from None
         # Only errors whose constructor takes just the message can be rebuilt from the text.
-        known = {kind.__name__: kind for kind in (InvalidInputError, SchemaMismatchError, StoreError)}
-        raise known.get(name, LanceDagsterError)(message) from None
+        error_classes = {kind.__name__: kind for kind in (InvalidInputError, SchemaMismatchError, StoreError)}
+        raise error_classes.get(name, LanceDagsterError)(message) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,17 +354,17 @@ class LanceWriter(DataSourceArrowWriter):
         Raises:
             InvalidInputError: A row does not satisfy the predicate of a replacement.
         """
-        # Open the table again: the commit runs in another process than the one that planned the write.
+        # Open the table again: the commit runs in another process than the process that planned the write.
         table = LanceTable.open(self._uri, self._target.storage_options)
         if self._is_committed(table):
             return
         tally = RowTally(self._scope)
-        written = [message for message in messages if isinstance(message, _WrittenFiles)]
-        for message in written:
+        task_files = [message for message in messages if isinstance(message, _WrittenFiles)]
+        for message in task_files:
             tally.absorb(message.tally)
         # Not by the tasks, which Spark would run again in vain.
         refuse_outside(tally)
-        files = tuple(file for message in written for file in message.files)
+        files = tuple(file for message in task_files for file in message.files)
         staged = StagedFiles(self._target.schema, files, satisfies=self._replace_where)
         properties = {WRITE_PROPERTY: self._write}
         save = table.overwrite if self._overwrite else table.append
@@ -378,5 +378,5 @@ class LanceWriter(DataSourceArrowWriter):
     def _is_committed(self, table: LanceTable) -> bool:
         """Return whether a version since the start of this write was made by it."""
         since = table.branches.version_numbers(self._branch, after=self._base)
-        made = (table.at(f"{self._branch}@{number}") for number in since)
-        return any(version.properties.get(WRITE_PROPERTY) == self._write for version in made)
+        versions = (table.at(f"{self._branch}@{number}") for number in since)
+        return any(version.properties.get(WRITE_PROPERTY) == self._write for version in versions)

@@ -36,7 +36,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.transactions.index_updates import covered_fragments
-from lance_dagster.verify.manifest_rules import WARNING, Problem
+from lance_dagster.verify.manifest_rules import WARNING, Problem, problem_of
 
 # A file ends with the numbers of its format, two bytes each, and the magic.
 _VERSION_BYTES = 8
@@ -230,7 +230,7 @@ class FileChecks:
         try:
             transaction = decode_transaction(data, path)
         except FormatError as error:
-            what = error.problem if isinstance(error, CorruptFileError) else str(error)
+            what = problem_of(error)
             yield Problem(what=what, right=right, severity=WARNING, path=path)
             return
         if transaction != state.transaction:
@@ -254,7 +254,7 @@ class FileChecks:
             data = listing.store.get(layout.join(listing.key, name))
             offsets = decode_offsets(deletion.kind, data or b"", path, fragment.physical_rows)
         except (CorruptFileError, StoreError) as error:
-            reason = error.problem if isinstance(error, CorruptFileError) else str(error)
+            reason = problem_of(error)
             return Problem(what=reason, right="the deletion file can be decoded", path=path, fragment=fragment.id)
         return offsets
 
@@ -274,9 +274,8 @@ class FileChecks:
             uri = f"{index_file.listing.uri}/{index_file.name}"
             inspector.inspect(uri, self._options(index_file.base), size=size, decode=True)
         except (CorruptFileError, StoreError) as error:
-            reason = error.problem if isinstance(error, CorruptFileError) else str(error)
             right = f"a whole file of index {index_file.index!r}; create the index anew, since rows are not affected"
-            yield Problem(what=reason, right=right, path=path)
+            yield Problem(what=problem_of(error), right=right, path=path)
 
     def check_index(self, state: State, index: IndexMetadata) -> Iterator[Problem]:
         """Check that the files of an index exist, in full size where their sizes are recorded."""

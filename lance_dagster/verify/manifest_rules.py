@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lance_dagster.errors import CorruptFileError, FormatError, counted
+from lance_dagster.errors import CorruptFileError, FormatError, StoreError, counted
 from lance_dagster.format.model import (
     BasePath,
     Field,
@@ -177,7 +177,7 @@ def _check_fields(fields: Sequence[Field], path: str) -> Iterator[Problem]:
     try:
         arrow_from_fields(fields, None, path)
     except FormatError as error:
-        yield Problem(what=_of(error), right="the schema has to be readable", path=path)
+        yield Problem(what=problem_of(error), right="the schema has to be readable", path=path)
 
 
 def _check_bases(bases: Sequence[BasePath], path: str) -> Iterator[Problem]:
@@ -237,7 +237,7 @@ def check_indices(manifest: Manifest, path: str) -> tuple[tuple[IndexMetadata, .
     try:
         indices = indices_of(manifest)
     except FormatError as error:
-        return (), [Problem(what=_of(error), right="without its section every index is lost", path=path)]
+        return (), [Problem(what=problem_of(error), right="without its section every index is lost", path=path)]
     return indices, list(_check_each_index(indices, manifest, path))
 
 
@@ -280,5 +280,6 @@ def _check_bitmap(index: IndexMetadata, manifest: Manifest, path: str) -> Iterat
         )
 
 
-def _of(error: FormatError) -> str:
+def problem_of(error: FormatError | StoreError) -> str:
+    """Return what an error says is wrong, without the path, which a `Problem` has in a field of its own."""
     return error.problem if isinstance(error, CorruptFileError) else str(error)

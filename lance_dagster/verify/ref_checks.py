@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
-from lance_dagster.errors import CorruptFileError, FormatError, counted
+from lance_dagster.errors import FormatError, counted
 from lance_dagster.format import layout
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.inventory import DETACHED_FROM, FOLDERS
 from lance_dagster.history.refs.ref_files import FIRST, READY, Branch, Tag
-from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem
+from lance_dagster.verify.manifest_rules import ERROR, WARNING, Problem, problem_of
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def _read(read_ref: Callable[[str], T | None], name: str, path: str, refs: RefLi
     except FormatError as error:
         refs.problems.append(
             Problem(
-                what=error.problem if isinstance(error, CorruptFileError) else str(error),
+                what=problem_of(error),
                 right="while this file is there no name of its kind can be listed; delete it, or write it again",
                 path=path,
             )
@@ -101,8 +101,9 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
         refs.numbers[branch_name] = _own_versions(branch_name, context.versions.numbers(branch_name), refs)
     except FormatError as error:
         path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
-        what = error.problem if isinstance(error, CorruptFileError) else str(error)
-        refs.problems.append(Problem(what=what, right="a folder whose manifests follow one naming scheme", path=path))
+        refs.problems.append(
+            Problem(what=problem_of(error), right="a folder whose manifests follow one naming scheme", path=path)
+        )
         return
     refs.problems.extend(_check_staged(context, branch_name))
     # Ordered stores list the newest version first and use no hint.
@@ -183,7 +184,9 @@ def check_refs(refs: RefListing) -> Iterator[Problem]:
     """Check that branches and tags refer to what exists, and that pylance's clean-up sees every branch."""
     yield from refs.problems
     if refs.numbers.get(layout.MAIN) == []:
-        yield Problem(what="there is no version on main", right="a table has at least one", path=layout.VERSIONS)
+        yield Problem(
+            what="there is no version on main", right="a table has at least one version", path=layout.VERSIONS
+        )
     for branch in refs.branches.values():
         yield from _check_branch(branch, refs)
     for tag in refs.tags.values():
@@ -203,7 +206,9 @@ def _check_branch(branch: Branch, refs: RefListing) -> Iterator[Problem]:
     own = refs.numbers.get(branch.name)
     if own == []:
         # The list is empty, not missing: a branch that could not be listed is a problem of its own.
-        yield Problem(what=f"branch {branch.name!r} has no version", right="a branch has at least one", path=path)
+        yield Problem(
+            what=f"branch {branch.name!r} has no version", right="a branch has at least one version", path=path
+        )
     elif own and own[0] < branch.first:
         yield Problem(
             what=f"branch {branch.name!r} has a version {own[0]}",

@@ -18,9 +18,15 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
 from lance_dagster.verify.fork_checks import NamedVersion, named_version
-from lance_dagster.verify.fragment_rules import FragmentContext, check_fragment, fragment_context
-from lance_dagster.verify.manifest_rules import Problem, check_indices, check_manifest, check_transaction
-from lance_dagster.verify.sequence_rules import RowSpan, check_rows, row_ids
+from lance_dagster.verify.fragment_rules import (
+    FragmentContext,
+    RowSpan,
+    check_fragment,
+    check_rows,
+    fragment_context,
+    row_ids,
+)
+from lance_dagster.verify.manifest_rules import Problem, check_indices, check_manifest, check_transaction, problem_of
 
 Progress = Callable[[int, int], None]
 """Called with the number of steps that are done, and the number of all steps as far as it is known."""
@@ -50,7 +56,7 @@ class Verification:
     remembered: frozenset[tuple[str, int]] = frozenset()
     """The versions whose facts `named` keeps, by branch and number."""
     named: dict[tuple[str, int], NamedVersion] = field(default_factory=dict)
-    _found: dict[Problem, list[str]] = field(default_factory=dict)
+    _versions_by_problem: dict[Problem, list[str]] = field(default_factory=dict)
     _contexts: list[FragmentContext] = field(default_factory=list)
     _checked: dict[_Key, _Checked] = field(default_factory=dict)
     _overlaps: dict[tuple[_Key, ...], tuple[Problem, ...]] = field(default_factory=dict)
@@ -78,7 +84,7 @@ class Verification:
     def problems(self, problems: Iterable[Problem], version: str) -> None:
         """Add problems of a version; an equal problem of another version is merged with them."""
         for problem in problems:
-            names = self._found.setdefault(problem, [])
+            names = self._versions_by_problem.setdefault(problem, [])
             # Versions come in order, so only the last one can be the same.
             if version not in names[-1:]:
                 names.append(version)
@@ -125,7 +131,7 @@ class Verification:
     @property
     def reported(self) -> tuple[Problem, ...]:
         """The problems, each with the versions that have it."""
-        return tuple(replace(problem, versions=tuple(names)) for problem, names in self._found.items())
+        return tuple(replace(problem, versions=tuple(names)) for problem, names in self._versions_by_problem.items())
 
     def _step(self) -> None:
         self._done += 1
@@ -141,8 +147,7 @@ class Verification:
             # It was cleaned up since it was listed, which is not a problem of the table.
             return None
         except (FormatError, StoreError) as error:
-            what = error.problem if isinstance(error, CorruptFileError) else str(error)
-            self.problems([Problem(what=what, right="every manifest can be read", path=path)], name)
+            self.problems([Problem(what=problem_of(error), right="every manifest can be read", path=path)], name)
             self.versions += 1
             return None
         self.versions += 1
@@ -203,8 +208,9 @@ class Verification:
         try:
             fragment = state.manifest.fragments[position]
         except FormatError as error:
-            what = error.problem if isinstance(error, CorruptFileError) else str(error)
-            problem = Problem(what=what, right=f"fragment number {position + 1} of the version can be read")
+            problem = Problem(
+                what=problem_of(error), right=f"fragment number {position + 1} of the version can be read"
+            )
             return _Checked(None, None, (problem,))
         problems = [*check_fragment(fragment, context), *self.places.check_fragment(state, fragment)]
         span, wrong = check_rows(fragment, context)

@@ -180,7 +180,7 @@ def test_rules_kept_with_the_table_apply_whatever_is_asked(table: LanceTable) ->
     "settings,said",
     [
         ({"lance_dagster.retntion": '{"older_than": "365d"}'}, "did you mean 'lance_dagster.retention'"),
-        ({SETTING: '{"oldr_than": "365d"}'}, 'has "older_than", "keep_last" and nothing else'),
+        ({SETTING: '{"oldr_than": "365d"}'}, 'must be a JSON object with "older_than", "keep_last" or both'),
         ({SETTING: "soon"}, "retention is not JSON"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_branch_is_written_and_main_is_not(spark: SparkSession, tmp_table_uri:
         ({"nothing": "3"}, "unknown option 'nothing'; there are path, ref, branch, columns, filter, changes,"),
         ({"ref": "prodution"}, "no branch or tag 'prodution'"),
         ({"columns": "id,idd"}, "no column 'idd'"),
-        ({"columns": "["}, "the option columns is no JSON list of names"),
+        ({"columns": "["}, "the option columns must be a JSON list of names"),
         ({"filter": "id ="}, "cannot evaluate the filter 'id ='"),
         ({"path": "/nowhere"}, "/nowhere"),
     ],

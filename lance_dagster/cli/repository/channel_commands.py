@@ -67,8 +67,10 @@ def promote(
     # The log of a channel has ids, so an expression such as production~1 is resolved here.
     expected = None if options["expect"] is None else repository.head(options["expect"]).id
     properties = properties_from(options["properties"])
-    made = repository.channels.promote(channel, at, reason=options["reason"], properties=properties, expected=expected)
-    _write_move(output, before, made)
+    promoted = repository.channels.promote(
+        channel, at, reason=options["reason"], properties=properties, expected=expected
+    )
+    _write_move(output, before, promoted)
 
 
 @click.command("create-channel", epilog="Example: lance-dagster repository create-channel s3://lake staging --at main")
@@ -82,8 +84,8 @@ def create_channel(
 ) -> None:
     """Create a channel; the first publication creates production automatically."""
     before, properties = named_by(repository, channel), properties_from(options["properties"])
-    made = repository.channels.create(channel, at, reason=options["reason"], properties=properties)
-    _write_move(output, before, made)
+    created = repository.channels.create(channel, at, reason=options["reason"], properties=properties)
+    _write_move(output, before, created)
 
 
 @click.command("delete-channel")
@@ -115,8 +117,8 @@ def delete_channel(
 def hold(repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]) -> None:
     """Keep a channel where it is until it is released."""
     properties = properties_from(options["properties"])
-    made = repository.channels.hold(channel, reason=options["reason"], properties=properties)
-    _write_channel(output, made, "held")
+    held = repository.channels.hold(channel, reason=options["reason"], properties=properties)
+    _write_channel(output, held, "held")
 
 
 @click.command()
@@ -127,8 +129,8 @@ def hold(repository: "LanceRepository", output: Output, channel: str, **options:
 def release(repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]) -> None:
     """Let a held channel move again."""
     properties = properties_from(options["properties"])
-    made = repository.channels.release(channel, reason=options["reason"], properties=properties)
-    _write_channel(output, made, "free to move")
+    released = repository.channels.release(channel, reason=options["reason"], properties=properties)
+    _write_channel(output, released, "free to move")
 
 
 @click.command()
@@ -150,7 +152,7 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
         for entry in entries
     ]
     # Reasons are cut first where the terminal is narrow; ids and times are useless when cut.
-    output.write([_entry_document(entry) for entry in entries], aligned(rows, whole=(0, 1, 2, 3)))
+    output.write([_entry_document(entry) for entry in entries], aligned(rows, uncut=(0, 1, 2, 3)))
 
 
 @click.command(epilog="Example: lance-dagster repository tag s3://lake v1.4 --at production")
@@ -170,9 +172,9 @@ def tag(repository: "LanceRepository", output: Output, name: str, **options: Unp
         return
     refuse_without("--delete", "force")
     message, properties = options["message"] or "", properties_from(options["properties"])
-    made, lagging = repository.tags.create(name, options["at"], message=message, properties=properties)
-    document = {"name": made.name, "commit": made.commit, "lagging": lagging_documents(lagging)}
-    output.write(document, [f"{made.name}: {made.commit[:12]}", *lagging_lines(lagging)])
+    created, lagging = repository.tags.create(name, options["at"], message=message, properties=properties)
+    document = {"name": created.name, "commit": created.commit, "lagging": lagging_documents(lagging)}
+    output.write(document, [f"{created.name}: {created.commit[:12]}", *lagging_lines(lagging)])
 
 
 def named_by(repository: "LanceRepository", channel: str) -> str | None:
@@ -209,8 +211,8 @@ def move_document(before: str | None, after: "Channel") -> dict[str, Any]:
     }
 
 
-def _write_channel(output: Output, found: "Channel", done: str) -> None:
-    output.write(channel_document(found), [f"{found.name}: {found.commit[:12]}, {done}"])
+def _write_channel(output: Output, channel: "Channel", state: str) -> None:
+    output.write(channel_document(channel), [f"{channel.name}: {channel.commit[:12]}, {state}"])
 
 
 def _entry_document(entry: "RefEntry") -> dict[str, Any]:

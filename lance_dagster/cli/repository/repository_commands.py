@@ -1,4 +1,4 @@
-"""`lance-dagster repository create`, `adopt`, `fork`, `commit`, `publish` and the others that make commits.
+"""`lance-dagster repository create`, `adopt`, `fork`, `commit`, `publish` and the other commands that make commits.
 
 A branch or tag of a table that a publication could not bring up to the commit is a warning and not an error: readers of
 the repository do not depend on it.
@@ -60,15 +60,17 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
     options = storage_options_from(storage_options)
     # `create` opens an existing repository; `open` is tried first so that the output can distinguish the two.
     try:
-        repository, done = LanceRepository.open(root, options), "is a repository already"
+        repository, outcome = LanceRepository.open(root, options), "is a repository already"
     except NotFoundError:
-        repository, done = LanceRepository.create(root, options), "is a repository now"
-    found = repository.discover()
-    document = {"root": repository.root, "id": repository.id, "not_adopted": found}
-    lines = [f"{repository.root}: {done}"]
-    if found:
-        tables = f"{counted(len(found), 'table')} below it {'is' if len(found) == 1 else 'are'} not part of it"
-        lines.append(f"{tables}: {', '.join(found)}; {command_line('repository adopt', root)} adds them")
+        repository, outcome = LanceRepository.create(root, options), "is a repository now"
+    not_adopted = repository.discover()
+    document = {"root": repository.root, "id": repository.id, "not_adopted": not_adopted}
+    lines = [f"{repository.root}: {outcome}"]
+    if not_adopted:
+        tables = (
+            f"{counted(len(not_adopted), 'table')} below it {'is' if len(not_adopted) == 1 else 'are'} not part of it"
+        )
+        lines.append(f"{tables}: {', '.join(not_adopted)}; {command_line('repository adopt', root)} adds them")
     Output(as_json).write(document, [printable(line) for line in lines])
 
 
@@ -96,42 +98,43 @@ def adopt(
     # Without names the search goes through all folders below the root, which can take long on object storage.
     with busy("looking for tables"):
         # No name on the command line means all tables; an empty list would mean none.
-        done = repository.adopt(
+        adopted = repository.adopt(
             names or None, channels=channels, message=options["message"] or "", properties=properties
         )
-    output.write(_adopted_document(done), [printable(line) for line in _adopted_lines(repository, before, done)])
+    output.write(_adopted_document(adopted), [printable(line) for line in _adopted_lines(repository, before, adopted)])
 
 
-def _adopted_lines(repository: "LanceRepository", before: "RepositoryCommit", done: "Adopted") -> Iterator[str]:
-    if done.tables:
-        yield f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(done.tables)}"
-    # The versions are printed, because they have to be those that readers of the tags had before.
-    for name, taken in done.channels.items():
-        held = f", {taken.channel.hold}" if taken.channel.hold else ""
-        versions = ", ".join(f"{table} {version}" for table, version in sorted(taken.tables.items()))
-        yield f"{name}: {taken.channel.commit[:12]}, from the tags of {counted(len(taken.tables), 'table')}{held}"
+def _adopted_lines(repository: "LanceRepository", before: "RepositoryCommit", adopted: "Adopted") -> Iterator[str]:
+    if adopted.tables:
+        yield f"main: {before.short_id} -> {commit_line(adopted.commit)}, {_tables(adopted.tables)}"
+    # The versions are printed, because they have to be the versions that readers of the tags had before.
+    for name, adoption in adopted.channels.items():
+        held = f", {adoption.channel.hold}" if adoption.channel.hold else ""
+        versions = ", ".join(f"{table} {version}" for table, version in sorted(adoption.tables.items()))
+        yield f"{name}: {adoption.channel.commit[:12]}, from the tags of {counted(len(adoption.tables), 'table')}{held}"
         yield f"  {versions}"
-        if taken.behind_main:
-            yield f"  main is ahead of the tag of {', '.join(taken.behind_main)}; promote brings all of main to {name}"
-    yield from (f"skipped: {each}" for each in done.skipped)
-    if not (done.tables or done.channels or done.skipped):
+        if adoption.behind_main:
+            behind = ", ".join(adoption.behind_main)
+            yield f"  main is ahead of the tag of {behind}; promote brings all of main to {name}"
+    yield from (f"skipped: {table}" for table in adopted.skipped)
+    if not (adopted.tables or adopted.channels or adopted.skipped):
         yield f"no table below {repository.root} that is not part of the repository"
 
 
-def _adopted_document(done: "Adopted") -> dict[str, Any]:
+def _adopted_document(adopted: "Adopted") -> dict[str, Any]:
     channels = {
         name: {
-            **channel_document(taken.channel),
-            "tables": dict(taken.tables),
-            "behind_main": list(taken.behind_main),
+            **channel_document(adoption.channel),
+            "tables": dict(adoption.tables),
+            "behind_main": list(adoption.behind_main),
         }
-        for name, taken in done.channels.items()
+        for name, adoption in adopted.channels.items()
     }
     return {
-        **commit_document(done.commit),
-        "changed": list(done.tables),
+        **commit_document(adopted.commit),
+        "changed": list(adopted.tables),
         "channels": channels,
-        "skipped": list(done.skipped),
+        "skipped": list(adopted.skipped),
     }
 
 
@@ -148,9 +151,9 @@ def move(
 
     Move the folder first, with the tools of the storage, while nothing writes to it.
     """
-    with _commit_lines(repository, output) as made:
+    with _commit_lines(repository, output) as write_commit:
         properties = properties_from(options["properties"])
-        made(repository.move_table(name, new_name, message=options["message"] or "", properties=properties))
+        write_commit(repository.move_table(name, new_name, message=options["message"] or "", properties=properties))
 
 
 @click.command("remove-table")
@@ -160,9 +163,9 @@ def move(
 @with_properties
 def remove(repository: "LanceRepository", output: Output, name: str, **options: Unpack[CommitOptions]) -> None:
     """Take a table out of the repository. Its files stay, and older commits still read it."""
-    with _commit_lines(repository, output) as made:
+    with _commit_lines(repository, output) as write_commit:
         properties = properties_from(options["properties"])
-        made(repository.remove_table(name, message=options["message"] or "", properties=properties))
+        write_commit(repository.remove_table(name, message=options["message"] or "", properties=properties))
 
 
 @click.command(epilog="Example: lance-dagster repository fork s3://lake run/1 shop/orders shop/lines")
@@ -189,8 +192,8 @@ def commit(
     # `with_message` is optional elsewhere. Here no operation describes the change, so the log would show nothing.
     if not options["message"]:
         raise click.UsageError("a commit needs --message")
-    with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
-        made(
+    with _commit_lines(repository, output) as write_commit, _conflicts_as_lines(output), busy("committing"):
+        write_commit(
             repository.commit(
                 options["message"], tables=names or None, properties=properties_from(options["properties"])
             )
@@ -224,7 +227,7 @@ def publish(
     # Only for the line "before -> after": the publication reads the head itself.
     before = repository.head()
     with _conflicts_as_lines(output, branch), busy("publishing"):
-        done = repository.publish(
+        publication = repository.publish(
             branch,
             channel=options["channel"],
             tables=names or None,
@@ -235,21 +238,21 @@ def publish(
             # A flag of False would forbid the channel that the first publication creates automatically.
             create_channel=options["create_channel"] or options["channel"] == DEFAULT_CHANNEL,
         )
-    changed = sorted(done.changed)
-    line = f"main: {before.short_id} -> {commit_line(done.commit)}, {_tables(changed)}"
+    changed = sorted(publication.changed)
+    line = f"main: {before.short_id} -> {commit_line(publication.commit)}, {_tables(changed)}"
     # A repeated publication changes nothing, so it has no step of `main` to show.
-    lines = [line if changed else f"main: {commit_line(done.commit)}, which has all of {branch} already"]
-    if done.channel is not None:
-        lines.append(f"{done.channel.name}: {done.channel.commit[:12]}")
-    lines += [f"kept: {each}" for each in done.kept]
+    lines = [line if changed else f"main: {commit_line(publication.commit)}, which has all of {branch} already"]
+    if publication.channel is not None:
+        lines.append(f"{publication.channel.name}: {publication.channel.commit[:12]}")
+    lines += [f"kept: {kept_branch}" for kept_branch in publication.kept]
     document = {
-        **commit_document(done.commit),
+        **commit_document(publication.commit),
         "changed": changed,
-        "channel": None if done.channel is None else channel_document(done.channel),
-        "kept": list(done.kept),
-        "lagging": lagging_documents(done.lagging),
+        "channel": None if publication.channel is None else channel_document(publication.channel),
+        "kept": list(publication.kept),
+        "lagging": lagging_documents(publication.lagging),
     }
-    output.write(document, [*map(printable, lines), *lagging_lines(done.lagging)])
+    output.write(document, [*map(printable, lines), *lagging_lines(publication.lagging)])
 
 
 @click.command(epilog="Example: lance-dagster repository discard s3://lake run/1 shop/lines --reason 'wrong input'")
@@ -262,9 +265,14 @@ def discard(repository: "LanceRepository", output: Output, branch: str, names: t
 
     BRANCH is deleted in these tables. The others can be published without them.
     """
-    kept = repository.discard(branch, tables=names or None, reason=reason)
-    lines = [f"{branch}: discarded in {', '.join(names) or 'all of its tables'}", *(f"kept: {each}" for each in kept)]
-    output.write({"branch": branch, "tables": list(names), "kept": list(kept)}, [printable(line) for line in lines])
+    kept_branches = repository.discard(branch, tables=names or None, reason=reason)
+    lines = [
+        f"{branch}: discarded in {', '.join(names) or 'all of its tables'}",
+        *(f"kept: {kept_branch}" for kept_branch in kept_branches),
+    ]
+    output.write(
+        {"branch": branch, "tables": list(names), "kept": list(kept_branches)}, [printable(line) for line in lines]
+    )
 
 
 @click.command(epilog="Example: lance-dagster repository revert s3://lake main~1")
@@ -274,9 +282,9 @@ def discard(repository: "LanceRepository", output: Output, branch: str, names: t
 @with_properties
 def revert(repository: "LanceRepository", output: Output, ref: str, **options: Unpack[CommitOptions]) -> None:
     """Undo on main what one commit did to its tables, all at once, and keep everything that came later."""
-    with _commit_lines(repository, output) as made, _conflicts_as_lines(output), busy("committing"):
+    with _commit_lines(repository, output) as write_commit, _conflicts_as_lines(output), busy("committing"):
         properties = properties_from(options["properties"])
-        made(repository.revert(ref, message=options["message"] or "", properties=properties))
+        write_commit(repository.revert(ref, message=options["message"] or "", properties=properties))
 
 
 @click.command()
@@ -309,28 +317,28 @@ def collect(
 
     retention = CommitRetention(promotions=promotions, keep_for=keep_for)
     with busy("looking at commits"):
-        found = repository.collect(retention, dry_run=dry_run)
+        garbage = repository.collect(retention, dry_run=dry_run)
     # Branches and tags of tables together: both hold versions that no commit names any longer.
-    held = sum(map(len, found.branches.values()))
-    done = "can be deleted; --delete deletes them" if dry_run else "were deleted"
-    lines = [f"{counted(len(found.commits), 'commit')} and {counted(held, 'ref')} of tables {done}"]
-    if not found.commits and keep_for < retention.grace:
+    held = sum(map(len, garbage.branches.values()))
+    outcome = "can be deleted; --delete deletes them" if dry_run else "were deleted"
+    lines = [f"{counted(len(garbage.commits), 'commit')} and {counted(held, 'ref')} of tables {outcome}"]
+    if not garbage.commits and keep_for < retention.grace:
         lines.append("commits younger than a day stay for all --keep-for: a publication may be about to name them")
-    if found.candidates or found.writes or found.audits:
+    if garbage.candidates or garbage.writes or garbage.audits:
         lines.append(
-            f"the record of {counted(found.candidates, 'candidate')}, with {counted(found.writes, 'write')} and the "
-            f"verdicts on {counted(found.audits, 'version')}, {'can be' if dry_run else 'was'} deleted"
+            f"the record of {counted(garbage.candidates, 'candidate')}, with {counted(garbage.writes, 'write')} and "
+            f"the verdicts on {counted(garbage.audits, 'version')}, {'can be' if dry_run else 'was'} deleted"
         )
-    lines += [f"kept: {printable(each)}" for each in found.kept]
+    lines += [f"kept: {printable(kept_ref)}" for kept_ref in garbage.kept]
     document = {
-        "dry_run": found.dry_run,
-        "commits": list(found.commits),
-        "entries": found.entries,
-        "branches": {name: list(refs) for name, refs in found.branches.items()},
-        "kept": list(found.kept),
-        "candidates": found.candidates,
-        "writes": found.writes,
-        "audits": found.audits,
+        "dry_run": garbage.dry_run,
+        "commits": list(garbage.commits),
+        "entries": garbage.entries,
+        "branches": {name: list(refs) for name, refs in garbage.branches.items()},
+        "kept": list(garbage.kept),
+        "candidates": garbage.candidates,
+        "writes": garbage.writes,
+        "audits": garbage.audits,
     }
     output.write(document, lines)
 
@@ -347,21 +355,22 @@ def record(repository: "LanceRepository", output: Output, runs: tuple[str, ...],
     No branch changes. Branches that do not say enough are listed with the reason and left alone.
     """
     with busy("reading the branches of runs"):
-        done = repository.record_branches([run.removeprefix("run/") for run in runs] or None, dry_run=dry_run)
+        records = repository.record_branches([run.removeprefix("run/") for run in runs] or None, dry_run=dry_run)
     lines = [
-        f"{each.branch} of {each.table}: {counted(len(each.writes), 'write')} of candidate {each.writes[0].candidate}"
-        for each in done.recorded
+        f"{entry.branch} of {entry.table}: {counted(len(entry.writes), 'write')} of candidate "
+        f"{entry.writes[0].candidate}"
+        for entry in records.recorded
     ]
-    lines += [f"left alone: {each.branch} of {each.table}: {each.reason}" for each in done.left]
-    count = counted(len(done.recorded), "branch")
+    lines += [f"left alone: {entry.branch} of {entry.table}: {entry.reason}" for entry in records.left]
+    count = counted(len(records.recorded), "branch")
     lines.append(f"{count} can be recorded; --record does it" if dry_run else f"recorded {count}")
     document = {
-        "dry_run": done.dry_run,
+        "dry_run": records.dry_run,
         "recorded": [
-            {"table": each.table, "branch": each.branch, "writes": [asdict(write) for write in each.writes]}
-            for each in done.recorded
+            {"table": entry.table, "branch": entry.branch, "writes": [asdict(write) for write in entry.writes]}
+            for entry in records.recorded
         ],
-        "left": [{"table": each.table, "branch": each.branch, "reason": each.reason} for each in done.left],
+        "left": [{"table": entry.table, "branch": entry.branch, "reason": entry.reason} for entry in records.left],
     }
     output.write(document, [printable(line) for line in lines])
 
@@ -374,13 +383,13 @@ def _commit_lines(repository: "LanceRepository", output: Output) -> "Iterator[Ca
     # the block passes through, and nothing is printed.
     commits: list[RepositoryCommit] = []
     yield commits.append
-    made = commits[0]
-    document = {**commit_document(made), "changed": list(made.changed_from(before))}
-    if made.id == before.id:
-        output.write(document, [f"main: {commit_line(made)}, nothing to commit"])
+    made_commit = commits[0]
+    document = {**commit_document(made_commit), "changed": list(made_commit.changed_from(before))}
+    if made_commit.id == before.id:
+        output.write(document, [f"main: {commit_line(made_commit)}, nothing to commit"])
         return
-    tables = _tables(made.changed_from(before))
-    output.write(document, [f"main: {before.short_id} -> {commit_line(made)}, {tables}"])
+    tables = _tables(made_commit.changed_from(before))
+    output.write(document, [f"main: {before.short_id} -> {commit_line(made_commit)}, {tables}"])
 
 
 def _tables(names: Sequence[str]) -> str:
@@ -401,7 +410,7 @@ def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
     try:
         yield
     except MergeConflictError as error:
-        documents = {"made": False, "conflicts": [_conflict_document(each) for each in error.conflicts]}
+        documents = {"made": False, "conflicts": [_conflict_document(conflict) for conflict in error.conflicts]}
         output.write(documents, conflict_lines(error.conflicts))
         # The error has no remedy of its own, since its conflicts may be of several tables.
         settle = "settle all of them with --strategy source-wins, or one kind with --strategy rows=source-wins"
@@ -411,8 +420,10 @@ def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
 
 def _look(error: MergeConflictError, source: str) -> str:
     # The conflicts of all tables are reported together, and each begins with the name of its table.
-    names = sorted({_conflict_document(each).get("unit", "").partition(": ")[0] for each in error.conflicts} - {""})
-    # The rows of one table can be looked at by one command, so the hint begins with the first one.
+    names = sorted(
+        {_conflict_document(conflict).get("unit", "").partition(": ")[0] for conflict in error.conflicts} - {""}
+    )
+    # A command shows the rows of one table, so the hint names the first table.
     uri = f"{table_as_typed().rstrip('/')}/{names[0] if names else 'TABLE'}.lance"
     return f"look with {command_line('diff', uri, f'main...{source}', '--rows')}"
 
@@ -427,11 +438,11 @@ def lagging_lines(lagging: "Iterable[Lagging]") -> list[str]:
     """Return a warning for each branch or tag of a table that could not be brought up to the commit."""
     return [
         line
-        for each in lagging
-        for line in problem_lines("warning", f"{each.ref} of {each.table} could not follow", printable(each.reason))
+        for ref in lagging
+        for line in problem_lines("warning", f"{ref.ref} of {ref.table} could not follow", printable(ref.reason))
     ]
 
 
 def lagging_documents(lagging: "Iterable[Lagging]") -> list[dict[str, str]]:
     """Return branches and tags of tables that could not be brought up to the commit as JSON shows them."""
-    return [{"table": each.table, "ref": each.ref, "reason": each.reason} for each in lagging]
+    return [{"table": ref.table, "ref": ref.ref, "reason": ref.reason} for ref in lagging]

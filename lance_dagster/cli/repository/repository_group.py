@@ -46,7 +46,7 @@ COMMANDS: "Sequence[click.Command]" = (
 _NAME = "repository"
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
 _SENTENCE = 200
-# Where a REF is not an argument of its own, the error about one too many says where it belongs.
+# Where a REF is not an argument of its own, the error about an extra argument says where the REF belongs.
 _WHERE_REFS_BELONG = {"diff": "A..B, such as production..main"}
 
 
@@ -60,7 +60,7 @@ class RepositoryGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the subcommands with the whole first sentence of each."""
         with formatter.section("Commands"):
-            formatter.write_dl([(each.name or "", each.get_short_help_str(_SENTENCE)) for each in COMMANDS])
+            formatter.write_dl([(command.name or "", command.get_short_help_str(_SENTENCE)) for command in COMMANDS])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options before the subcommand."""
@@ -80,10 +80,10 @@ class RepositoryGroup(click.Group):
             # Caught here and not by the outer group, which would name the help of `repository` only.
             called = " ".join(filter(None, (_NAME, ctx.invoked_subcommand)))
             where = _WHERE_REFS_BELONG.get(ctx.invoked_subcommand or "")
-            told = error
+            usage_error = error
             if where and "extra argument" in error.message:
-                told = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as {where}", error.ctx)
-            raise UsageRefusal.from_click(told, called) from error
+                usage_error = click.UsageError(f"{error.message.rstrip('.')}; a commit is given as {where}", error.ctx)
+            raise UsageRefusal.from_click(usage_error, called) from error
         # The arguments name something that does not exist or is not allowed: exit code 2, as for a misspelt option.
         except (InvalidInputError, NotFoundError) as error:
             raise UsageRefusal(_line(error, ctx)) from error

@@ -35,14 +35,14 @@ def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
     """List the tables of ROOT with the version and the rows that each one has at a ref."""
     with busy("reading the tables"):
         view = repository.at(ref)
-        found = [_table_document(view, name) for name in view]
+        committed = [_table_document(view, name) for name in view]
         # A registered table without a commit is about to join `main`, and no other ref.
         pending = [name for name in repository.tables() if name not in view] if ref == "main" else []
     # Programs get the same keys for all tables, with null where nothing is known yet.
-    documents = found + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
-    rows = [(each["name"], each["version"], _rows(each["rows"])) for each in found]
+    documents = committed + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
+    rows = [(table["name"], table["version"], _rows(table["rows"])) for table in committed]
     rows += [(name, "not committed yet", "") for name in pending]
-    output.write([{"rows": None, **each} for each in documents], aligned(rows) or [f"no table at {ref}"])
+    output.write([{"rows": None, **table} for table in documents], aligned(rows) or [f"no table at {ref}"])
 
 
 def _table_document(view: "RepositoryView", name: str) -> dict[str, Any]:
@@ -74,29 +74,29 @@ def _rows(number: int | None) -> str:
 def status(repository: "LanceRepository", output: Output) -> None:
     """Show which branches wait to be published, how far channels are behind main, and which tables differ from it."""
     with busy("looking at the tables"):
-        found = repository.status()
+        state = repository.status()
     document = {
         "root": repository.root,
-        "main": commit_document(found.commit),
-        "channels": [_channel_state_document(each) for each in found.channels],
-        "tables": [_table_state_document(each) for each in found.tables],
-        "waiting": {name: list(names) for name, names in found.waiting.items()},
-        "unwritten": {name: list(names) for name, names in found.unwritten.items()},
-        "superseded": {name: dict(versions) for name, versions in found.superseded.items()},
-        "lost": {name: list(names) for name, names in found.lost.items()},
-        "candidates": found.candidates,
-        "collectable": found.collectable,
-        "held_versions": found.held_versions,
+        "main": commit_document(state.commit),
+        "channels": [_channel_state_document(channel) for channel in state.channels],
+        "tables": [_table_state_document(table) for table in state.tables],
+        "waiting": {name: list(names) for name, names in state.waiting.items()},
+        "unwritten": {name: list(names) for name, names in state.unwritten.items()},
+        "superseded": {name: dict(versions) for name, versions in state.superseded.items()},
+        "lost": {name: list(names) for name, names in state.lost.items()},
+        "candidates": state.candidates,
+        "collectable": state.collectable,
+        "held_versions": state.held_versions,
     }
-    lines = [f"main: {commit_line(found.commit)}, {counted(len(found.commit.tables), 'table')}"]
-    lines += [_channel_state_line(each) for each in found.channels]
-    lines += [line for each in found.tables for line in _table_state_lines(each)]
-    lines += [_waiting_line(name, found) for name in found.waiting]
-    if found.candidates:
-        wait = f"{counted(found.candidates, 'candidate')} {'waits' if found.candidates == 1 else 'wait'} by the record"
+    lines = [f"main: {commit_line(state.commit)}, {counted(len(state.commit.tables), 'table')}"]
+    lines += [_channel_state_line(channel) for channel in state.channels]
+    lines += [line for table in state.tables for line in _table_state_lines(table)]
+    lines += [_waiting_line(name, state) for name in state.waiting]
+    if state.candidates:
+        wait = f"{counted(state.candidates, 'candidate')} {'waits' if state.candidates == 1 else 'wait'} by the record"
         lines.append(f"{wait}; {command_line('candidates', repository.root)} shows them")
-    if found.collectable:
-        old, held = counted(found.collectable, "old commit"), found.held_versions
+    if state.collectable:
+        old, held = counted(state.collectable, "old commit"), state.held_versions
         command = command_line("repository collect", repository.root, "--delete")
         lines.append(f"not collected: {old}, {held} branches and tags of tables; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
@@ -111,8 +111,10 @@ def candidates(repository: "LanceRepository", output: Output) -> None:
     """
     with busy("reading the record"):
         waiting = repository.candidates()
-    lines = [line for each in waiting for line in _candidate_lines(each)]
-    output.write([_candidate_document(each) for each in waiting], [*map(printable, lines)] or ["nothing waits"])
+    lines = [line for candidate in waiting for line in _candidate_lines(candidate)]
+    output.write(
+        [_candidate_document(candidate) for candidate in waiting], [*map(printable, lines)] or ["nothing waits"]
+    )
 
 
 def _candidate_lines(candidate: "WaitingCandidate") -> Iterator[str]:
@@ -164,17 +166,17 @@ def _candidate_document(candidate: "WaitingCandidate") -> dict[str, Any]:
     }
 
 
-def _waiting_line(branch: str, found: "RepositoryStatus") -> str:
-    written, unwritten = found.written(branch), found.unwritten.get(branch, ())
-    if lost := found.lost.get(branch, ()):
+def _waiting_line(branch: str, state: "RepositoryStatus") -> str:
+    written_tables, unwritten = state.written(branch), state.unwritten.get(branch, ())
+    if lost := state.lost.get(branch, ()):
         return (
             f"lost: {branch} in {', '.join(lost)}, where the branch that was forked is gone; fork the tables again and "
             "write their rows again, or give them up with `lance-dagster repository discard`"
         )
-    if unwritten and not written:
+    if unwritten and not written_tables:
         return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
-    named = f"{branch} ({', '.join(written) or 'no table'})"
-    superseded = found.superseded.get(branch, {})
+    named = f"{branch} ({', '.join(written_tables) or 'no table'})"
+    superseded = state.superseded.get(branch, {})
     if not superseded:
         return f"not published: {named}" + (f"; nothing committed in {', '.join(unwritten)}" if unwritten else "")
     # A run is published whole, so one table that cannot be merged keeps its other tables back too.
@@ -185,68 +187,70 @@ def _waiting_line(branch: str, found: "RepositoryStatus") -> str:
     )
 
 
-def _channel_state_line(found: "ChannelState") -> str:
-    behind = "not on main" if found.behind is None else f"{found.behind} behind main" if found.behind else "at main"
-    return f"{found.name}: {found.commit[:12]}, {behind}{_held(found.hold)}"
+def _channel_state_line(channel: "ChannelState") -> str:
+    behind = (
+        "not on main" if channel.behind is None else f"{channel.behind} behind main" if channel.behind else "at main"
+    )
+    return f"{channel.name}: {channel.commit[:12]}, {behind}{_held(channel.hold)}"
 
 
-def _table_state_lines(found: "TableState") -> Iterator[str]:
+def _table_state_lines(table: "TableState") -> Iterator[str]:
     # In this order: for a table that is gone or was replaced, nothing else can be shown.
-    if found.main is None:
+    if table.main is None:
         mend = "restore its folder, or run `lance-dagster repository move-table` or `remove-table`"
-        yield f"{found.name}: the table no longer exists; {mend}"
-    elif found.replaced:
+        yield f"{table.name}: the table no longer exists; {mend}"
+    elif table.replaced:
         mend = "run `lance-dagster repository remove-table`, then `adopt` to add the new one"
-        yield f"{found.name}: another program made this table again; {mend}"
-    elif found.at is None:
-        yield f"{found.name}: not committed yet, {found.main}; `lance-dagster repository commit` adds it"
-    elif found.lagging:
-        yield f"{found.name}: main lags behind; `lance-dagster repository repair` brings it up"
-    elif found.ahead:
-        versions = counted(found.ahead, "version")
-        line = f"{found.name}: {versions} on main that the repository does not have, up to {found.main}"
+        yield f"{table.name}: another program made this table again; {mend}"
+    elif table.at is None:
+        yield f"{table.name}: not committed yet, {table.main}; `lance-dagster repository commit` adds it"
+    elif table.lagging:
+        yield f"{table.name}: main lags behind; `lance-dagster repository repair` brings it up"
+    elif table.ahead:
+        versions = counted(table.ahead, "version")
+        line = f"{table.name}: {versions} on main that the repository does not have, up to {table.main}"
         # The next publication of the table has them too; until then readers of `main` in the repository miss changes.
         advice = (
             ""
-            if found.ahead == found.maintenance
+            if table.ahead == table.maintenance
             else "; `lance-dagster repository commit` brings the repository up to it"
         )
-        yield f"{line}: {found.commits_ahead}{advice}"
-    yield from _tag_lines(found)
+        yield f"{line}: {table.commits_ahead}{advice}"
+    yield from _tag_lines(table)
 
 
-def _tag_lines(found: "TableState") -> Iterator[str]:
+def _tag_lines(table: "TableState") -> Iterator[str]:
     mend = "`lance-dagster repository repair` brings it back"
-    for tag, version in found.moved_tags.items():
-        yield f"{found.name}: tag {tag} names {version} and does not follow the channel; {mend}"
-    for tag in found.missing_tags:
-        yield f"{found.name}: tag {tag}, which follows the channel, is missing; {mend}"
-    for tag, hold in found.held_tags.items():
+    for tag, version in table.moved_tags.items():
+        yield f"{table.name}: tag {tag} names {version} and does not follow the channel; {mend}"
+    for tag in table.missing_tags:
+        yield f"{table.name}: tag {tag}, which follows the channel, is missing; {mend}"
+    for tag, hold in table.held_tags.items():
         mend = "nothing of the channel is published until `lance-dagster repository release` releases it"
-        yield f"{found.name}: tag {tag} is {hold}; {mend}"
+        yield f"{table.name}: tag {tag} is {hold}; {mend}"
 
 
-def _channel_state_document(found: "ChannelState") -> dict[str, Any]:
+def _channel_state_document(channel: "ChannelState") -> dict[str, Any]:
     return {
-        "name": found.name,
-        "commit": found.commit,
-        "behind": found.behind,
-        "hold": repository_hold_document(found.hold),
+        "name": channel.name,
+        "commit": channel.commit,
+        "behind": channel.behind,
+        "hold": repository_hold_document(channel.hold),
     }
 
 
-def _table_state_document(found: "TableState") -> dict[str, Any]:
+def _table_state_document(table: "TableState") -> dict[str, Any]:
     return {
-        "name": found.name,
-        "version": None if found.at is None else str(found.at),
-        "main": found.main,
-        "ahead": found.ahead,
-        "maintenance": found.maintenance,
-        "lagging": found.lagging,
-        "replaced": found.replaced,
-        "moved_tags": dict(found.moved_tags),
-        "missing_tags": list(found.missing_tags),
-        "held_tags": dict(found.held_tags),
+        "name": table.name,
+        "version": None if table.at is None else str(table.at),
+        "main": table.main,
+        "ahead": table.ahead,
+        "maintenance": table.maintenance,
+        "lagging": table.lagging,
+        "replaced": table.replaced,
+        "moved_tags": dict(table.moved_tags),
+        "missing_tags": list(table.missing_tags),
+        "held_tags": dict(table.held_tags),
     }
 
 
@@ -261,23 +265,23 @@ def log(repository: "LanceRepository", output: Output, ref: str, limit: int | No
     names = _names_by_commit(repository)
     rows = [
         (
-            found.short_id,
-            time_of(found.committed_at),
-            printable(found.author),
-            first_line(found.message) + _decoration(names.get(found.id, ())),
+            commit.short_id,
+            time_of(commit.committed_at),
+            printable(commit.author),
+            first_line(commit.message) + _decoration(names.get(commit.id, ())),
         )
-        for found in commits
+        for commit in commits
     ]
-    output.write([commit_document(found) for found in commits], aligned(rows, whole=(0, 1)))
+    output.write([commit_document(commit) for commit in commits], aligned(rows, uncut=(0, 1)))
 
 
 def _names_by_commit(repository: "LanceRepository") -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, channel in repository.channels.list().items():
-        found.setdefault(channel.commit, []).append(name)
+        names.setdefault(channel.commit, []).append(name)
     for name, tag in repository.tags.list().items():
-        found.setdefault(tag.commit, []).append(f"tag {name}")
-    return found
+        names.setdefault(tag.commit, []).append(f"tag {name}")
+    return names
 
 
 def _decoration(names: Iterable[str]) -> str:
@@ -290,31 +294,31 @@ def _decoration(names: Iterable[str]) -> str:
 @click.argument("ref", default="main")
 def show(repository: "LanceRepository", output: Output, ref: str) -> None:
     """Show one commit, its changes, and the version of each table; main if REF is not given."""
-    found = repository.head(ref)
-    parent = _parent_of(repository, found)
-    gone = bool(found.parents) and parent is None
-    changed = set() if gone else set(found.changed_from(parent))
+    commit = repository.head(ref)
+    parent = _parent_of(repository, commit)
+    parent_is_gone = bool(commit.parents) and parent is None
+    changed = set() if parent_is_gone else set(commit.changed_from(parent))
     facts = [
-        ("commit", found.id),
-        *(("parent", each) for each in found.parents),
-        *([("changes", "not known, because the first parent was collected")] if gone else []),
-        ("author", printable(found.author)),
-        ("time", time_of(found.committed_at)),
-        ("message", printable(found.message)),
-        *((printable(key), printable(value)) for key, value in sorted(found.properties.items())),
+        ("commit", commit.id),
+        *(("parent", parent_id) for parent_id in commit.parents),
+        *([("changes", "not known, because the first parent was collected")] if parent_is_gone else []),
+        ("author", printable(commit.author)),
+        ("time", time_of(commit.committed_at)),
+        ("message", printable(commit.message)),
+        *((printable(key), printable(value)) for key, value in sorted(commit.properties.items())),
     ]
     # By the id and not by the ref, which may have moved since it was resolved.
-    view = repository.at(found.id)
+    view = repository.at(commit.id)
     rows = [(name, _text(view, name) or "", _change_of(name, changed, parent)) for name in view]
-    # The view has only the tables of the commit, so those that it removed are added.
-    rows += [(name, "", "removed") for name in sorted(changed - found.tables.keys())]
-    document = {**commit_document(found), "changed": None if gone else sorted(changed)}
+    # The view has only the tables of the commit, so removed tables are added.
+    rows += [(name, "", "removed") for name in sorted(changed - commit.tables.keys())]
+    document = {**commit_document(commit), "changed": None if parent_is_gone else sorted(changed)}
     output.write(document, [*fact_lines(facts), *(["", *aligned(rows)] if rows else [])])
 
 
-def _parent_of(repository: "LanceRepository", found: "RepositoryCommit") -> "RepositoryCommit | None":
+def _parent_of(repository: "LanceRepository", commit: "RepositoryCommit") -> "RepositoryCommit | None":
     try:
-        return repository.head(found.parents[0]) if found.parents else None
+        return repository.head(commit.parents[0]) if commit.parents else None
     except NotFoundError:
         # The parent was collected, so nobody can tell what the commit changed.
         return None
@@ -336,12 +340,12 @@ def diff(repository: "LanceRepository", output: Output, range_: str, *, stat: bo
     # A...B is refused: commits of a repository are compared as they are, and not since a merge base.
     if not (before and dots and after) or after.startswith("."):
         raise click.UsageError("give the two commits as A..B, such as production..main")
-    found = repository.diff(before, after)
+    difference = repository.diff(before, after)
     # By the ids that the comparison found: a ref that moves meanwhile would give a view of another commit.
-    old, new = repository.at(found.before.id), repository.at(found.after.id)
+    old, new = repository.at(difference.before.id), repository.at(difference.after.id)
     documents: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
-    for table in found.tables:
+    for table in difference.tables:
         # A table that is in one commit only has no second version to compare with.
         count = table.rows().stat() if stat and table.kind == "changed" else None
         versions = {"before": _text(old, table.name), "after": _text(new, table.name)}
@@ -349,7 +353,7 @@ def diff(repository: "LanceRepository", output: Output, range_: str, *, stat: bo
         documents.append({"name": table.name, "kind": table.kind, **versions, **counted_rows})
         change = f"{versions['before'] or 'new'} -> {versions['after'] or 'gone'}"
         rows.append((table.kind, table.name, change, "" if count is None else str(count)))
-    document = {"before": found.before.id, "after": found.after.id, "tables": documents}
+    document = {"before": difference.before.id, "after": difference.after.id, "tables": documents}
     output.write(document, aligned(rows) or ["no table differs"])
 
 
@@ -357,65 +361,70 @@ def diff(repository: "LanceRepository", output: Output, range_: str, *, stat: bo
 @about_repository
 def channels(repository: "LanceRepository", output: Output) -> None:
     """List the channels: the commit each one names, since when, by whom, and whether it is held."""
-    found = repository.channels.list().values()
+    listed = repository.channels.list().values()
     rows = [
-        (each.name, each.commit[:12], time_of(each.entry.at), printable(each.entry.by) + _held(each.hold))
-        for each in found
+        (
+            channel.name,
+            channel.commit[:12],
+            time_of(channel.entry.at),
+            printable(channel.entry.by) + _held(channel.hold),
+        )
+        for channel in listed
     ]
-    output.write([channel_document(each) for each in found], aligned(rows, whole=(1, 2)) or ["no channels"])
+    output.write([channel_document(channel) for channel in listed], aligned(rows, uncut=(1, 2)) or ["no channels"])
 
 
 @click.command()
 @about_repository
 def tags(repository: "LanceRepository", output: Output) -> None:
     """List the repository tags: the commit each one names, since when, by whom and why."""
-    found = repository.tags.list().values()
+    listed = repository.tags.list().values()
     documents = [
         {
-            "name": each.name,
-            "commit": each.commit,
-            "created_by": each.created_by,
-            "created_at": each.created_at.isoformat(),
-            "message": each.message,
-            "properties": dict(each.properties),
+            "name": tag.name,
+            "commit": tag.commit,
+            "created_by": tag.created_by,
+            "created_at": tag.created_at.isoformat(),
+            "message": tag.message,
+            "properties": dict(tag.properties),
         }
-        for each in found
+        for tag in listed
     ]
     rows = [
-        (each.name, each.commit[:12], time_of(each.created_at), printable(each.created_by), first_line(each.message))
-        for each in found
+        (tag.name, tag.commit[:12], time_of(tag.created_at), printable(tag.created_by), first_line(tag.message))
+        for tag in listed
     ]
-    output.write(documents, aligned(rows, whole=(1, 2)) or ["no repository tags"])
+    output.write(documents, aligned(rows, uncut=(1, 2)) or ["no repository tags"])
 
 
-def commit_document(found: "RepositoryCommit") -> dict[str, Any]:
+def commit_document(commit: "RepositoryCommit") -> dict[str, Any]:
     """Return a commit of a repository as JSON shows it."""
     return {
-        "id": found.id,
-        "parents": list(found.parents),
-        "generation": found.generation,
-        "committed_at": found.committed_at.isoformat(),
-        "author": found.author,
-        "message": found.message,
-        "properties": dict(found.properties),
-        "tables": {name: str(at) for name, at in sorted(found.tables.items())},
+        "id": commit.id,
+        "parents": list(commit.parents),
+        "generation": commit.generation,
+        "committed_at": commit.committed_at.isoformat(),
+        "author": commit.author,
+        "message": commit.message,
+        "properties": dict(commit.properties),
+        "tables": {name: str(at) for name, at in sorted(commit.tables.items())},
     }
 
 
-def commit_line(found: "RepositoryCommit") -> str:
+def commit_line(commit: "RepositoryCommit") -> str:
     """Return the id and the message of a commit."""
-    return f"{found.short_id} {first_line(found.message)}"
+    return f"{commit.short_id} {first_line(commit.message)}"
 
 
-def channel_document(found: "Channel") -> dict[str, Any]:
+def channel_document(channel: "Channel") -> dict[str, Any]:
     """Return a channel as JSON shows it."""
     return {
-        "name": found.name,
-        "commit": found.commit,
-        "moved_at": found.entry.at.isoformat(),
-        "moved_by": found.entry.by,
-        "reason": found.entry.reason,
-        "hold": repository_hold_document(found.hold),
+        "name": channel.name,
+        "commit": channel.commit,
+        "moved_at": channel.entry.at.isoformat(),
+        "moved_by": channel.entry.by,
+        "reason": channel.entry.reason,
+        "hold": repository_hold_document(channel.hold),
     }
 
 

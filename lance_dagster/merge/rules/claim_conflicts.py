@@ -294,7 +294,7 @@ def _settle(
         _lose(loser, loss, claim_conflict, claimed=claim_conflict.by_source == loser.is_source)
     except InvalidInputError:
         # The predicate is about columns or fields that the loser's rows do not have by these names, so it is unknown
-        # which rows match is unknown.
+        # which rows match.
         change = "a column of the condition was dropped, or a field inside of one renamed"
         return replace(finding, options=(), advice=made_after_reset(change, loser.branch))
     rewritten = any(offsets & loser.of(number).rewritten for number, offsets in loss.undone.items())

@@ -37,9 +37,9 @@ means that all names are the same.
 class SharedKeys:
     """Rows of source and dest, by their fragments, whose key both sides have, and a condition for these keys.
 
-    Where the source wrote the keys 1 and 2 and the dest 2 and 3, these are the rows of key 2, and the condition is
-    `id = 2`. The condition is None where there is no such row, or where the keys cannot be written down. `on` are the
-    names that the key columns have on the dest.
+    Where the source wrote the keys 1 and 2 and the dest 2 and 3, these are the two rows of key 2, and the condition
+    lists key 2. The condition is None where there is no such row, or where the keys cannot be written down. `on` are
+    the names that the key columns have on the dest.
     """
 
     source: Mapping[int, BitMap]

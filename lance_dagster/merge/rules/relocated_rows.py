@@ -568,7 +568,7 @@ class _Replay:
             # This case comes first: a merge is recorded as Append, Update, Delete, Overwrite or Merge, whichever fits,
             # and whatever it took out may be among the rows that it put in.
             case _ if change.is_merge or _updates(change):
-                taken_out = [self._gone(rows, number, before, after) for number in before.fragments.ids]
+                taken_out = [self._taken_out(rows, number, before, after) for number in before.fragments.ids]
                 return _Rows(rows.addresses, _joined([rows.rewritten, *taken_out]))
             case Rewrite():
                 # Entries of the old fragments may stay, since their ids are never given again on this line.
@@ -625,7 +625,7 @@ class _Replay:
         base_rows = _all_rows(self.base, self.deleted)
         return {number: every - there.get(number, BitMap()) for number, every in base_rows.items()}
 
-    def _gone(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
+    def _taken_out(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""
         old, new = before.fragment(number), after.fragments.find(number)
         # Deletion files are never overwritten: the same file shows, without being read, that no row was taken out.

@@ -54,14 +54,14 @@ def separate_changes(source: MergeSide, dest: MergeSide) -> SeparateChanges:
         here = dest.fragments.place(number)
         if here is None or number in revived:
             continue
-        removed_here = _gone(source, dest, number, untouched=untouched)
+        removed_rows = _removed_rows(source, dest, number, untouched=untouched)
         moved, updated = source.rows.moved_from(number)
-        if removed_here is None or not moved <= removed_here or not updated <= removed_here:
+        if removed_rows is None or not moved <= removed_rows or not updated <= removed_rows:
             continue
         separate_ids.add(number)
-        if removed_here:
-            masked[here.id] = removed_here
-        removed += len(removed_here) - len(moved) - len(updated)
+        if removed_rows:
+            masked[here.id] = removed_rows
+        removed += len(removed_rows) - len(moved) - len(updated)
         updated_rows += len(updated)
     if not separate_ids:
         return NO_SEPARATE_CHANGES
@@ -95,7 +95,7 @@ def _same_files(fragment: Fragment, *others: Fragment) -> bool:
     return all(files == [(file.path, file.fields) for file in counterpart.files] for counterpart in others)
 
 
-def _gone(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -> BitMap | None:
+def _removed_rows(source: MergeSide, dest: MergeSide, number: int, *, untouched: bool) -> BitMap | None:
     """Return the rows the source took out of a fragment; None where only the general rules can tell.
 
     `untouched` says that neither side changed columns.

@@ -97,7 +97,9 @@ def choose_result(
 
 def _ambiguous(source: MergeSide, dest: MergeSide, names: Sequence[str]) -> Finding:
     did = f"{source.name} and {dest.name} have several merge bases, {', '.join(names)}"
-    conflict = Conflict(kind=HISTORY, unit=HISTORY, source=did, dest="the result is ambiguous: each base gives another")
+    conflict = Conflict(
+        kind=HISTORY, unit=HISTORY, source=did, dest="the result is ambiguous: each base gives a different result"
+    )
     return Finding(conflict=conflict, options=(), advice=made_after_reset("their merges crossed", source.branch))
 
 
@@ -145,7 +147,7 @@ class _DifferingRows:
             kind="rows",
             unit=f"{len(rows)} row{'s' * (len(rows) > 1)} {differing}",
             source=f"{self._source.name} has one state",
-            dest=f"{self._dest.name} has another one, and it is ambiguous which is newer",
+            dest=f"{self._dest.name} has another state, and it is ambiguous which is newer",
         )
         lookup = lambda: ConflictingRows(  # noqa: E731  # it is called when the rows are read
             source=_by_fragment(self._in_source, rows), dest=_by_fragment(self._in_dest, rows)

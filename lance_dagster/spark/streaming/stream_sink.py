@@ -28,7 +28,7 @@ from lance_dagster.spark.writer import check_visible
 from lance_dagster.table import LanceTable
 
 QUERY_ID, EPOCH_ID = "lance.streaming.queryId", "lance.streaming.epochId"
-# The id of the query, which is that of its checkpoint, where a stream has a name instead of it.
+# The id of the query, which is the id of its checkpoint, where a stream has a name instead of it.
 _CHECKPOINT = "lance_dagster.streaming.checkpoint"
 _QUERY_PROPERTY = "sql.streaming.queryId"
 
@@ -36,15 +36,17 @@ _QUERY_PROPERTY = "sql.streaming.queryId"
 def batch_version(
     table: LanceTable, branch: str, query: str, batch: int, *, checkpoint: str | None = None
 ) -> Version | None:
-    """Return the version that a batch of a query, or a later one of its batches, made on a branch; None without one.
+    """Return the version that a batch of a query, or a later batch of the query, made on a branch; None without one.
 
-    Versions are looked through from the newest to the last one that the query made. Those of another checkpoint are
-    passed over where both are known: its batches have numbers of their own.
+    Versions are looked through from the newest to the last version that the query made. Versions of another checkpoint
+    are passed over where both checkpoints are known: another checkpoint numbers its batches anew.
     """
     for number in reversed(table.branches.version_numbers(branch)):
         version = table.at(f"{branch}@{number}")
-        found = version.properties
-        if found.get(QUERY_ID) == query and (checkpoint is None or found.get(_CHECKPOINT, checkpoint) == checkpoint):
+        properties = version.properties
+        if properties.get(QUERY_ID) == query and (
+            checkpoint is None or properties.get(_CHECKPOINT, checkpoint) == checkpoint
+        ):
             # Batches are committed in their order, so an older version is of an earlier batch.
             return version if int(version.properties.get(EPOCH_ID, -1)) >= batch else None
     return None
@@ -72,7 +74,7 @@ def upsert_batches(
             `InvalidInputError` there.
         message: The message of each commit.
         properties: Kept with each commit, beside the id of the stream and the number of the batch.
-        **rules: Those of `upsert_frame`.
+        **rules: The rules of `upsert_frame`.
 
     Example:
         frames.writeStream.option("checkpointLocation", place).foreachBatch(upsert_batches(table, on=["id"])).start()
@@ -85,14 +87,14 @@ def upsert_batches(
             raise InvalidInputError(
                 "the id of the query is not known here; name the stream: upsert_batches(..., stream='orders')"
             )
-        made = batch_version(table, branch, query, batch, checkpoint=checkpoint)
-        if made is not None:
-            _check_repeated(made, query, batch, checkpoint)
+        batch_made = batch_version(table, branch, query, batch, checkpoint=checkpoint)
+        if batch_made is not None:
+            _check_repeated(batch_made, query, batch, checkpoint)
             return
-        kept = {**(properties or {}), **_properties(query, batch)}
+        commit_properties = {**(properties or {}), **_properties(query, batch)}
         if stream and checkpoint:
-            kept[_CHECKPOINT] = checkpoint
-        upsert_frame(df, table, on, branch, message=message, properties=kept, **rules)
+            commit_properties[_CHECKPOINT] = checkpoint
+        upsert_frame(df, table, on, branch, message=message, properties=commit_properties, **rules)
 
     return write
 
@@ -103,19 +105,19 @@ def _query_of(df: DataFrame) -> str | None:
     return (context.getLocalProperty(_QUERY_PROPERTY) if context is not None else None) or None
 
 
-def _check_repeated(made: Version, query: str, batch: int, checkpoint: str | None) -> None:
-    """Refuse to pass over a batch that may be another one than the batch of its number that was written.
+def _check_repeated(newest_version: Version, query: str, batch: int, checkpoint: str | None) -> None:
+    """Refuse to pass over a batch that may differ from the batch that was written under its number.
 
     Raises:
         InvalidInputError: A batch of a higher number was written, maybe by a query with another checkpoint.
     """
-    newest = int(made.properties[EPOCH_ID])
-    same = checkpoint is not None and checkpoint in (query, made.properties.get(_CHECKPOINT))
+    newest = int(newest_version.properties[EPOCH_ID])
+    same = checkpoint is not None and checkpoint in (query, newest_version.properties.get(_CHECKPOINT))
     # Spark repeats only the last batch of a query.
     if batch < newest and not same:
         raise InvalidInputError(
-            f"stream {query!r} has written batch {newest} in {made} and now gets batch {batch}: a query with a new "
-            "checkpoint numbers its batches from 0 again, so give it a new name: upsert_batches(..., "
+            f"stream {query!r} has written batch {newest} in {newest_version} and now gets batch {batch}: a query with "
+            "a new checkpoint numbers its batches from 0 again, so give it a new name: upsert_batches(..., "
             f"stream='{query}-2')"
         )
 
@@ -133,7 +135,7 @@ class _BatchFiles(WriterCommitMessage):
 
 
 class LanceStreamWriter(DataSourceStreamArrowWriter):
-    """Write one batch of a stream; Spark makes a new writer for each batch, and another one to commit it."""
+    """Write one batch of a stream; Spark makes a new writer for each batch, and a second writer to commit it."""
 
     def __init__(self, target: WriteTarget, uri: str, branch: str, *, overwrite: bool) -> None:
         """Keep where the rows go; with `overwrite`, each batch replaces all rows."""
@@ -154,14 +156,14 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
     # Spark's name of the argument.
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the files of all tasks as one version, unless the batch was committed before."""
-        written = [message for message in messages if isinstance(message, _BatchFiles)]
-        files = tuple(file for message in written for file in message.files)
+        task_files = [message for message in messages if isinstance(message, _BatchFiles)]
+        files = tuple(file for message in task_files for file in message.files)
         # A batch without rows changes nothing, unless it replaces all rows by none.
-        if not written or not (files or self._overwrite):
+        if not task_files or not (files or self._overwrite):
             return
         # The writer keeps the URI and not the table, because Spark sends it to the executors.
         table = LanceTable.open(self._uri, self._target.storage_options)
-        query = written[0].query
+        query = task_files[0].query
         if batch_version(table, self._branch, query, batchId) is not None:
             return
         save = table.overwrite if self._overwrite else table.append

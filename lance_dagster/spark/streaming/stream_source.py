@@ -7,7 +7,7 @@ it brought to the branch.
 An offset says how far a stream has come: the id of the branch, the number of a version, and its transaction, because
 another table may be made at the same place. Spark repeats a batch from its offsets after a failure. Everything that a
 batch reads follows from its two offsets and the versions, which do not change, so the repetition has the same rows.
-Spark does not keep the first offset of a stream. So it is repeated in each later one, as `first` and `snapshot`.
+Spark does not keep the first offset of a stream. So each later offset repeats it, as `first` and `snapshot`.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
 STREAM_OPTIONS = ("startingVersion", "maxVersionsPerTrigger", "ignoreDeletes", "updatesAsInserts", "skipChangeCommits")
-"""The options of a streaming read alone; `CHANGES` is another one, which decides the columns too."""
+"""The options of a streaming read alone; `CHANGES` is a further option, which decides the columns too."""
 CHANGES = "changes"
 _LATEST = "latest"
 Offset = dict[str, Any]
@@ -79,7 +79,7 @@ class StreamOptions:
         versions = options.get("maxVersionsPerTrigger")
         if versions is not None and (not versions.isdecimal() or int(versions) < 1):
             raise InvalidInputError(f"maxVersionsPerTrigger is a number of versions from 1 on, not {versions!r}")
-        found = cls(
+        stream_options = cls(
             branch=options.get("ref", MAIN),
             start=options.get("startingVersion"),
             versions=None if versions is None else int(versions),
@@ -88,9 +88,11 @@ class StreamOptions:
             updates_as_inserts=is_set(options, "updatesAsInserts"),
             skip=is_set(options, "skipChangeCommits"),
         )
-        if found.changes and (found.ignore_deletes or found.updates_as_inserts or found.skip):
+        if stream_options.changes and (
+            stream_options.ignore_deletes or stream_options.updates_as_inserts or stream_options.skip
+        ):
             raise InvalidInputError("changes=true reads all changes; leave ignoreDeletes and the like out")
-        return found
+        return stream_options
 
 
 def is_set(options: Mapping[str, str], name: str) -> bool:
@@ -117,9 +119,11 @@ class StreamPartition(InputPartition):
 class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Read one branch as a stream."""
 
-    def __init__(self, table: LanceTable, options: StreamOptions, schema: StructType, *, known: Version) -> None:
-        """Keep the table, and the Spark schema of the stream, whose columns the version `known` has."""
-        self._table, self._options, self._schema, self._known = table, options, schema, known
+    def __init__(
+        self, table: LanceTable, options: StreamOptions, schema: StructType, *, schema_version: Version
+    ) -> None:
+        """Keep the table, and the Spark schema of the stream, whose columns the version `schema_version` has."""
+        self._table, self._options, self._schema, self._known = table, options, schema, schema_version
         self._columns = [name for name in schema.names if not options.changes or name not in CHANGE_COLUMNS.names]
         # The newest version to read with the trigger `availableNow`.
         self._last: int | None = None
@@ -133,7 +137,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None or start == _LATEST:
             return _offset(branch_id, head, first=head.number, snapshot=start is None) | {"initial": True}
         number = self._starting_number(start, head.number)
-        # The changes of a version are the difference from the one before it, which the first version does not have.
+        # The changes of a version are the difference from its predecessor, which the first version does not have.
         begins = number == min(self._table.branches.version_numbers(branch)) and number == self._first_ever()
         before = self._version(number if begins else number - 1, f"startingVersion={start} needs")
         return _offset(branch_id, before, first=before.number, snapshot=begins) | {"initial": True}
@@ -196,7 +200,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the rows of one task; runs on an executor."""
-        # The signature is Spark's and allows any class; `partitions` makes only this one.
+        # The signature is Spark's and allows any class; `partitions` makes only this class.
         if isinstance(partition, StreamPartition):
             begin_task()
             for part in partition.parts:
@@ -229,12 +233,12 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if after.number <= self._known.number:
             return
-        own, known = self._table.schema(after).names, self._table.schema(self._known).names
-        # Another column may have the name by now.
+        own, columns_at_start = self._table.schema(after).names, self._table.schema(self._known).names
+        # A column counts as the same only if it is the same field: a new column may have its name.
         followed = {column.column.name for column in plan.columns_of(after)}
         missing = [name for name in self._columns if name not in own or name not in followed]
-        # A stream that reads all columns would silently lack a new one.
-        added = [name for name in own if name not in known] if self._columns == known else []
+        # A stream that reads all columns would silently lack a new column.
+        added = [name for name in own if name not in columns_at_start] if self._columns == columns_at_start else []
         if missing or added:
             what = f"lacks column {missing[0]!r}, which the stream reads" if missing else f"adds column {added[0]!r}"
             raise SchemaMismatchError(
@@ -271,12 +275,12 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._table.branches.get(branch).id
         except NotFoundError as error:
             raise InvalidInputError(
-                f"a stream follows a branch, and {branch!r} is none of {self._table.uri}; give the branch as ref, and "
-                "a tag or a version as startingVersion"
+                f"a stream follows a branch, and {branch!r} is not a branch of {self._table.uri}; give the branch as "
+                "ref, and a tag or a version as startingVersion"
             ) from error
 
     def _check_resumable(self, offset: Offset) -> None:
-        """Refuse to go on in another table or branch than the one that the offset is of.
+        """Refuse to go on in a table or a branch that the offset is not of.
 
         Raises:
             InvalidInputError: The branch or the table was made again.
@@ -287,8 +291,8 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         same = offset["branch"] == self._branch_id()
         # Versions of a branch that was made again have other transactions, or numbers that are not reached yet.
         if same and offset["version"] <= self._table.head(self._options.branch).number:
-            found = self._version(offset["version"], "the stream goes on from")
-            same = found.transaction == offset["transaction"]
+            version = self._version(offset["version"], "the stream goes on from")
+            same = version.transaction == offset["transaction"]
         else:
             same = False
         if not same:
@@ -302,19 +306,19 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _numbers_after(self, number: int) -> list[int]:
-        """Return the numbers of the versions after one.
+        """Return the numbers of the versions after a number.
 
         Raises:
-            VersionNotFoundError: Some of them were collected.
+            VersionNotFoundError: A version after the number was collected.
         """
-        known = self._table.branches.version_numbers(self._options.branch)
-        if not known or known[-1] < number:
+        listed = self._table.branches.version_numbers(self._options.branch)
+        if not listed or listed[-1] < number:
             raise self._made_again()
-        numbers = [found for found in known if found > number]
-        # Every version has the number after that of the one before it, so a gap is a version that is gone.
+        numbers = [later for later in listed if later > number]
+        # Every version has the number after the number of its predecessor, so a gap is a version that is gone.
         for before, after in itertools.pairwise([number, *numbers]):
             if after != before + 1:
-                raise self._gone(before + 1, "the stream needs", after)
+                raise self._missing_version(before + 1, "the stream needs", after)
         return numbers
 
     def _version(self, number: int, why: str) -> Version:
@@ -324,9 +328,9 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             later = self._table.branches.version_numbers(self._options.branch, after=number)
             if not later:
                 raise
-            raise self._gone(number, why, later[0]) from error
+            raise self._missing_version(number, why, later[0]) from error
 
-    def _gone(self, number: int, why: str, later: int) -> VersionNotFoundError:
+    def _missing_version(self, number: int, why: str, later: int) -> VersionNotFoundError:
         return VersionNotFoundError(
             f"{why} {self._options.branch}@{number} of {self._table.uri}, which was collected; start the stream with a "
             f"new checkpointLocation, with startingVersion={later + 1} or with all rows of the head"

@@ -40,7 +40,7 @@ def started(table: LanceTable, **options: str) -> LanceStreamReader:
     known = table.at(parsed.branch)
     own = readable_schema(table.schema(known))
     schema = StructType([*CHANGE_COLUMNS, *own]) if parsed.changes else own
-    reader = LanceStreamReader(LanceTable.open(table.uri), parsed, schema, known=known)
+    reader = LanceStreamReader(LanceTable.open(table.uri), parsed, schema, schema_version=known)
     return pickle.loads(pickle.dumps(reader))  # type: ignore[no-any-return]  # noqa: S301 - bytes of this test
 
 
@@ -315,7 +315,7 @@ def test_a_value_that_the_type_of_a_column_does_not_hold_is_named(table: LanceTa
         ({"maxVersionsPerTrigger": "0"}, "a number of versions from 1 on, not '0'"),
         ({"changes": "yes"}, "the option changes is true or false, not 'yes'"),
         ({"changes": "true", "ignoreDeletes": "true"}, "leave ignoreDeletes and the like out"),
-        ({"ref": "production"}, "a stream follows a branch, and 'production' is none of"),
+        ({"ref": "production"}, "a stream follows a branch, and 'production' is not a branch of"),
         ({"startingVersion": "dev"}, "which is not on branch 'main' of the stream"),
     ],
 )

@@ -81,7 +81,9 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
     else:
         anchored = _corresponding(base, through, matched, side.fields)
     kept_ids = (
-        _kept(side, through, matched) if side.anchor is not None else {field.id for field in side.manifest.fields}
+        _fields_kept(side, through, matched)
+        if side.anchor is not None
+        else {field.id for field in side.manifest.fields}
     )
     live = {field.id for field in side.manifest.fields}
     ids = {number: own for number, own in anchored.items() if own in kept_ids and own in live}
@@ -92,7 +94,7 @@ def columns_of(base: Manifest, side: SideHistory, matched: MatchedFragments) -> 
         for own, fields in _written_for_rows(change).items():
             number = origin.get(own)
             in_place[number] = in_place.get(number, frozenset()) | (fields & live)
-        for own, fields in _written(change).items():
+        for own, fields in _fields_beside_rows(change).items():
             number = origin.get(own)
             filled[number] = filled.get(number, frozenset()) | (fields & live)
         # A merge records these fields once for the version and not by fragment, so they count for rows of any fragment.
@@ -277,7 +279,7 @@ def _add_parents(base: Manifest, anchor: Manifest, matched_fields: dict[int, int
             matched_fields.setdefault(base_id, anchor_id)
 
 
-def _kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set[int]:
+def _fields_kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments) -> set[int]:
     """Return the ids of the anchor's fields that were never out of the schema since."""
     kept_ids = {field.id for field in anchor.fields}
     anchor_fields = named_fields(anchor)
@@ -423,7 +425,7 @@ def _children(manifest: Manifest) -> dict[int, list[int]]:
     return children
 
 
-def _written(change: Change) -> dict[int, frozenset[int]]:
+def _fields_beside_rows(change: Change) -> dict[int, frozenset[int]]:
     """Return by fragment which fields a version wrote beside rows that stayed where they were."""
     operation, before, after = change.operation, change.before, change.after
     # The mode of an update is not relied on: pylance leaves it to the caller to say that columns are written anew.
@@ -438,7 +440,7 @@ def _written(change: Change) -> dict[int, frozenset[int]]:
 
 def fields_written(change: Change) -> frozenset[int]:
     """Return the fields that a version wrote beside rows that stayed where they were, by its ids."""
-    return frozenset().union(*_written(change).values(), _columns_moved(change))
+    return frozenset().union(*_fields_beside_rows(change).values(), _columns_moved(change))
 
 
 def rows_in_place(change: Change) -> dict[int, BitMap]:

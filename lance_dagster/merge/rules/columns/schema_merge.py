@@ -135,7 +135,7 @@ class _SchemaMerge:
         # Where both cast a column and gave it one name, the two new columns are reported as two of one name.
         self._cast_apart = {self._paths[number] for number, _ in new_paths[0].items() ^ new_paths[1].items()}
 
-    def _found(
+    def _note_conflict(
         self,
         unit: str,
         did: tuple[str, str],
@@ -200,7 +200,7 @@ class _SchemaMerge:
         source, dest = drop_makers(self._source_side, base.id), change_makers(self._dest_side, base)
         did = f"{source} dropped it", f"{dest} changed it"
         unit = f"column {self._paths[base.id]}"
-        if self._found(unit, did) == DEST_WINS:
+        if self._note_conflict(unit, did) == DEST_WINS:
             self._fields[dest_id] = self._dest[dest_id]
             self._kept.add(dest_id)
 
@@ -212,7 +212,7 @@ class _SchemaMerge:
             did = f"{source} changed it", f"{dest} dropped it"
             unit = f"column {self._paths[base.id]}"
             # Its values are gone from the dest's files, or may be at the next compaction.
-            self._found(unit, did, (DEST_WINS,))
+            self._note_conflict(unit, did, (DEST_WINS,))
 
     def _changed_within(self, base: Field, fields: Mapping[int, Field], columns: SideColumns) -> bool:
         """Tell whether a side changed a field, or one inside of it."""
@@ -232,7 +232,7 @@ class _SchemaMerge:
         ]
         casters = [side.branch for side in sides if base.id in side.cast_fields]
         advice = f"drop it on {' and '.join(casters)} too, and try again"
-        self._found(f"column {self._paths[base.id]}", (did[0], did[1]), (), advice=advice)
+        self._note_conflict(f"column {self._paths[base.id]}", (did[0], did[1]), (), advice=advice)
 
     def _changed(self, base: Field, own: Field, filled: bool) -> bool:  # noqa: FBT001  # three facts of one field
         return (
@@ -270,7 +270,7 @@ class _SchemaMerge:
             f"{facet_makers(side, base.id, facet)} made its {facet.replace('_', ' ')} {value!r}"
             for side, value in sides
         ]
-        return self._found(f"column {self._paths[base.id]}", (did[0], did[1]))
+        return self._note_conflict(f"column {self._paths[base.id]}", (did[0], did[1]))
 
     @staticmethod
     def _added(fields: Mapping[int, Field], matched_ids: Mapping[int, int]) -> list[int]:
@@ -306,7 +306,7 @@ class _SchemaMerge:
             did = did if did[0].endswith("type") else (did[0], f"{did[1]} too")
             # The winner's column replaces the other with all fields inside: a list of fields of both could not be read,
             # and neither side made such a struct. The fields of a source that loses are left out with their parent.
-            if self._found(f"column {path}", did, advice=self._rename) != SOURCE_WINS:
+            if self._note_conflict(f"column {path}", did, advice=self._rename) != SOURCE_WINS:
                 return None
             for inner in subtree(self._dest_side.manifest.fields, same_named):
                 self._fields.pop(inner.id, None)
@@ -451,7 +451,7 @@ class _SchemaMerge:
         for field in list(self._fields.values()):
             if field.parent_id >= 0 and field.parent_id not in self._fields:
                 path = paths_of(self._dest_side.manifest.fields).get(field.id, field.name)
-                self._found(
+                self._note_conflict(
                     f"column {path}",
                     (
                         f"{self._who_dropped_around(field)} dropped the struct that contains it",
@@ -474,7 +474,7 @@ class _SchemaMerge:
             namesake = fields_by_name.setdefault((field.parent_id, field.name), field)
             if namesake is not field:
                 again = f"column {paths[field.id]}" in decided
-                self._found(
+                self._note_conflict(
                     f"column {paths[field.id] if again else field.name}",
                     (
                         f"{name_makers(self._source_side, field.name)} gave a column this name",
@@ -502,7 +502,7 @@ class _SchemaMerge:
             key_by = facet_makers(keyed, base_ids.get(field.id, NO_FIELD), "primary_key")
             null_by = facet_makers(nulled, base_ids.get(at.id, NO_FIELD), "nullable")
             did = f"{key_by} made it a primary key", f"{null_by} allowed nulls in {at.name!r}"
-            self._found(
+            self._note_conflict(
                 f"column {paths_of(fields)[field.id]}",
                 did if by_source else did[::-1],
                 (),
