@@ -159,7 +159,9 @@ def error_line(error: LanceDagsterError, table: str, as_command: Callable[[str, 
 def command_line(name: str, table: str, *words: str) -> str:
     """Return a call of the command as it is typed, in backquotes."""
     # The name of a subcommand of `repository` has two words.
-    return f"`{' '.join(map(quoted, ('lance-dagster', *name.split(), table, *words)))}`"
+    # A local path that begins with a hyphen would be taken for an option.
+    place = f"./{table}" if table.startswith("-") else table
+    return f"`{' '.join(map(quoted, ('lance-dagster', *name.split(), place, *words)))}`"
 
 
 def quoted(word: str) -> str:

@@ -61,7 +61,7 @@ from lance_dagster.repository.projection import (
     project,
     settle_tables,
 )
-from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
+from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
     VersionOptions,
@@ -410,7 +410,7 @@ class LanceRepository:
         *,
         channel: str | None = None,
         tables: Iterable[str] | None = None,
-        audit: AuditStaged | None = None,
+        audit: Callable[[Mapping[str, TableView]], None] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Published:
         """Merge a branch of many tables into `main` of the repository, all of them at once or none.
@@ -421,7 +421,8 @@ class LanceRepository:
             branch: The branch, such as `run/4f2a`.
             channel: A channel to promote to the commit. `production` is created where it does not exist.
             tables: The tables that have the branch; None for the tables that `fork` recorded.
-            audit: A function that gets the versions that would be published, and raises to refuse the publication.
+            audit: A function that gets the versions that would be published, as `at` returns them, and raises to refuse
+                the publication.
             **options: `message` is the commit message. `properties` are kept with the commit and with the merge in each
                 table. `strategy` resolves conflicts, as for `LanceTable.merge`. `retire=False` keeps the branches of
                 the tables, which are deleted otherwise. `create_channel=True` creates a channel other than
@@ -439,8 +440,13 @@ class LanceRepository:
         check_options(self.publish, options, PublishOptions)
         if tables is not None:
             tables = string_list("tables", tables, "shop/orders")
-        request = PublishRequest(branch=branch, channel=channel, options=options)
-        return publish_branch(self._context, request, tables=tables, audit=audit)
+        request, registry = PublishRequest(branch=branch, channel=channel, options=options), self._context.registry
+
+        def audit_views(tables: Mapping[str, TableVersion]) -> None:
+            if audit is not None:
+                run_audit(audit, {name: TableView(name, at, registry) for name, at in tables.items()})
+
+        return publish_branch(self._context, request, tables=tables, audit=None if audit is None else audit_views)
 
     def discard(self, branch: str, *, tables: Iterable[str] | None = None, reason: str = "") -> tuple[str, ...]:
         """End a branch, or its part in some tables, without publishing its rows.

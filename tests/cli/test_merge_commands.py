@@ -215,6 +215,20 @@ def test_a_hint_can_be_typed_as_it_is(torn: LanceTable) -> None:
     assert ("a", 12) in contents(torn)
 
 
+def test_a_hint_of_hard_names_can_be_typed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table whose name begins with a hyphen, and a partition whose key is empty."""
+    table = LanceTable.create(tmp_path / "-t", SCHEMA)
+    table.branches.create("run/1")
+    for branch in ("main", "run/1"):
+        table.replace_where("key = ''", entries("", 1 + len(branch)), branch=branch, partitions=[""])
+    monkeypatch.chdir(tmp_path)
+    hint = run("merge", "--", "-t", "run/1").stderr.splitlines()[1]
+    look, settle = hint.split("`")[1::2]
+    assert 0 == run(*shlex.split(look)[1:]).exit_code
+    assert 0 == run(*shlex.split(settle)[1:]).exit_code
+    assert [("", 6)] == contents(table)
+
+
 @pytest.mark.parametrize(
     "options,message,ticket",
     [

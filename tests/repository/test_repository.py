@@ -23,6 +23,7 @@ from lance_dagster import (
     RefNotFoundError,
     TableNotFoundError,
     TableVersion,
+    TableView,
     VersionNotFoundError,
 )
 from lance_dagster.repository.commits.snapshot import new_commit
@@ -303,9 +304,8 @@ def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
     repository.publish(first, channel="production")
     seen: list[int] = []
 
-    def audit(staged: object) -> None:
-        assert isinstance(staged, dict)
-        seen.append(LanceTable.open(tmp_path / "a.lance").count_rows(staged["a"].ref))
+    def audit(staged: Mapping[str, TableView]) -> None:
+        seen.append(staged["a"].read().num_rows)
         raise InvalidInputError("no")
 
     with pytest.raises(InvalidInputError, match="no"):
@@ -320,8 +320,8 @@ def test_an_audit_is_repeated_when_a_table_that_it_reads_moved(tmp_path: Path) -
     run(repository, 2, "a"), run(repository, 3, "b")
     seen: list[list[int]] = []
 
-    def audit(staged: Mapping[str, TableVersion]) -> None:
-        seen.append([repository.table(name).count_rows(staged[name].ref) for name in ("a", "b")])
+    def audit(staged: Mapping[str, TableView]) -> None:
+        seen.append([staged[name].count_rows() for name in ("a", "b")])
         if len(seen) == 1:
             repository.publish("run/3")
 

@@ -32,7 +32,8 @@ KINDS: tuple[ConflictKind, ...] = get_args(ConflictKind)
 EVERYTHING = "*"
 HISTORY: Literal["history"] = "history"
 _UNIT = re.compile(
-    r"(column|partition|version|metadata of column|(config|table_metadata|schema_metadata) key) .+"
+    # The key of a partition may be empty.
+    r"partition .*|(column|version|metadata of column|(config|table_metadata|schema_metadata) key) .+"
     r"|the whole table|rows (where .+|of any key)",
     re.DOTALL,
 )

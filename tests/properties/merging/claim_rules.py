@@ -26,7 +26,9 @@ def claim_conflicts(inputs: MergeInputs) -> Iterable[ExpectedConflict]:
                         "table", claim.what, hard=_differs(inputs.base, other) and _differs(inputs.base, side)
                     )
                     continue
-                yield from claimed(inputs, claim, side, other, hard=not restored)
+                # A write of which nothing is left claims nothing: the rows that it put are gone, and it removed none.
+                left = any(_matched(claim, snapshot) for snapshot in (inputs.base, side))
+                yield from claimed(inputs, claim, side, other, hard=left and not restored)
                 yield from _deleted_there(inputs, claim, other)
                 if any(set(claim.partitions) & set(one.partitions) for one in others):
                     yield ExpectedConflict("partition", claim.what, hard=False)
@@ -57,6 +59,10 @@ def claimed(
     for uid in (*new, *moved_by(inputs.base, other, beside=side)):
         if claim.matches(uid, other.named(other.rows[uid])):
             yield ExpectedConflict("partition", f"row {uid} where {claim.what}", hard)
+
+
+def _matched(claim: Claim, snapshot: Snapshot) -> bool:
+    return any(claim.matches(uid, snapshot.named(row)) for uid, row in snapshot.rows.items())
 
 
 def _deleted_there(inputs: MergeInputs, claim: Claim, other: Snapshot) -> Iterable[ExpectedConflict]:
