@@ -1,5 +1,6 @@
 """Two publishers over the same tables: what a run wrote reaches the readers of a channel whole or not at all."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,15 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InRange, LanceIOManager, LanceResource, Unique, build_publisher, build_table_checks
+from lance_dagster import (
+    InRange,
+    InvalidInputError,
+    LanceIOManager,
+    LanceResource,
+    Unique,
+    build_publisher,
+    build_table_checks,
+)
 
 
 class Shop:
@@ -130,6 +139,59 @@ def test_a_publisher_that_came_later_lags_behind_no_run(shop: Shop) -> None:
     shop.publishers.append(production)
     assert shop.run(shop.orders, shop.lines, production, number=3).success
     assert both(3) == shop.seen()
+
+
+def test_a_run_that_wrote_a_table_which_was_made_again_is_published_whole(shop: Shop) -> None:
+    """The record names the former table: *Materialize* publishes no part of the run, and `ref` publishes all of it."""
+    production = build_publisher([shop.orders, shop.lines])
+    shop.publishers.append(production)
+    for number in (1, 2):
+        assert shop.run(shop.orders, shop.lines, production, number=number).success
+    shutil.rmtree(shop.lance.uri_of("shop/lines"))
+    third = shop.run(shop.orders, shop.lines, production, number=3)
+    assert not third.success
+    repository = shop.lance.open_repository()
+    assert repository is not None
+    repository.remove_table("shop/lines")
+    repository.adopt(["shop/lines"])
+    assert shop.run(production).success
+    assert 2 == repository.at("production")["shop/orders"].count_rows()
+    assert shop.run(production, ref=f"run/{third.run_id}", reason="both tables").success
+    assert {"orders": [1, 2, 3], "lines": [3]} == shop.seen()
+
+
+def test_publishers_over_two_layers_publish_in_one_job(tmp_path: Path) -> None:
+    """The second publisher is not split where the first one has to be, so it publishes the run whole."""
+    shop = Shop(tmp_path)
+
+    @dg.asset(key_prefix="shop", ins={"orders": dg.AssetIn(["production", "shop", "orders"])})
+    def totals(orders: pa.Table) -> pa.Table:
+        return pa.table({"id": [orders.num_rows]})
+
+    tables = [shop.orders, totals]
+    defs = dg.Definitions(
+        assets=[*tables, build_publisher(tables), build_publisher(tables, tag="staging")],
+        asset_checks=[check for table in tables for check in build_table_checks(table, [Unique("id")])],
+        resources={"lance": shop.lance, "io_manager": LanceIOManager(lance=shop.lance)},
+        executor=dg.in_process_executor,
+    )
+    assert defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=shop.instance).success
+    assert {"orders": [0], "totals": [1]} == shop.seen() == shop.seen("staging")
+
+
+def test_a_table_that_may_be_skipped_and_a_layer_above_it_need_two_publishers() -> None:
+    """Dagster cannot split the graph that waits for optional outputs, so the definitions are refused."""
+
+    @dg.asset(key_prefix="shop", output_required=False)
+    def returns() -> None:
+        pass
+
+    @dg.asset(key_prefix="shop", deps=[["production", "shop", "returns"]])
+    def totals() -> None:
+        pass
+
+    with pytest.raises(InvalidInputError, match="give shop/totals a publisher of its own"):
+        build_publisher([returns, totals])
 
 
 def failures(result: dg.ExecuteInProcessResult, text: Callable[[str], bool]) -> list[str]:

@@ -117,6 +117,13 @@ class PublicationSearch:
             raise search.refusal(self.run.tag, chosen=bool(self.run.config.ref))
         refuse_branches_named(self.run.tag, search.publications)
         self._check_rollback(search.publications)
+        self._log(search)
+        return search.publications
+
+    def _log(self, search: SearchResult) -> None:
+        """Log what is not published, and why."""
+        if not search.publications:
+            self.run.context.log.info("nothing new for %s", self.run.tag)
         for reason in search.missing:
             self.run.context.log.warning("not published, so its readers are not run: %s", reason)
         for publication in search.publications:
@@ -125,7 +132,6 @@ class PublicationSearch:
             # A superseded branch loses no rows, so this is not a warning.
             for superseded in publication.superseded:
                 self.run.context.log.info("%s: %s", publication.name, superseded)
-        return search.publications
 
     def _publications_of_runs(self, nodes: Sequence[PromotedNode], search: SearchResult) -> list[Publication]:
         """Return the publications of tables, and of others that the same runs wrote: readers see a run as a whole."""

@@ -98,8 +98,7 @@ class PublishStep:
             ignored += self.run.refuse(publications, refused)
             if self.run.config.dry_run:
                 for publication in publications:
-                    verb = "roll back to" if is_rollback(publication) else "publish"
-                    self.run.context.log.info("dry run: would %s %s", verb, ", ".join(map(str, publication.audited)))
+                    self._log_dry_run(publication)
                 return
             merged = self._merge(publications, finished)
         finally:
@@ -110,6 +109,14 @@ class PublishStep:
         moved = [*(publication for publication in finished.values() if publication.candidate not in published), *merged]
         yield from self._report(moved, ignored)
         self._clean_up(moved)
+
+    def _log_dry_run(self, publication: Publication) -> None:
+        versions, previous = ", ".join(map(str, publication.audited)), publication.previous
+        if previous is not None and previous.ref == versions:
+            self.run.context.log.info("dry run: %s would stay at %s", publication.name, versions)
+        else:
+            change = f"roll {publication.name} back to" if is_rollback(publication) else f"publish {publication.name}:"
+            self.run.context.log.info("dry run: would %s %s", change, versions)
 
     def _report(self, moved: Sequence[Publication], ignored: Sequence[str]) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         """Yield the materializations of promoted nodes, and log those of nodes that this run does not select."""

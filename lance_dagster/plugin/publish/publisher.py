@@ -339,18 +339,29 @@ def _nodes_of(
 
 
 def _after_split_assets(nodes: list[PromotedNode], tables: Sequence[TableAsset]) -> list[PromotedNode]:
-    """Let each node depend on all candidates, where Dagster splits one of their multi-assets into several steps.
+    """Let each node depend on all candidates, where Dagster would split the publisher into several steps otherwise.
 
-    Dagster then splits each definition whose assets are at different depths of the graph. The steps of a split
-    publisher would each publish a part of the run; with equal dependencies all nodes have the same depth.
+    Where Dagster splits any definition, it splits each definition whose assets are at different depths of the graph:
+    where a multi-asset has assets around another asset, and where a candidate is computed from a table that another
+    publisher promotes, such as `totals` from `staging/orders`. The steps of a split publisher would each publish a part
+    of the run; with equal dependencies all nodes have the same depth.
+
+    Raises:
+        InvalidInputError: A candidate may be skipped, and a candidate is computed from a node of this publisher.
     """
     specs = [spec for table in tables for spec in _specs_of(table)]
     needs = {spec.key: [dep.asset_key for dep in spec.deps] for spec in specs}
     promoted = {node.promoted for node in nodes}
     # A candidate that is computed from a promoted node needs a publisher of several steps.
-    is_layered = any(not promoted.isdisjoint(upstream) for upstream in needs.values())
+    layered = [key for key, upstream in needs.items() if not promoted.isdisjoint(upstream)]
+    if layered:
+        _refuse_skippable(nodes, layered)
+        return nodes
     definitions = [table for table in tables if isinstance(table, dg.AssetsDefinition)]
-    if is_layered or not any(is_split(definition, needs) for definition in definitions):
+    # The key of a promoted node is that of its candidate after the name of the tag.
+    of_other_tags = {tuple(key.path[1:]) for upstream in needs.values() for key in upstream if key not in needs}
+    is_computed_from_others = any(tuple(key.path) in of_other_tags for key in needs)
+    if not (is_computed_from_others or any(is_split(definition, needs) for definition in definitions)):
         return nodes
     candidates = [dg.AssetDep(spec.key) for spec in specs]
     return [
@@ -361,6 +372,18 @@ def _after_split_assets(nodes: list[PromotedNode], tables: Sequence[TableAsset])
         )
         for node in nodes
     ]
+
+
+def _refuse_skippable(nodes: Sequence[PromotedNode], layered: Sequence[dg.AssetKey]) -> None:
+    # The publisher of tables that may be skipped is a graph, and Dagster cannot split a graph into steps.
+    skippable = [node.candidate.to_user_string() for node in nodes if node.spec.skippable]
+    if skippable:
+        above = ", ".join(key.to_user_string() for key in layered)
+        raise InvalidInputError(
+            f"one publisher cannot publish {', '.join(skippable)}, which may be skipped, and {above}, which is "
+            f"computed from a promoted table of this publisher: give {above} a publisher of its own, or let the asset "
+            "return None and store nothing (lance/allow_none) in place of skipping its output"
+        )
 
 
 def is_split(definition: dg.AssetsDefinition, needs: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> bool:

@@ -18,6 +18,7 @@ from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
+from lance_dagster.plugin.recorded_writes import is_marked
 from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, run_of
 from lance_dagster.table import LanceTable
 
@@ -195,6 +196,11 @@ class WholeCandidates:
         if head is None:
             return self.lost(node, run_ids)
         publication = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
+        candidate = RunChain.of(self.run.instance.get_run_by_id(run_ids[-1]), self.run.instance).candidate_id
+        if is_marked(head) and not self.run.record.writes_of_runs(candidate or run_ids[-1], run_ids, table):
+            reason = f"{head} was recorded for another table, which was removed from the repository or made again"
+            self._advice[reason] = "run the job again"
+            return [reason]
         merge = table.preview_merge(head)
         # Published already, and the branch is yet to be deleted: the other tables must not wait for it.
         if merge.already_merged:

@@ -210,7 +210,9 @@ def _published(
         # branches of the tables, so these idempotent steps are repeated.
         return _finished(repository, request, opened, _published_before(repository, opened, merged))
     if not opened.forked.names and not opened.forked.removed:
-        raise RefNotFoundError(branch, [], repository.root, "branch", "no table was forked to it; name the tables")
+        raise RefNotFoundError(
+            branch, [], repository.root, "branch", "no table was forked to it: name the tables that have it"
+        )
     staging = Staging(repository.registry)
     made = commit_tables(repository.logs, _request(repository, request, opened, staging=staging, audit=audit))
     commit = made.commit
