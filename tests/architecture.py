@@ -6,6 +6,7 @@ A rule reads source text with `ast` and never imports what it judges, so
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -81,63 +82,16 @@ IMPURE_MODULES = frozenset(
 IMPURE_CALLS = re.compile(
     r"^(open|io\.(open|FileIO)|print|input|.*\b(datetime|date|DateTime|pendulum)\.(now|utcnow|today))$"
 )
-# Words that say too little as a part of a name, and the words to use instead.
-WORDS = {
-    "alike": "equal, or the same",
-    "arbiter": "strategy",
-    "assembly": "result, or result builder",
-    "carrying": "applied change, or copied",
-    "clashes": "conflicts",
-    "contest": "conflict",
-    "contested": "in conflict",
-    "deed": "operation",
-    "deeds": "operations",
-    "disputed": "conflicts",
-    "doomed": "killed",
-    "drawing": "result builder",
-    "evolving": "schema operations",
-    "fate": "row change or claim",
-    "fates": "row changes",
-    "joining": "merge options, or the name of the result",
-    "judging": "classify, or conflict rules",
-    "keeping": "maintenance",
-    "ledger": "table",
-    "lone": "a string, or unpaired",
-    "mill": "concurrent runs",
-    "mine": "source",
-    "mirror": "replica, or the other direction",
-    "ours": "dest, or the package",
-    "question": "merge input, or request",
-    "questions": "merge inputs, or requests",
-    "recalled": "load recorded",
-    "standing": "ahead and behind",
-    "surveying": "branch status",
-    "theirs": "source, dest, pylance or the other writer",
-    "twin": "pair, copy or replica",
-    "twins": "pair, copy or replica",
-    "world": "model, or scenario",
-}
-# Words that are terms elsewhere, as the images of a changed row are in a change feed, and no terms of a merge rule.
-RULE_WORDS = {"images": "ids, or locations"}
-# Words that are plain in a test's name, which is a sentence, and no terms for a function or class of the package.
-DEFINITION_WORDS = {"brought": "inserted, introduced or assigned", "said": "described, or reason"}
-# Words that are plain as a part of a name, and say nothing as the whole name of a class.
-CLASS_WORDS = {
-    "draft": "a builder of the thing",
-    "elsewhere": "relocated rows",
-    "holder": "merge side",
-    "naming": "branch operations",
-    "note": "commit info",
-    "party": "merge side",
-    "parts": "table context",
-    "picking": "pick options",
-    "side": "merge side",
-    "terms": "retention policy",
-    "undoing": "revert",
-    "way": "change range",
-    "ways": "change ranges",
-    "work": "merge side",
-}
+# Words that name nothing of the field; a variable or argument of such a name does not say what it is.
+VAGUE = frozenset(
+    (
+        *("all_", "another", "asked", "beside", "both", "done", "each", "found", "given", "gone", "got", "had", "kept"),
+        *("known", "last", "left", "looked", "made", "one", "other", "read", "rest", "said", "seen", "several", "some"),
+        *("taken", "these", "thing", "things", "those", "told", "wanted", "whole", "written"),
+    )
+)
+# As a share of all variables and arguments. A word of the list may be the right one, such as `left` and `right`.
+MOST_VAGUE = 0.01
 # Words of comments and docstrings that a reader of the field knows from nowhere; those left out are plain English.
 PROSE = {
     "arbiter": "strategy",
@@ -474,46 +428,17 @@ def mocks(path: str, source: str) -> list[str]:
     return [f"{path}:{item.line}: {item.name}" for item in imported + patched]
 
 
-def words(path: str, source: str) -> list[str]:
-    """Names use the standard terms, so that a reader finds them in other code and in the documentation."""
-    named = chain(
-        ((node.name, node.lineno) for node in nodes(path, source, ast.FunctionDef)),
-        ((node.id, node.lineno) for node in nodes(path, source, ast.Name)),
-        ((node.attr, node.lineno) for node in nodes(path, source, ast.Attribute)),
-        ((node.arg, node.lineno) for node in nodes(path, source, ast.arg)),
-        ((node.arg, node.lineno) for node in nodes(path, source, ast.keyword) if node.arg),
-        ((part.removesuffix(".py"), 1) for part in PurePosixPath(path).parts),
+def vague_share(sources: Mapping[str, str]) -> float:
+    """The share of variables and arguments whose names name nothing of the field."""
+    bound = Counter(
+        name in VAGUE
+        for path, source in sources.items()
+        for name in chain(
+            (node.id for node in nodes(path, source, ast.Name) if isinstance(node.ctx, ast.Store)),
+            (node.arg for node in nodes(path, source, ast.arg)),
+        )
     )
-    classes = [(node.name, node.lineno) for node in nodes(path, source, ast.ClassDef)]
-    vague = ((name, line) for name, line in classes if name.strip("_").lower() in CLASS_WORDS)
-    functions = [(node.name, node.lineno) for node in nodes(path, source, ast.FunctionDef)]
-    defined = chain(functions, classes) if path.startswith(f"{PACKAGE}/") else ()
-    in_rules = nodes(path, source, ast.Name) if path.startswith(f"{PACKAGE}/merge/rules/") else ()
-    return [
-        *(f"{path}:{node.lineno}: {node.id}: say {RULE_WORDS[node.id]}" for node in in_rules if node.id in RULE_WORDS),
-        *(
-            f"{path}:{line}: {name}: say {WORDS[word]}"
-            for name, line in chain(named, classes)
-            for word in rejected(name)
-        ),
-        *(
-            f"{path}:{line}: {name}: say {DEFINITION_WORDS[word]}"
-            for name, line in defined
-            for word in words_of(name) & DEFINITION_WORDS.keys()
-        ),
-        *(f"{path}:{line}: {name}: say {CLASS_WORDS[name.strip('_').lower()]}" for name, line in vague),
-    ]
-
-
-@cache
-def rejected(name: str) -> Sequence[str]:
-    """The words of a name that say too little."""
-    return sorted(words_of(name) & WORDS.keys())
-
-
-def words_of(name: str) -> set[str]:
-    """The words of a name: one word, words with `_` between them, or words that each begin with a capital letter."""
-    return {part.lower() for part in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}
+    return bound[True] / max(bound.total(), 1)
 
 
 def prose(path: str, source: str) -> list[str]:
@@ -545,7 +470,6 @@ RULES: tuple[Rule, ...] = (
     options,
     assertions,
     mocks,
-    words,
     prose,
 )
 
