@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -62,9 +61,6 @@ _WHO_TAGS = (
     "dagster/sensor_name",
     "dagster/automation_condition_name",
 )
-# Dagster's database, the workers and the storage may have different clocks. The usual mistake is a clock that runs in
-# local time and counts as UTC, which is less than a day.
-_CLOCKS_DIFFER = timedelta(days=1)
 _SIMILAR_TAG = 0.8
 
 
@@ -402,11 +398,6 @@ def _of_root(run: dg.DagsterRun, instance: dg.DagsterInstance, run_ids: Iterable
     ]
 
 
-def chain_of(run_id: str | None, instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """Return a run and the runs that it continues, newest first; empty when Dagster does not know the run."""
-    return RunChain.of(instance.get_run_by_id(run_id or ""), instance).run_ids
-
-
 def who_launched(run: dg.DagsterRun) -> str:
     """Return the person or automation that launched a run, according to its tags; an empty text if they do not say."""
     return next((f"{tag.rpartition('/')[2]} {run.tags[tag]}" for tag in _WHO_TAGS if tag in run.tags), "")
@@ -472,12 +463,6 @@ def _finishes_parent(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     records = instance.get_records_for_run(parent.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
     succeeded = {record.event_log_entry.step_key for record in records}
     return {*parent.step_keys_to_execute} - succeeded <= {*run.step_keys_to_execute}
-
-
-def started_at(runs: dg.RunsFilter, instance: dg.DagsterInstance) -> datetime | None:
-    """Return a time before which none of some runs can have committed, or None when no run is recorded."""
-    created = [record.create_timestamp for record in instance.get_run_records(runs)]
-    return min(created).astimezone(UTC) - _CLOCKS_DIFFER if created else None
 
 
 def _ancestry(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -> Iterator[str]:

@@ -441,15 +441,6 @@ class Refs:
         old = not since.isdigit() or time.time() - int(since) > REMOVAL_SECONDS
         return self.store.deletes_conditionally() or old
 
-    def refuse_removed_elsewhere(self, branch: Branch) -> None:
-        """Refuse to replace the file of a branch that another process may be about to delete.
-
-        Raises:
-            ConflictError: Another process has the right to delete it, since the storage cannot delete conditionally.
-        """
-        if not self._is_free(branch):
-            raise self._removed_elsewhere("branch", branch.name)
-
     def _removed_elsewhere(self, kind: str, name: str) -> ConflictError:
         return ConflictError(
             f"{kind} {name!r} of {self.store.uri} is being deleted by another process, and this storage cannot delete "
