@@ -354,6 +354,10 @@ class LanceRepository:
         """Return the commit that a ref names; `at` says what `tables` means."""
         return self._context.resolve(ref, None if tables is None else string_list("tables", tables, "shop/orders"))
 
+    def newest_read(self) -> RepositoryCommit | None:
+        """Return the newest commit of `main` that this object has read or made, without a request; None for none."""
+        return self._context.logs.newest_read()
+
     def at(self, ref: str, *, tables: Iterable[str] | None = None) -> RepositoryView:
         """Return all tables as the commit of a ref has them.
 

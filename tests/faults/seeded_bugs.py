@@ -36,8 +36,8 @@ BUGS = (
     Bug(
         "a refused put is another writer's version",
         "history/commit.py",
-        "return None if found == data else (found, newest)\n",
-        "return found, newest\n",
+        "return None if stored == data else (stored, newest)\n",
+        "return stored, newest\n",
         ("create",),
     ),
     Bug(
@@ -57,8 +57,8 @@ BUGS = (
     Bug(
         "a refused put counts as done",
         "history/commit.py",
-        "        if found is not None:\n            # Equal",
-        "        if not problem:\n            return None\n        if found is not None:\n            # Equal",
+        "        if stored is not None:\n            # Equal",
+        "        if not problem:\n            return None\n        if stored is not None:\n            # Equal",
         ("overwrite", "append"),
     ),
     Bug(
@@ -184,28 +184,28 @@ BUGS = (
     Bug(
         "a deep clone is a table before its files are there",
         "placement/clone.py",
-        "            _copy_files(context, source, made.store, progress)\n"
-        "        _commit_first(context, source, made, manifest, properties=properties or {})\n",
-        "            _commit_first(context, source, made, manifest, properties=properties or {})\n"
-        "            _copy_files(context, source, made.store, progress)\n            return\n"
-        "        _commit_first(context, source, made, manifest, properties=properties or {})\n",
+        "            _copy_files(context, source, cloned.store, progress)\n"
+        "        _commit_first(context, source, cloned, manifest, properties=properties or {})\n",
+        "            _commit_first(context, source, cloned, manifest, properties=properties or {})\n"
+        "            _copy_files(context, source, cloned.store, progress)\n            return\n"
+        "        _commit_first(context, source, cloned, manifest, properties=properties or {})\n",
         ("clone deeply",),
     ),
     Bug(
         "an entry of main is put over another one",
         "repository/commits/ref_log.py",
-        "                if self.store.put_if_absent(path, data):\n                    return True\n",
-        "                self.store.put(path, data)\n                return True\n",
+        "                if self.store.put_if_absent(path, data):\n                    self._keep",
+        "                self.store.put(path, data)\n                if True:\n                    self._keep",
         ("publish 4", "publish 5"),
     ),
     Bug(
         "main names a commit before it is stored",
         "repository/publish/commit_tables.py",
-        '        logs.put_commit(commit, data)\n        made = next_entry(entry, "commit", commit.id, '
+        '        logs.put_commit(commit, data)\n        entry = next_entry(newest, "commit", commit.id, '
         "reason=request.message, by=commit.author)\n"
-        '        if logs.append("branch", request.branch, made):\n',
-        '        made = next_entry(entry, "commit", commit.id, reason=request.message, by=commit.author)\n'
-        '        if logs.append("branch", request.branch, made):\n'
+        '        if logs.append("branch", request.branch, entry):\n',
+        '        entry = next_entry(newest, "commit", commit.id, reason=request.message, by=commit.author)\n'
+        '        if logs.append("branch", request.branch, entry):\n'
         "            logs.put_commit(commit, data)\n",
         ("repository: publish",),
     ),

@@ -200,7 +200,7 @@ def test_a_view_of_a_ref_is_one_version(spark: SparkSession, tmp_table_uri: str)
         (
             {"ref": "main"},
             "SELECT 1L AS id",
-            "unknown option 'ref'; there are path, branch, vectors, replace_where, partitions, storage.<key>",
+            "ref names a version, which is read and never written",
         ),
         ({"branch": "nowhere"}, "SELECT 1L AS id", "no branch or tag 'nowhere'"),
         ({"vectors": "id=3"}, "SELECT 1L AS id", "the option vectors is name:length, separated by commas"),

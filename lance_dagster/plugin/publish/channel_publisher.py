@@ -322,7 +322,7 @@ class ChannelPublisher:
             views: The tables as the commit would name them.
         """
         # Another publisher may have committed since the tables were searched.
-        self.record.refresh()
+        self.record.follow()
         if lacking := self.divided(list(current.values())):
             raise PublishRefusedError(
                 f"{self.channel} would show a run in part", divided_reasons(current.values(), lacking, self.channel)

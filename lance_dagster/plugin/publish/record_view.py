@@ -58,6 +58,13 @@ class RecordView:
         self.__dict__.pop("head", None)
         self._candidates.clear()
 
+    def follow(self) -> None:
+        """Take the newest commit that the repository object has read since: the commit that a publication follows."""
+        newest = self.repository.newest_read()
+        if newest is not None and newest.id != self.head.id:
+            self.refresh()
+            self.__dict__["head"] = newest
+
     def table_id(self, table: LanceTable) -> str:
         """Return the identity of a table; empty for a table that no run recorded. Nothing is written."""
         if table.uri not in self._tables:

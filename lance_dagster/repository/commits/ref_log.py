@@ -145,6 +145,11 @@ class RefLogs:
                 return self._keep_newest(kind, name, self.entry(kind, name, number))
         raise StoreError(f"{self.store.uri}/{_folder(kind, name)} lists entries and does not have them")
 
+    def newest_read(self) -> RepositoryCommit | None:
+        """Return the newest commit of `main` that this object has read or made, without a request; None for none."""
+        entry = self._entries.get(("branch", MAIN))
+        return None if entry is None else self._commits.get(entry.commit)
+
     def _keep_newest(self, kind: RefKind, name: str, entry: RefEntry) -> RefEntry:
         # The log of an ended branch may be collected, and a later branch of the name counts from 1 again.
         if kind == "channel" or name == MAIN:
