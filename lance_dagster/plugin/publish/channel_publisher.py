@@ -116,7 +116,8 @@ class ChannelPublisher:
         chain: The run that publishes.
         about: Reason, person and run, kept with the commit and with the move of the channel.
         record: The record of the lake.
-        names: The names of the publisher's tables, in which readers see a run whole or not at all.
+        nodes: The promoted nodes of the publisher by the names of their tables, in which readers see a run whole or
+            not at all.
         divides: Whether a person chose what to publish, so that readers may see a run or a commit in part.
         started: The channel when the step started; None before the first promotion.
     """
@@ -126,7 +127,7 @@ class ChannelPublisher:
     chain: RunChain
     about: Mapping[str, str]
     record: RecordView
-    names: Collection[str]
+    nodes: Mapping[str, dg.AssetKey]
     divides: bool
     started: Channel | None = None
 
@@ -323,9 +324,9 @@ class ChannelPublisher:
         """
         # Another publisher may have committed since the tables were searched.
         self.record.follow()
-        if lacking := self.divided(list(current.values())):
+        if not self.divides and (lacking := self._divided_runs(current)):
             raise PublishRefusedError(
-                f"{self.channel} would show a run in part", divided_reasons(current.values(), lacking, self.channel)
+                f"{self.channel} would show a run in part", self.reasons_divided(current.values(), lacking)
             )
         # The tag of a version that is published as it is keeps its branch.
         refuse_deleted(
@@ -419,10 +420,29 @@ class ChannelPublisher:
         lacking = self.repository.channels.divided(self.channel, published, entry=entry, head=self.record.head)
         return {name: str(commit) for name, commit in lacking.items()} | self._divided_runs(published)
 
+    def reasons_divided(self, publications: Iterable[Publication], lacking: Mapping[str, str]) -> list[str]:
+        """Return why publications wait, given the tables that would lack what they show, and what a person can do."""
+        waiting, along = list(publications), ", ".join(dict.fromkeys(lacking.values()))
+        nodes = [*(publication.promoted for publication in waiting), *map(self.nodes.get, lacking)]
+        together = ", ".join(node.to_user_string() for node in nodes if node is not None)
+        lagging = ", ".join(lacking)
+        return [
+            f"{publication.name}: it waits with {lagging}: readers would see {along} in {publication.name} and not "
+            f"there, because another publisher brought it to {MAIN}, or {self.channel} was moved back from it: publish "
+            f"what {lagging} lacks, or materialize {together} together, with ref: {MAIN} and a reason"
+            for publication in waiting
+        ]
+
     def _divided_runs(self, published: Mapping[str, Publication]) -> dict[str, str]:
         """Return the tables of the publisher in which readers would lack a run that comes along from `main`."""
-        head, seen = self.record.head, {} if self.started is None else self.repository.head(self.started.commit).writes
-        ids = {name: at.id for name, at in head.tables.items() if name in self.names}
+        head, entry = self.record.head, None if self.started is None else self.started.entry
+        seen = {} if entry is None else dict(self.repository.head(entry.commit).writes)
+        # What another publisher has just committed for this channel is promoted first, with all of its tables.
+        for commit in self.repository.channels.unpromoted(self.channel, entry=entry, head=head):
+            parent = self.repository.head(commit.parents[0]) if commit.parents else None
+            changed = {commit.tables[name].id for name in commit.changed_from(parent) if name in commit.tables}
+            seen |= {table_id: commit.writes.get(table_id, NONE_CLOSED) for table_id in changed}
+        ids = {name: at.id for name, at in head.tables.items() if name in self.nodes}
         names = {table_id: name for name, table_id in ids.items()}
         # A table that no commit has shows nothing but what is published now.
         sources = {ids[name]: {source.branch for source in of.sources} for name, of in published.items() if name in ids}
@@ -713,17 +733,6 @@ class ChannelPublisher:
             else publication.about
         )
         return replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
-
-
-def divided_reasons(publications: Iterable[Publication], lacking: Mapping[str, str], channel: str) -> list[str]:
-    """Return why publications wait, given the tables that would lack what they show, and what a person can do."""
-    along = ", ".join(dict.fromkeys(lacking.values()))
-    return [
-        f"{publication.name}: it waits with {', '.join(lacking)}: readers would see {along} in {publication.name} and "
-        f"not there, because another publisher brought it to {MAIN}, or {channel} was moved back from it: publish what "
-        f"{', '.join(lacking)} lacks, or materialize all of these tables with ref: {MAIN} and a reason"
-        for publication in publications
-    ]
 
 
 def _is_kept(publication: Publication, staged: TableView | None) -> bool:

@@ -14,7 +14,6 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.format.layout import MAIN
-from lance_dagster.plugin.publish.channel_publisher import divided_reasons
 from lance_dagster.plugin.publish.dependencies import Dependencies
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import (
@@ -236,7 +235,7 @@ class PublicationSearch:
         lacking = self.run.publisher.divided(search.publications)
         if not lacking:
             return
-        search.missing += divided_reasons(search.publications, lacking, self.run.tag)
+        search.missing += self.run.publisher.reasons_divided(search.publications, lacking)
         # A run of *Materialize* succeeds, since it publishes whatever can be published.
         search.nothing_new |= self.run.is_alone
         search.refused += [] if self.run.is_alone else [publication.name for publication in search.publications]

@@ -73,7 +73,7 @@ class PublishingRun:
             chain=self.chain,
             about=self.about,
             record=self.record,
-            names=self.names_of(self.nodes),
+            nodes=dict(zip(self.names_of(self.nodes), (node.promoted for node in self.nodes), strict=True)),
             divides=bool(self.config.ref),
         )
         self.read_channel()
