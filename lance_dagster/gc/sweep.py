@@ -157,7 +157,7 @@ class Sweeper:
                 self._store.delete(version.entry.key)
 
     def delete_copies(self, settled: Sequence[StoredVersion]) -> bool:
-        """Delete the copies of settled versions; return True unless a branch of theirs was recovered meanwhile."""
+        """Delete the copies of settled versions; return False where one of their branches was recovered meanwhile."""
         # The oldest go first: after a crash the first version of a branch is missing, and nothing recovers it in part.
         self._delete(
             [version.entry for version in sorted(settled, key=lambda version: (version.branch, version.number))]

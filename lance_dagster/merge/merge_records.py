@@ -44,8 +44,12 @@ def origins(of: Lineage, parent: Lineage) -> str:
     """Return as text the versions that a version contains beyond its parent, and the versions it was picked from."""
     before = of.state.transaction.properties.get(PICKED_FROM, "") if of.state.transaction else ""
     # A pick of a pick keeps the earlier origins, so that the change is recognised by the branch it was first made on.
-    known = parent.contained
-    new = (_text(own, known.get(own, -1) + 1, last) for own, last in of.contained.items() if last > known.get(own, -1))
+    contained = parent.contained
+    new = (
+        _text(own, contained.get(own, -1) + 1, newest)
+        for own, newest in of.contained.items()
+        if newest > contained.get(own, -1)
+    )
     return " ".join(dict.fromkeys([*new, *before.split()]))
 
 
@@ -92,7 +96,7 @@ def claiming(
     # Origins have branch ids, versions of changes have branch names; the segments of the lineage translate.
     names = {line.id: line.branch for line in of.segments}
     picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
-    picked_versions = {f"{names[own]}@{last}" for own, _, last in picked if own in names}
+    picked_versions = {f"{names[own]}@{newest}" for own, _, newest in picked if own in names}
     return [
         change
         if inserted_anew(change)
@@ -103,15 +107,15 @@ def claiming(
     ]
 
 
-def _is_of(change: Change, other: Lineage) -> bool:
-    return any(0 <= last <= other.contained.get(own, -1) for own, _, last in _named(change, PICKED_FROM))
+def _is_of(change: Change, lineage: Lineage) -> bool:
+    return any(0 <= newest <= lineage.contained.get(own, -1) for own, _, newest in _named(change, PICKED_FROM))
 
 
-def _overlap(picked: Iterable[tuple[str, int, int]], other: Lineage, base: Lineage) -> bool:
+def _overlap(picked: Iterable[tuple[str, int, int]], lineage: Lineage, base: Lineage) -> bool:
     """Tell whether a side has a version that was picked, and the merge base does not have it."""
     return any(
-        max(first, base.contained.get(own, -1) + 1) <= min(last, other.contained.get(own, -1))
-        for own, first, last in picked
+        max(first, base.contained.get(own, -1) + 1) <= min(newest, lineage.contained.get(own, -1))
+        for own, first, newest in picked
     )
 
 
@@ -122,8 +126,8 @@ def _named(change: Change, key: str) -> list[tuple[str, int, int]]:
     return [(match[1], int(match[2] or match[3]), int(match[3])) for match in origins]
 
 
-def _text(branch_id: str, first: int, last: int) -> str:
-    return f"{branch_id}@{last}" if first == last else f"{branch_id}@{first}-{last}"
+def _text(branch_id: str, first: int, newest: int) -> str:
+    return f"{branch_id}@{newest}" if first == newest else f"{branch_id}@{first}-{newest}"
 
 
 _FEW_RECORDS = 8
@@ -174,7 +178,7 @@ def _merged_at(record: str) -> int:
 
 
 def _told_apart(deleted: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the deleted branches whose records are needed: `branch` has rows of theirs that the merge base lacks."""
+    """Return the deleted branches with rows on `branch` that the merge base lacks: their records are needed."""
     refs, versions = of
     try:
         head = versions.head(branch)

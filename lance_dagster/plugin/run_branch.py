@@ -364,6 +364,11 @@ def is_never_written(table: "LanceTable", version: "Version") -> bool:
     return all(commit.number == 1 or commit.operation in WITHOUT_ROWS for commit in table.log(version))
 
 
+def candidate_of(run_id: str, instance: dg.DagsterInstance) -> str:
+    """Return the id of the candidate that a run belongs to; the id of the run where Dagster does not know the run."""
+    return RunChain.of(instance.get_run_by_id(run_id), instance).candidate_id or run_id
+
+
 def family_of(run_id: str, instance: dg.DagsterInstance, run_ids: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a run and the re-executions that continue it, oldest first.
 

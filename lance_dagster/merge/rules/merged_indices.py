@@ -52,8 +52,8 @@ class ResultFragments:
         """Return the files of a fragment and its deleted rows; None where the result does not have it."""
         merged = self.changed.get(number) or self.added.get(number)
         if merged is not None:
-            gone = self.deleted(self.manifest, merged.fragment) if merged.deleted is None else merged.deleted
-            return (*merged.fragment.files, *merged.files), gone
+            deleted = self.deleted(self.manifest, merged.fragment) if merged.deleted is None else merged.deleted
+            return (*merged.fragment.files, *merged.files), deleted
         fragment = None if number in self.removed else self.manifest.fragments.find(number)
         return None if fragment is None else (fragment.files, self.deleted(self.manifest, fragment))
 
@@ -75,36 +75,36 @@ def indices_taken_over(history: SideHistory, base: Manifest, result: ResultFragm
     if any(defers_indices(indices_of(version)) for version in (source, result.dest)):
         return ()
     before, new, own = map(_by_name, (base, source, result.dest))
-    found: list[IndexMetadata] = []
+    taken_over: list[IndexMetadata] = []
     for name, segments in new.items():
         if _uuids(new, name) == _uuids(before, name) or _uuids(own, name) != _uuids(before, name):
             continue
         if source.stable_row_ids and any(_names_others(index, history, result) for index in segments):
             continue
-        taken = _taken(segments, source, result)
+        covering = _taken(segments, source, result)
         # An index that the dest has as well is replaced only by an index that answers for as many fragments.
-        if _covered_by_dest(name, result) <= _union(taken):
-            found += taken
-    return tuple(replace(index, dataset_version=result.dest.version) for index in found)
+        if _covered_by_dest(name, result) <= _union(covering):
+            taken_over += covering
+    return tuple(replace(index, dataset_version=result.dest.version) for index in taken_over)
 
 
 def _names_others(index: IndexMetadata, history: SideHistory, result: ResultFragments) -> bool:
     """Tell whether an index may name a fragment of which the result has another one under the same id."""
     source = history.manifest
     after = [change.after for change in history.since if change.after is not None]
-    first = next((each for each in after if index.uuid in {own.uuid for own in indices_of(each)}), source)
+    first = next((version for version in after if index.uuid in {own.uuid for own in indices_of(version)}), source)
     newest = first.max_fragment_id or 0
     for number in result.ids & BitMap(range(newest + 1)):
-        fragment, found = source.fragments.find(number), result.find(number)
+        fragment, files = source.fragments.find(number), result.find(number)
         same = {file.path for file in fragment.files} if fragment is not None else set()
-        if found is not None and same.isdisjoint(file.path for file in found[0]):
+        if files is not None and same.isdisjoint(file.path for file in files[0]):
             return True
     return False
 
 
 def _taken(segments: Iterable[IndexMetadata], source: Manifest, result: ResultFragments) -> list[IndexMetadata]:
     """Return the segments of an index that cover fragments of the result."""
-    taken: list[IndexMetadata] = []
+    covering: list[IndexMetadata] = []
     for index in segments:
         fields, own = (*index.fields, *index.covering_fields), covered_fragments(index)
         if own is None or not all(number in result.from_source for number in fields):
@@ -116,7 +116,7 @@ def _taken(segments: Iterable[IndexMetadata], source: Manifest, result: ResultFr
         covered = BitMap(number for number in own if _has_values(number, source, indexed, result))
         # An index that was made on an empty table covers nothing, and says how the rows are to be indexed.
         if covered or not own:
-            taken.append(
+            covering.append(
                 replace(
                     index,
                     fields=tuple(result.from_source[number] for number in index.fields),
@@ -124,15 +124,15 @@ def _taken(segments: Iterable[IndexMetadata], source: Manifest, result: ResultFr
                     bitmap=covered.serialize(),
                 )
             )
-    return taken
+    return covering
 
 
 def _has_values(number: int, source: Manifest, indexed: Collection[int], result: ResultFragments) -> bool:
     """Tell whether an index of the source has all rows of a fragment of the result, with their values."""
-    fragment, found = source.fragments.find(number), result.find(number)
-    if fragment is None or found is None:
+    fragment, stored = source.fragments.find(number), result.find(number)
+    if fragment is None or stored is None:
         return False
-    files, deleted = found
+    files, deleted = stored
     places = {(path, result.from_source.get(field), at) for path, field, at in _places(fragment.files, indexed)}
     in_result = {result.from_source.get(field) for field in indexed}
     if places != set(_places(files, in_result)):
@@ -158,12 +158,12 @@ def _union(indices: Iterable[IndexMetadata]) -> BitMap:
 
 
 def _by_name(manifest: Manifest) -> _Segments:
-    found: dict[str, list[IndexMetadata]] = {}
+    by_name: dict[str, list[IndexMetadata]] = {}
     for index in indices_of(manifest):
         # Indices without fields are bookkeeping of Lance.
         if index.fields:
-            found.setdefault(index.name, []).append(index)
-    return found
+            by_name.setdefault(index.name, []).append(index)
+    return by_name
 
 
 def _uuids(indices: _Segments, name: str) -> set[str]:

@@ -419,21 +419,21 @@ class _Build:
         Raises:
             InvalidInputError: The fragment ids are used up.
         """
-        source, before, taken = self.sides[0].manifest, self.sides[1].manifest, self.rows.builder.edits.taken_rows
-        own = [number for number in source.fragments.ids if number in taken]
+        source, before, taken_rows = self.sides[0].manifest, self.sides[1].manifest, self.rows.builder.edits.taken_rows
+        own = [number for number in source.fragments.ids if number in taken_rows]
         # `max_fragment_id` counts fragments that are gone as well. Fragments of one line are matched by id, so an id
         # that was given once must never be given to another fragment.
-        last = -1 if before.max_fragment_id is None else before.max_fragment_id
-        first = max(last, max(before.fragments.ids, default=-1)) + 1
+        largest = -1 if before.max_fragment_id is None else before.max_fragment_id
+        first = max(largest, max(before.fragments.ids, default=-1)) + 1
         # Where the dest never gave any of the ids to a fragment, as in a fast-forward, they stay: indices of the source
         # name the fragments by them.
         new_ids = dict(zip(own, own if min(own, default=0) >= first else count(first), strict=False))
-        last = max(new_ids.values(), default=first - 1)
-        if last > MAX_FRAGMENT_ID:
+        largest = max(new_ids.values(), default=first - 1)
+        if largest > MAX_FRAGMENT_ID:
             raise InvalidInputError(
                 f"version {before.version} has a fragment {first - 1}; there are no more ids after it"
             )
-        return new_ids, last + 1
+        return new_ids, largest + 1
 
     def _updated_in_place(self, new_ids: Mapping[int, int]) -> frozenset[int] | None:
         source, edits = self.sides[0], self.rows.builder.edits
@@ -478,8 +478,8 @@ class _Build:
         manifest = drop_indices(result.manifest, {index.name for index in indices})
         if indices:
             # Fragments that are gone are still in an index, so their ids must never be given to fragments of the dest.
-            last = max(source.manifest.max_fragment_id or 0, manifest.max_fragment_id or 0)
-            manifest = replace(manifest, max_fragment_id=last)
+            largest = max(source.manifest.max_fragment_id or 0, manifest.max_fragment_id or 0)
+            manifest = replace(manifest, max_fragment_id=largest)
         return manifest, indices
 
     def _updated_without_columns(self) -> Iterator[tuple[int, int]]:

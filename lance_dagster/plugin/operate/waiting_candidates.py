@@ -36,7 +36,7 @@ from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_written, run_of
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, candidate_of, is_written, run_of
 from lance_dagster.plugin.table_asset import WatchedTable
 from lance_dagster.repository.candidates.writes import RecordedWrite
 
@@ -146,11 +146,10 @@ class WaitingCandidates:
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
         """Return whether every write of a run and its re-executions to a table was dropped from publication."""
-        candidate = RunChain.of(self.instance.get_run_by_id(run_id), self.instance).candidate_id
         record = self.log.record
         if record is None:
             return False
-        writes = record.writes_of_runs(candidate, self.runs_of(run_id), table)
+        writes = record.writes_of_runs(candidate_of(run_id, self.instance), self.runs_of(run_id), table)
         return bool(writes) and all(record.is_dropped(write) for write in writes)
 
     def runs_of(self, run_id: str) -> tuple[str, ...]:

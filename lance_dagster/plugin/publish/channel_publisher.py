@@ -436,19 +436,19 @@ class ChannelPublisher:
     def _divided_runs(self, published: Mapping[str, Publication]) -> dict[str, str]:
         """Return the tables of the publisher in which readers would lack a run that comes along from `main`."""
         head, entry = self.record.head, None if self.started is None else self.started.entry
-        seen = {} if entry is None else dict(self.repository.head(entry.commit).writes)
+        visible = {} if entry is None else dict(self.repository.head(entry.commit).writes)
         # What another publisher has just committed for this channel is promoted first, with all of its tables.
         for commit in self.repository.channels.unpromoted(self.channel, entry=entry, head=head):
             parent = self.repository.head(commit.parents[0]) if commit.parents else None
             changed = {commit.tables[name].id for name in commit.changed_from(parent) if name in commit.tables}
-            seen |= {table_id: commit.writes.get(table_id, NONE_CLOSED) for table_id in changed}
+            visible |= {table_id: commit.writes.get(table_id, NONE_CLOSED) for table_id in changed}
         ids = {name: at.id for name, at in head.tables.items() if name in self.nodes}
         names = {table_id: name for name, table_id in ids.items()}
         # A table that no commit has shows nothing but what is published now.
         sources = {ids[name]: {source.branch for source in of.sources} for name, of in published.items() if name in ids}
 
         def is_seen(write: RecordedWrite) -> bool:
-            if write.number in seen.get(write.table_id, NONE_CLOSED).published or self.record.is_dropped(write):
+            if write.number in visible.get(write.table_id, NONE_CLOSED).published or self.record.is_dropped(write):
                 return True
             # The publication brings what `main` has of its tables, and the branches that it merges.
             of_table = sources.get(write.table_id)
@@ -457,7 +457,7 @@ class ChannelPublisher:
         lacking: dict[str, str] = {}
         for table_id in sources:
             # Mostly `main` has nothing that readers of the channel do not see already, and nothing is read.
-            along = head.writes.get(table_id, NONE_CLOSED).published - seen.get(table_id, NONE_CLOSED).published
+            along = head.writes.get(table_id, NONE_CLOSED).published - visible.get(table_id, NONE_CLOSED).published
             for write in self.record.repository.record.read((table_id, number) for number in along):
                 for sibling in self.record.of_candidate(write.request.candidate):
                     of_same_run = sibling.request.origin == write.request.origin and sibling.table_id in names

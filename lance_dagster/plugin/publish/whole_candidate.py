@@ -19,7 +19,7 @@ from lance_dagster.plugin.publish.publication import Opened, Publication, publis
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.recorded_writes import is_marked
-from lance_dagster.plugin.run_branch import RunChain, branch_of, is_over, run_of
+from lance_dagster.plugin.run_branch import RunChain, branch_of, candidate_of, is_over, run_of
 from lance_dagster.table import LanceTable
 
 
@@ -172,9 +172,7 @@ class WholeCandidates:
             is_kept: Whether the run has a branch still, so that a run without recorded writes wrote nothing.
         """
         self.run.record.refresh()
-        candidate = (
-            RunChain.of(self.run.log.instance.get_run_by_id(run_id), self.run.log.instance).candidate_id or run_id
-        )
+        candidate = candidate_of(run_id, self.run.instance)
         writes = self.run.record.writes_of_runs(candidate, [run_id], table)
         is_closed = all(self.run.record.is_published(write) or self.run.record.is_dropped(write) for write in writes)
         if is_closed and (writes or is_kept):
@@ -196,8 +194,8 @@ class WholeCandidates:
         if head is None:
             return self.lost(node, run_ids)
         publication = Publication(candidate=node.candidate, promoted=node.promoted, table=table, previous=previous)
-        candidate = RunChain.of(self.run.instance.get_run_by_id(run_ids[-1]), self.run.instance).candidate_id
-        if is_marked(head) and not self.run.record.writes_of_runs(candidate or run_ids[-1], run_ids, table):
+        candidate = candidate_of(run_ids[-1], self.run.instance)
+        if is_marked(head) and not self.run.record.writes_of_runs(candidate, run_ids, table):
             reason = f"{head} was recorded for another table, which was removed from the repository or made again"
             self._advice[reason] = "run the job again"
             return [reason]

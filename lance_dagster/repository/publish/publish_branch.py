@@ -214,11 +214,13 @@ def _published(
             branch, [], repository.root, "branch", "no table was forked to it: name the tables that have it"
         )
     staging = Staging(repository.registry)
-    made = commit_tables(repository.logs, _request(repository, request, opened, staging=staging, audit=audit))
-    commit = made.commit
+    committed_tables = commit_tables(
+        repository.logs, _request(repository, request, opened, staging=staging, audit=audit)
+    )
+    commit = committed_tables.commit
     # A later commit may have removed a table of the branch.
     names = tuple(name for name in opened.forked.names if name in commit.tables)
-    committed = Committed(commit=commit, changed=made.changed, staging=staging, head=commit, names=names)
+    committed = Committed(commit=commit, changed=committed_tables.changed, staging=staging, head=commit, names=names)
     return _finished(repository, request, opened, committed)
 
 
