@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -135,7 +134,7 @@ def about_table(command: F) -> F:
     @functools.wraps(command)
     def wrapped(table: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
         # Before the table is opened: an error of opening it suggests commands too.
-        remember_table(table)
+        remember_place(table)
         opened, ref = _open_table(table, storage_options_from(storage_options))
         # A URI that a program printed may name a version too; then the subcommand uses that version.
         if ref is not None:
@@ -146,80 +145,69 @@ def about_table(command: F) -> F:
 
 
 def about_repository(command: F) -> F:
-    """Add the argument ROOT and the options that every subcommand takes.
+    """Add the argument LAKE and the options that every subcommand takes.
 
     The function is called with `repository` (a `LanceRepository`) and `output` (an `Output`) in addition to its own
     arguments.
     """
 
-    @click.argument("root", metavar="ROOT", type=click.Path())
+    @click.argument("root", metavar="LAKE", type=click.Path())
     @with_storage_options
     @functools.wraps(command)
     def wrapped(root: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
-        # Imported by the call: help and completion must not wait for pylance and pyarrow.
-        from lance_dagster.repository import LanceRepository
-
         # Before the repository is opened: an error of opening it suggests commands too.
-        remember_table(root)
-        repository = LanceRepository.open(root, storage_options_from(storage_options))
+        remember_place(root)
+        repository = _open_repository(root, storage_options_from(storage_options))
         return command(repository=repository, output=Output(as_json), **own)
 
     return wrapped  # type: ignore[return-value]  # click replaces the function anyway
 
 
-def about_place(command: F) -> F:
-    """Add the argument LAKE, which may be a repository or a table, and the options that every subcommand takes.
-
-    The function is called with `place` (a `LanceRepository` or a `LanceTable`) and `output` (an `Output`) in addition
-    to its own arguments.
-    """
-
-    @click.argument("place", metavar="LAKE", type=click.Path())
-    @with_storage_options
-    @functools.wraps(command)
-    def wrapped(place: str, storage_options: Sequence[str], *, as_json: bool, **own: object) -> object:
-        # Before anything is opened: an error of opening it suggests commands too.
-        remember_table(place)
-        opened = _open_place(place, storage_options_from(storage_options))
-        return command(place=opened, output=Output(as_json), **own)
-
-    return wrapped  # type: ignore[return-value]  # click replaces the function anyway
-
-
-def _open_place(uri: str, storage_options: Mapping[str, str]) -> "LanceRepository | LanceTable":
-    from lance_dagster.history.table_uri import is_table_uri
+def _open_repository(uri: str, storage_options: Mapping[str, str]) -> "LanceRepository":
+    """Open a repository; pylance and pyarrow are loaded only here, since help and completion must not wait for them."""
     from lance_dagster.repository import LanceRepository
     from lance_dagster.table import LanceTable
 
-    if is_table_uri(uri):
-        name = click.get_current_context().info_name
-        raise click.UsageError(f"{name} takes a whole repository or table; leave out 'lance+' and '?ref='")
-    with suppress(NotFoundError):
-        return LanceRepository.open(uri, storage_options)
     try:
-        return LanceTable.open(uri, storage_options)
-    except TableNotFoundError as error:
-        raise NotFoundError(f"no Lance table at {uri}, and no repository; check the path") from error
+        return LanceRepository.open(uri, storage_options)
+    except NotFoundError as error:
+        if not LanceTable.exists(uri, storage_options):
+            raise
+        name = click.get_current_context().info_name
+        raise NotFoundError(
+            f"{uri} is a table, and {name} needs the lake above it; `lance-dagster table` has the commands of a table"
+        ) from error
 
 
-def remember_table(table: str) -> None:
-    """Keep TABLE as it was typed, for commands that error messages suggest."""
+def remember_place(place: str) -> None:
+    """Keep LAKE or TABLE as it was typed, for commands that error messages suggest."""
     # In the outermost context: the error is printed there, when the context of the subcommand has ended.
-    click.get_current_context().find_root().obj = table
+    click.get_current_context().find_root().obj = place
 
 
-def table_as_typed() -> str:
-    """Return TABLE as it was typed."""
+def place_as_typed() -> str:
+    """Return LAKE or TABLE as it was typed."""
     return str(click.get_current_context().find_root().obj)
 
 
 def _open_table(uri: str, storage_options: Mapping[str, str]) -> tuple["LanceTable", str | None]:
     """Open a table, and return it with the ref its URI names, if any; pylance and pyarrow are loaded only here."""
     from lance_dagster.history.table_uri import is_table_uri, parse_version_uri
+    from lance_dagster.repository.commits.ref_log import MARKER
+    from lance_dagster.store import open_store
     from lance_dagster.table import LanceTable
 
     if not is_table_uri(uri):
-        return LanceTable.open(uri, storage_options), None
+        try:
+            return LanceTable.open(uri, storage_options), None
+        except TableNotFoundError as error:
+            if open_store(uri, storage_options).get(MARKER) is None:
+                raise
+            name = click.get_current_context().info_name
+            raise NotFoundError(
+                f"{uri} is a lake, and `table {name}` needs one of its tables, such as {uri.rstrip('/')}/orders.lance; "
+                "`lance-dagster tables` lists them"
+            ) from error
     version_uri = parse_version_uri(uri)
     if version_uri.table is None:
         return LanceTable.open(version_uri.location, storage_options), version_uri.ref

@@ -123,27 +123,27 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
 }
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
 REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
-    "channels.delete": ("repository delete-channel", lambda name, reason: (name, "--reason", reason)),
-    "channels.promote": ("repository promote", lambda name, at: ("--channel", name, "--at", at)),
-    "channels.release": ("repository release", lambda name, reason: ("--channel", name, "--reason", reason)),
+    "channels.delete": ("delete-channel", lambda name, reason: (name, "--reason", reason)),
+    "channels.promote": ("promote", lambda name, at: ("--channel", name, "--at", at)),
+    "channels.release": ("release", lambda name, reason: ("--channel", name, "--reason", reason)),
     "channels.rollback": (
         "rollback",
         lambda name, tables, to, reason: (
             *("--channel", name, "--tables", ",".join(tables), "--to", to, "--reason", reason),
         ),
     ),
-    "tags.delete": ("repository tag", _delete_tag),
+    "tags.delete": ("tag", _delete_tag),
 }
-"""By method of a repository, the subcommand and a function that returns the words after ROOT."""
+"""By method of a repository, the subcommand and a function that returns the words after LAKE."""
 
 
-def error_line(error: LanceDagsterError, table: str, as_command: Callable[[str, Call], str] | None = None) -> str:
+def error_line(error: LanceDagsterError, place: str, as_command: Callable[[str, Call], str]) -> str:
     """Return an error as one line, with the command to type where it names a method to call.
 
     Args:
         error: The error.
-        table: TABLE or ROOT as it was typed, so that the command can be pasted into the same shell.
-        as_command: Returns a call as a command; `command_for`, for calls of tables, if None is given.
+        place: LAKE or TABLE as it was typed, so that the command can be pasted into the same shell.
+        as_command: Returns a call as a command: `command_for` for calls of tables, or `repository_command_for`.
     """
     if isinstance(error, CommitStateUnknownError):
         # The error's own hint is to commit its transaction object again, which a shell does not have.
@@ -151,14 +151,14 @@ def error_line(error: LanceDagsterError, table: str, as_command: Callable[[str, 
     elif error.remedy is None:
         text = str(error)
     else:
-        text = f"{error.complaint}; {error.remedy.described(partial(as_command or command_for, table))}"
+        text = f"{error.complaint}; {error.remedy.described(partial(as_command, place))}"
     # A line that ends in a colon introduces the next line, so it takes no semicolon.
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":;", ":")
 
 
 def command_line(name: str, table: str, *words: str) -> str:
     """Return a call of the command as it is typed, in backquotes."""
-    # The name of a subcommand of `repository` has two words.
+    # The name of a subcommand of `table` has two words.
     # A local path that begins with a hyphen would be taken for an option.
     place = f"./{table}" if table.startswith("-") else table
     return f"`{' '.join(map(quoted, ('lance-dagster', *name.split(), place, *words)))}`"
@@ -185,13 +185,13 @@ def command_for(table: str, call: Call) -> str:
     if call.on or call.method not in COMMANDS:
         return repository_command_for(call.on or table, call)
     name, words = COMMANDS[call.method]
-    return command_line(name, table, *words(*call.given, **call.named))
+    return command_line(f"table {name}", table, *words(*call.given, **call.named))
 
 
 def repository_command_for(root: str, call: Call) -> str:
     """Return a call of a method of a repository as the command that does the same, where there is one."""
     if call.method not in REPOSITORY_COMMANDS:
-        # A remedy for one of its tables: ROOT would be the wrong argument for that command.
+        # A remedy for one of its tables: LAKE would be the wrong argument for that command.
         return str(call)
     name, words = REPOSITORY_COMMANDS[call.method]
     return command_line(name, root, *words(*call.given, **call.named))

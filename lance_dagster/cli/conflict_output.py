@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
-from lance_dagster.cli.arguments import table_as_typed, with_columns, with_keys, with_limit
+from lance_dagster.cli.arguments import place_as_typed, with_columns, with_keys, with_limit
 from lance_dagster.cli.command_errors import REFUSED, Refusal, command_for, command_line
 from lance_dagster.cli.diff_command import MORE_ROWS, first_rows
 from lance_dagster.cli.output import GAP, ColumnLayout, Output, json_value, padded, printable, shown_cell
@@ -70,9 +70,9 @@ def hint_for(conflicts: Iterable[object], remedy: Remedy | None, changes: str) -
     merge_conflicts, hints = _conflicts(conflicts), []
     of_rows = any(conflict.kind != _HISTORY for conflict in merge_conflicts)
     if of_rows:
-        hints.append(f"look with {command_line('diff', table_as_typed(), changes, '--rows')}")
+        hints.append(f"look with {command_line('table diff', place_as_typed(), changes, '--rows')}")
     if remedy is not None:
-        settle = remedy.described(partial(command_for, table_as_typed()))
+        settle = remedy.described(partial(command_for, place_as_typed()))
         # Only the people who made the deleted versions can know whether this conflict may be waived.
         waived = remedy.call is not None and any(map(can_be_waived, merge_conflicts))
         hints.append(f"if no version that was cleaned up replaced rows, {settle}" if waived else settle)

@@ -1,4 +1,4 @@
-"""`lance-dagster diff`, and the lines and the document of a difference, which `show` prints too."""
+"""`lance-dagster table diff`, and the lines and the document of a difference, which `show` prints too."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

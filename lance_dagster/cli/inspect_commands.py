@@ -1,4 +1,4 @@
-"""`lance-dagster status`, `show`, `branches` and `tags`."""
+"""`lance-dagster table status`, `show`, `branches` and `tags`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from lance_dagster.cli.arguments import REF, about_table, refuse_without, table_as_typed, with_limit
+from lance_dagster.cli.arguments import REF, about_table, place_as_typed, refuse_without, with_limit
 from lance_dagster.cli.command_errors import command_line
 from lance_dagster.cli.diff_command import ShownDiff
 from lance_dagster.cli.output import (
@@ -100,7 +100,7 @@ class _ShowOptions(TypedDict):
     limit: int
 
 
-@click.command(epilog="Example: lance-dagster show orders.lance main~1 --stat")
+@click.command(epilog="Example: lance-dagster table show orders.lance main~1 --stat")
 @about_table
 @click.argument("ref", type=REF, default="main")
 @click.option("--content", is_flag=True, help="Show the content id too, for which deletion files are read.")
@@ -214,13 +214,13 @@ def branches(table: "LanceTable", output: Output, pattern: str | None) -> None:
 
 def _empty_branch_problem(branch: "Branch") -> list[str]:
     """Return the lines about a branch file without versions, and what to type."""
-    table = table_as_typed()
+    table = place_as_typed()
     return problem_lines(
         "warning",
         f"branch {branch.name!r}",
         "the branch has no versions: making or resetting it was interrupted, or its manifests were deleted",
-        f"start it anew with {command_line('reset', table, branch.name, '--at', branch.parent)}, "
-        f"or delete it with {command_line('branch', table, branch.name, '--delete', '--force')}",
+        f"start it anew with {command_line('table reset', table, branch.name, '--at', branch.parent)}, "
+        f"or delete it with {command_line('table branch', table, branch.name, '--delete', '--force')}",
     )
 
 

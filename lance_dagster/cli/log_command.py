@@ -1,4 +1,4 @@
-r"""`lance-dagster log`, and the graph it draws.
+r"""`lance-dagster table log`, and the graph it draws.
 
 The graph has lanes of characters, one column for each line of versions:
 
@@ -79,7 +79,7 @@ class _LogOptions(TypedDict):
     until: "datetime | None"
 
 
-@click.command(epilog="Example: lance-dagster log orders.lance main..run/1 --graph --since '2 days ago'")
+@click.command(epilog="Example: lance-dagster table log orders.lance main..run/1 --graph --since '2 days ago'")
 @about_table
 @click.argument("ref", type=REF, required=False, metavar="[REF | A..B]")
 @click.option("--ref", "begin", type=REF, help="The same as REF.")

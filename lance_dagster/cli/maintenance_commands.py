@@ -1,4 +1,4 @@
-"""`lance-dagster verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate`, `move-base` and `allow-base`."""
+"""`lance-dagster table verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate`, `move-base`, `allow-base`."""
 
 import sys
 from collections import Counter
@@ -22,7 +22,7 @@ from lance_dagster.cli.arguments import (
 )
 from lance_dagster.cli.command_errors import DONE, REFUSED
 from lance_dagster.cli.merge_commands import write_version
-from lance_dagster.cli.output import Output, aligned, bar, problem_lines, version_document
+from lance_dagster.cli.output import Output, aligned, bar, problem_lines, size_text, version_document
 from lance_dagster.errors import counted
 from lance_dagster.format.layout import PUBLISHED
 from lance_dagster.gc.retention import duration
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
     from lance_dagster.verify.verify import VerifyReport
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_STEP = 1024
 # The kind "versions" of a report counts manifests that were set aside, and would be read as versions of branches.
 _KINDS = {"versions": "manifests of versions that expired before"}
 # Branches that keep at least two versions are named, ten of them at most.
@@ -190,7 +188,8 @@ def garbage_lines(report: "GarbageReport", *, files: bool = False) -> Iterator[s
 
 
 def _sum_line(report: "GarbageReport") -> str:
-    versions, files = counted(report.versions, "version"), f"{counted(report.files, 'file')} ({_size(report.bytes)})"
+    versions = counted(report.versions, "version")
+    files = f"{counted(report.files, 'file')} ({size_text(report.bytes)})"
     if report.done:
         return f"{versions} and {files} deleted"
     # Nothing is deleted as long as something cannot be read: it might name any of the files.
@@ -204,7 +203,7 @@ def _sum_line(report: "GarbageReport") -> str:
 
 def _held_lines(held: Mapping[str, int], unmerged: Collection[str]) -> Iterator[str]:
     """Yield a line for each branch that keeps versions which nothing else needs, sorted by their number."""
-    # Commits of a repository hold the published branches, which `repository collect` deletes when it is time.
+    # Commits of a repository hold the published branches, which `free` deletes when it is time.
     own = {name: count for name, count in held.items() if not name.startswith(PUBLISHED)}
     many = sorted(((name, count) for name, count in own.items() if count >= _HELD_VERSIONS), key=lambda item: -item[1])
     for name, count in many[:_HELD_BRANCHES]:
@@ -226,7 +225,7 @@ def _kept_rows(versions: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, s
 def _count_lines(title: str, counts: "Mapping[str, FileCount]") -> Iterator[str]:
     if counts:
         yield f"{title}:"
-        rows = [(_kind_count(kind, count.files), _size(count.bytes)) for kind, count in counts.items()]
+        rows = [(_kind_count(kind, count.files), size_text(count.bytes)) for kind, count in counts.items()]
         yield from aligned(rows, indent="    ")
 
 
@@ -246,15 +245,6 @@ def _spans(branch: str, numbers: Sequence[int]) -> Iterator[str]:
         if following is None or following != (number or 0) + 1:
             yield f"{branch}@{first}" if first == number else f"{branch}@{first} to {branch}@{number}"
             first = following or 0
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in _UNITS:
-        if size < _STEP or unit == _UNITS[-1]:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= _STEP
-    return f"{count} B"
 
 
 @click.command()

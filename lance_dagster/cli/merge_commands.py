@@ -1,4 +1,4 @@
-"""`lance-dagster merge`, `preview-branch`, `sync`, `merge-base`, `cherry-pick`, `revert` and `restore`."""
+"""`lance-dagster table merge`, `preview-branch`, `sync`, `merge-base`, `cherry-pick`, `revert` and `restore`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -173,7 +173,7 @@ def _delete_preview(table: "LanceTable", name: str | None, source: str, into: st
     table.branches.delete(present.name)
 
 
-@click.command(epilog="Example: lance-dagster sync orders.lance work --strategy rows=dest-wins")
+@click.command(epilog="Example: lance-dagster table sync orders.lance work --strategy rows=dest-wins")
 @about_table
 @click.argument("branch", type=BRANCH)
 @with_strategy

@@ -39,6 +39,8 @@ _HANGING = 4
 _BAR = 30
 _SECOND = 1.0
 _COLOURS = {"error": "red", "warning": "yellow"}
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE_STEP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,3 +383,13 @@ def _clear() -> None:
 def _show_bar(steps: int, total: int) -> None:
     filled = _BAR * steps // max(total, 1)
     click.echo(f"\r[{'#' * filled}{' ' * (_BAR - filled)}] {steps:,} of {total:,}", nl=False, err=True)
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes in the largest unit that fits."""
+    size = float(count)
+    for unit in _SIZE_UNITS:
+        if size < _SIZE_STEP or unit == _SIZE_UNITS[-1]:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= _SIZE_STEP
+    return f"{count} B"

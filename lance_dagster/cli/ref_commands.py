@@ -1,4 +1,4 @@
-"""`lance-dagster branch`, `tag`, `protect` and `reset`; `promote`, which moves a tag."""
+"""`lance-dagster table branch`, `tag`, `protect` and `reset`; `promote` and `rollback`, which move a tag."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -9,9 +9,12 @@ from lance_dagster.cli.arguments import BRANCH, REF, TAG, about_table, refuse_be
 from lance_dagster.cli.inspect_commands import hold_document
 from lance_dagster.cli.output import Output, aligned, printable
 from lance_dagster.errors import (
+    Call,
     ConflictError,
+    InvalidInputError,
     NotFoundError,
     RefNotFoundError,
+    Remedy,
     VersionNotFoundError,
     counted,
 )
@@ -23,11 +26,11 @@ if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.table import LanceTable
 
-with_tag = click.option("--tag", "name", type=TAG, default="production", show_default=True, help="The tag.")
-with_expected = click.option(
+_with_tag = click.option("--tag", "name", type=TAG, default="production", show_default=True, help="The tag.")
+_with_expected = click.option(
     "--expect", type=REF, metavar="VERSION", help="Refuse unless the tag points there when it is moved."
 )
-with_force = click.option(
+_with_force = click.option(
     "--force", is_flag=True, help="Move a tag that follows a channel of a repository, whose readers see no change."
 )
 
@@ -56,7 +59,17 @@ class _TagOptions(TypedDict):
     release: str | None
 
 
-@click.command(epilog="Example: lance-dagster branch orders.lance run/1 --at production")
+class _RollbackOptions(TypedDict):
+    """The options of `rollback`."""
+
+    name: str
+    to: str | None
+    steps: int | None
+    expect: str | None
+    force: bool
+
+
+@click.command(epilog="Example: lance-dagster table branch orders.lance run/1 --at production")
 @about_table
 @click.argument("name", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to fork from.")
@@ -88,7 +101,7 @@ def branch(table: "LanceTable", output: Output, name: str, **options: Unpack[_Br
         _write_branch(output, table.branches.create(name, options["at"], exist_ok=options["exist_ok"]))
 
 
-@click.command(epilog="Example: lance-dagster tag orders.lance v1.0 --at main~1 --immutable")
+@click.command(epilog="Example: lance-dagster table tag orders.lance v1.0 --at main~1 --immutable")
 @about_table
 @click.argument("name", type=TAG)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to name.")
@@ -154,7 +167,7 @@ def protect(
     output.write(asdict(protection), aligned(rows))
 
 
-@click.command(epilog="Example: lance-dagster reset orders.lance work --at work~2")
+@click.command(epilog="Example: lance-dagster table reset orders.lance work --at work~2")
 @about_table
 @click.argument("branch", type=BRANCH)
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to go back to, or to start from.")
@@ -175,22 +188,59 @@ def reset(table: "LanceTable", output: Output, branch: str, at: str) -> None:
 
 @click.command()
 @about_table
-@with_tag
+@_with_tag
 @click.option("--at", type=REF, default="main", show_default=True, help="The version to point it to.")
-@with_expected
-@with_force
+@_with_expected
+@_with_force
 def promote(  # one for each option
     table: "LanceTable", output: Output, name: str, at: str, expect: str | None, *, force: bool
 ) -> None:
     """Point a tag of TABLE to a version, by compare-and-swap; create it if it does not exist.
 
-    A tag that follows a channel of a repository is refused: `repository promote` moves the channel. Exits with 1 then,
-    and when another process moves the tag at the same time.
+    A tag that follows a channel of a lake is refused: `lance-dagster promote LAKE` moves the channel. Exits with 1
+    then, and when another process moves the tag at the same time.
     """
     # Without --expect, the tag is expected to stay where it is between this read and the move.
     current = _tag_or_none(table, name)
-    expected = table.at(expect) if expect is not None else target_of(table, current)
-    write_tag_move(output, target_before(current, expected), table.tags.move(name, at, expected=expected, force=force))
+    expected = table.at(expect) if expect is not None else _target_of(table, current)
+    _write_tag_move(
+        output, _target_before(current, expected), table.tags.move(name, at, expected=expected, force=force)
+    )
+
+
+@click.command()
+@about_table
+@_with_tag
+@click.option("--to", type=REF, metavar="VERSION", help="Where to go back to; 1 step if not given.")
+@click.option("--steps", type=click.IntRange(min=1), help="In place of --to: how many moves of the tag.")
+@_with_expected
+@_with_force
+def rollback(table: "LanceTable", output: Output, **options: Unpack[_RollbackOptions]) -> None:
+    """Take a tag of TABLE back to a version that it named before.
+
+    A tag that follows a channel of a lake is refused: `lance-dagster rollback LAKE` takes the channel back.
+    """
+    to, expect = options["to"], options["expect"]
+    if to is not None and options["steps"] is not None:
+        raise click.UsageError("give --steps or --to, not both")
+    current = table.tags.get(options["name"])
+    # A repeated call finds the tag at its goal. It must not go back further, to an older move to the same version.
+    if to is not None and str(table.at(to)) == current.ref:
+        if expect is not None:
+            # Moves nothing, but refuses where the tag is not at the version that was expected.
+            current = table.tags.move(current.name, to, expected=table.at(expect))
+        _write_tag_move(output, current.ref, current)
+        return
+    if not options["force"]:
+        from lance_dagster.history.refs.followed_channel import refuse_following
+
+        # Before the history of the tag is searched: the error about that would suggest to move the tag alone.
+        refuse_following("roll back", current, table, options["steps"] or 1)
+    count = options["steps"] or 1 if to is None else _steps_to(table, current, str(table.at(to)))
+    # The steps were counted from the target read above: a tag that was moved since would end somewhere else.
+    expected = table.at(expect) if expect is not None else _target_of(table, current)
+    moved = table.tags.rollback(current.name, count, expected=expected, force=options["force"])
+    _write_tag_move(output, _target_before(current, expected), moved)
 
 
 def _refuse_published(table: "LanceTable", name: str, *, force: bool) -> None:
@@ -201,7 +251,7 @@ def _refuse_published(table: "LanceTable", name: str, *, force: bool) -> None:
     """
     if name.startswith(PUBLISHED) and not force and name in table.branches.list(name):
         raise ConflictError(
-            f"{name!r} holds versions for commits of a repository; `lance-dagster repository collect ROOT` deletes it "
+            f"{name!r} holds versions for commits of a repository; `lance-dagster free LAKE` deletes it "
             "when no commit needs it, and --force deletes it all the same"
         )
 
@@ -221,6 +271,37 @@ def _refuse_unmerged(table: "LanceTable", name: str, *, force: bool) -> None:
         raise ConflictError(f"{name!r} has {versions} that main does not contain; merge it, or add --force")
 
 
+def _steps_to(table: "LanceTable", tag: "Tag", version: str) -> int:
+    """Return the number of moves since a tag named a version.
+
+    Raises:
+        InvalidInputError: The history of the tag does not have the version.
+    """
+    from lance_dagster.history.refs.tag_operations import earlier_target
+
+    # Moves that were rolled back do not count, so the history itself cannot be searched for the version.
+    earlier: list[str] = []
+    while version not in earlier:
+        try:
+            earlier.append(str(earlier_target(tag, len(earlier) + 1)))
+        except InvalidInputError:
+            raise _not_in_history(table, tag, version) from None
+    return len(earlier)
+
+
+def _not_in_history(table: "LanceTable", tag: "Tag", version: str) -> InvalidInputError:
+    """Return the error for a version that a tag cannot be rolled back to; it lists the versions that the tag named."""
+    from lance_dagster.history.refs.tag_operations import tag_history
+
+    named_versions = list(dict.fromkeys(move.after for move in tag_history(tag)))
+    reason = f"is not known to have been at {version}; it was at {', '.join(named_versions)}"
+    # The history shows the version, so the general message would contradict it: it was left by a rollback.
+    if version in named_versions:
+        reason = f"cannot be rolled back to {version}, from where it was rolled back"
+    remedy = Remedy("{} moves it there", Call("tags.move", (tag.name, version)))
+    return InvalidInputError(f"tag {tag.name!r} of {table.uri} {reason}", remedy=remedy)
+
+
 def _head_or_none(table: "LanceTable", branch: str) -> str | None:
     try:
         return str(table.head(branch))
@@ -237,7 +318,7 @@ def _tag_or_none(table: "LanceTable", name: str) -> "Tag | None":
         return None
 
 
-def target_of(table: "LanceTable", tag: "Tag | None") -> "Version | None":
+def _target_of(table: "LanceTable", tag: "Tag | None") -> "Version | None":
     """Return the version that a tag is expected to name; None where there is no tag or its version is gone."""
     try:
         # With "branch:", since other programs allow a tag that has the name of a branch.
@@ -247,7 +328,7 @@ def target_of(table: "LanceTable", tag: "Tag | None") -> "Version | None":
         return None
 
 
-def target_before(current: "Tag | None", expected: "Version | None") -> str | None:
+def _target_before(current: "Tag | None", expected: "Version | None") -> str | None:
     """Return the version that a tag named when it was moved: the expected one, where one was expected."""
     # The tag may have moved between the read and the move; the compare-and-swap succeeded only at the expected version.
     if expected is not None:
@@ -281,7 +362,7 @@ def _write_tag(output: Output, tag_file: "Tag", suffix: str = "") -> None:
     output.write(document, [f"{tag_file.name}: {tag_file.ref}{marks}{suffix}"])
 
 
-def write_tag_move(output: Output, before: str | None, after: "Tag") -> None:
+def _write_tag_move(output: Output, before: str | None, after: "Tag") -> None:
     """Write from which version to which a tag moved."""
     moved = before != after.ref
     line = f"{after.name}: {before or 'new'} -> {after.ref}" if moved else f"{after.name}: {before} already"

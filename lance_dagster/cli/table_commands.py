@@ -1,4 +1,4 @@
-"""`lance-dagster tables`, `create` and `head`: list the tables below a root, create one, show the first rows of one."""
+"""`lance-dagster table list`, `create` and `head`: list tables, create a table, show its first rows."""
 
 import difflib
 import functools
@@ -15,7 +15,7 @@ import click
 from lance_dagster.cli.arguments import (
     REF,
     about_table,
-    remember_table,
+    remember_place,
     storage_options_from,
     with_storage_options,
 )
@@ -72,11 +72,11 @@ class _FoundTable:
     problem: str | None = None
 
 
-@click.command(epilog="Example: lance-dagster tables s3://bucket/warehouse")
+@click.command("list", epilog="Example: lance-dagster table list s3://bucket/warehouse")
 @click.argument("root", metavar="ROOT", type=click.Path())
 @click.option("--tag", default="production", show_default=True, help="The tag whose version is shown.")
 @with_storage_options
-def tables(root: str, tag: str, storage_options: Sequence[str], *, as_json: bool) -> None:
+def list_tables(root: str, tag: str, storage_options: Sequence[str], *, as_json: bool) -> None:
     """List the tables below ROOT, a folder or s3://bucket/prefix: rows, branches, newest version, production tag.
 
     A table that cannot be read is listed with the reason.
@@ -157,7 +157,7 @@ def _table_document(found_table: _FoundTable) -> dict[str, object]:
     }
 
 
-@click.command(epilog="Example: lance-dagster create orders.lance --schema 'id:int64 not null,day:string'")
+@click.command(epilog="Example: lance-dagster table create orders.lance --schema 'id:int64 not null,day:string'")
 @click.argument("table", metavar="TABLE", type=click.Path())
 @click.option(
     "--schema",
@@ -178,7 +178,7 @@ def create(
     """
     from lance_dagster.table import LanceTable
 
-    remember_table(table)
+    remember_place(table)
     options = storage_options_from(storage_options)
     if (columns is None) == (like is None):
         raise click.UsageError("give --schema NAME:TYPE,... or --like FILE.parquet, one of them")
@@ -385,7 +385,7 @@ def _parquet_schema(path: str) -> "pa.Schema":
         raise InvalidInputError(f"{path} is not a Parquet file: {error}") from error
 
 
-@click.command(epilog="Example: lance-dagster head orders.lance production --columns id,day --rows 5")
+@click.command(epilog="Example: lance-dagster table head orders.lance production --columns id,day --rows 5")
 @about_table
 @click.argument("ref", type=REF, default="main")
 @click.option("--rows", "-n", type=click.IntRange(min=1), default=10, show_default=True, help="How many rows.")

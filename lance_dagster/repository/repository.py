@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from typing import Unpack
 
@@ -53,6 +54,7 @@ from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.free_space import FreedSpace, free_space
 from lance_dagster.repository.projection import (
     FollowingTag,
     Lagging,
@@ -105,7 +107,7 @@ class LanceRepository:
         """
         repository = cls(root, storage_options)
         if repository._context.logs.store.get(MARKER) is None:
-            remedy = Remedy("LanceRepository.create and `lance-dagster repository create` make one of the tables there")
+            remedy = Remedy("LanceRepository.create and `lance-dagster create` make one of the tables there")
             raise NotFoundError(f"no repository at {repository.root}", remedy=remedy)
         return repository
 
@@ -705,6 +707,26 @@ class LanceRepository:
             dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
         """
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
+
+    def free(
+        self,
+        older_than: timedelta | None = None,
+        *,
+        retention: CommitRetention | None = None,
+        dry_run: bool = True,
+    ) -> FreedSpace:
+        """Collect old commits, then let old versions of every table expire and delete the files that nothing names.
+
+        The files of versions that expire are deleted by a call at least a day later.
+
+        Args:
+            older_than: The age at which versions expire; None for the rules stored with each table, or 14 days.
+            retention: Which commits stay; by default the last 30 promotions of each channel, and 30 days.
+            dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
+        """
+        return free_space(
+            self._context, older_than=older_than, retention=retention or CommitRetention(), dry_run=dry_run
+        )
 
     def held_versions(self, name: str) -> int:
         """Return how many branches and tags of a table hold versions for commits.

@@ -76,7 +76,7 @@ class LanceTable:
         check_table_alone(uri)
         table = cls(open_context(uri, storage_options))
         if not table._context.versions.has_versions(MAIN):
-            remedy = Remedy("check the path; LanceTable.create and `lance-dagster create` make a table")
+            remedy = Remedy("check the path; LanceTable.create and `lance-dagster table create` make a table")
             raise TableNotFoundError(f"no Lance table at {table.uri}", remedy=remedy)
         return table
 

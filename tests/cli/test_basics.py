@@ -41,37 +41,37 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_a_sound_table_is_verified(table: LanceTable) -> None:
     """`verify` of a valid table exits with 0, and a line says how much was checked."""
-    result = run("verify", table.uri)
+    result = run("table", "verify", table.uri)
     assert (0, "") == (result.exit_code, result.stderr)
     assert result.stdout == (
         "0 errors, 0 warnings; looked at 5 versions, 2 branches, 1 tag, 4 fragments, 2 data files, 1 deletion file, "
         "0 index files\n"
     )
-    assert "2 data files read whole" in run("verify", table.uri, "--deep").stdout
-    assert "looked at 1 version, 1 branch" in run("verify", table.uri, "--ref", "run/1").stdout
+    assert "2 data files read whole" in run("table", "verify", table.uri, "--deep").stdout
+    assert "looked at 1 version, 1 branch" in run("table", "verify", table.uri, "--ref", "run/1").stdout
 
 
 def test_damage_is_printed_and_told_by_the_exit_code(table: LanceTable) -> None:
     """Damage is printed with its place and what would be right; warnings alone leave the exit code 0."""
     removed("_versions/latest_version_hint.json")(table)
-    result = run("verify", table.uri)
+    result = run("table", "verify", table.uri)
     assert 0 == result.exit_code
     assert "warning: _versions/latest_version_hint.json\n    there is no version hint\n    right: " in result.stdout
     removed("_deletions/*")(table)
-    result = run("verify", table.uri)
+    result = run("table", "verify", table.uri)
     assert 1 == result.exit_code
     assert "error: main@3, fragment 0, _deletions/" in result.stdout
     assert "\n    the deletion file is missing\n    right: " in result.stdout
     assert "1 error, 1 warning; looked at" in result.stdout
-    assert 0 == run("verify", table.uri, "--ref", "main@2").exit_code
+    assert 0 == run("table", "verify", table.uri, "--ref", "main@2").exit_code
 
 
 def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
     """A report with `--json` is one document with the same content and exit code."""
-    sound = json.loads(run("verify", table.uri, "--json").stdout)
+    sound = json.loads(run("table", "verify", table.uri, "--json").stdout)
     assert (True, [], 5, 2) == (sound["ok"], sound["problems"], sound["versions"], sound["branches"])
     removed("_deletions/*")(table)
-    result = run("verify", table.uri, "--json")
+    result = run("table", "verify", table.uri, "--json")
     (problem,) = json.loads(result.stdout)["problems"]
     assert 1 == result.exit_code
     assert ("error", ["main@3"], 0) == (problem["severity"], problem["versions"], problem["fragment"])
@@ -80,54 +80,54 @@ def test_a_report_can_be_read_by_programs(table: LanceTable) -> None:
 
 def test_the_log_is_shown(table: LanceTable) -> None:
     """The log shows versions newest first, across forks, with their messages."""
-    lines = run("log", table.uri, "--ref", "run/1").stdout.splitlines()
+    lines = run("table", "log", table.uri, "--ref", "run/1").stdout.splitlines()
     assert ["run/1@3", "main@2", "main@1"] == [line.split()[0] for line in lines]
     assert lines[0].endswith("4 rows  (run/1) one more")
-    assert 1 == len(run("log", table.uri, "-n", "1").stdout.splitlines())
-    documents = json.loads(run("log", table.uri, "--json").stdout)
+    assert 1 == len(run("table", "log", table.uri, "-n", "1").stdout.splitlines())
+    documents = json.loads(run("table", "log", table.uri, "--json").stdout)
     assert ["main@3", "main@2", "main@1"] == [document["version"] for document in documents]
     assert ["main@1"] == documents[1]["parents"]
 
 
 def test_a_version_is_shown(table: LanceTable) -> None:
     """`show` prints the operation, the parents and the columns of a version."""
-    shown = run("show", table.uri, "run/1").stdout
+    shown = run("table", "show", table.uri, "run/1").stdout
     for line in ("version", "run/1@3", "run/1@2", "one more", "key", "value  int64"):
         assert line in shown
-    document = json.loads(run("show", table.uri, "production", "--json").stdout)
+    document = json.loads(run("table", "show", table.uri, "production", "--json").stdout)
     assert ("main@2", 3, "append") == (document["version"], document["rows"], document["operation"].lower())
     assert {"name": "key", "type": "string", "nullable": True} == document["columns"][0]
-    assert "main@3" in run("show", table.uri).stdout
+    assert "main@3" in run("table", "show", table.uri).stdout
 
 
 def test_a_version_shows_its_ids(table: LanceTable) -> None:
     """A version is shown with its commit id, and on request with its content id."""
-    facts = dict(line.split(maxsplit=1) for line in run("show", table.uri, "run/1~1").stdout.splitlines()[:6])
+    facts = dict(line.split(maxsplit=1) for line in run("table", "show", table.uri, "run/1~1").stdout.splitlines()[:6])
     assert ("main@2", table.at("main@2").id) == (facts["version"], facts["id"])
     assert "content" not in facts
-    document = json.loads(run("show", table.uri, "--content", "--json").stdout)
+    document = json.loads(run("table", "show", table.uri, "--content", "--json").stdout)
     assert (table.maintenance.content_id(), table.head().id) == (document["content_id"], document["id"])
-    assert table.maintenance.content_id() in run("show", table.uri, "--content").stdout
-    assert "main@3" in run("show", table.uri, table.head().id[:8]).stdout
+    assert table.maintenance.content_id() in run("table", "show", table.uri, "--content").stdout
+    assert "main@3" in run("table", "show", table.uri, table.head().id[:8]).stdout
 
 
 def test_the_log_is_drawn(table: LanceTable) -> None:
     """A drawn log has a lane for merged versions, no colours outside of a terminal, and edges in JSON."""
     table.merge("run/1")
-    lines = run("log", table.uri, "--graph").stdout.splitlines()
+    lines = run("table", "log", table.uri, "--graph").stdout.splitlines()
     lanes = [re.match(r"[*|\\/ ]*", line)[0].strip() for line in lines]  # type: ignore[index]  # it always matches
     assert (["*", "|\\"], ["|/", "*", "*"]) == (lanes[:2], lanes[-3:])
     assert ["* |", "| *"] == sorted(lanes[2:-3])
     assert "main@4" in lines[0]
-    documents = json.loads(run("log", table.uri, "--graph", "--json").stdout)
+    documents = json.loads(run("table", "log", table.uri, "--graph", "--json").stdout)
     assert ["main@3", "run/1@3"] == documents[0]["below"]
     assert "\x1b[" not in "".join(lines)
-    coloured = CliRunner().invoke(main, ["log", table.uri, "--graph"], color=True).stdout
+    coloured = CliRunner().invoke(main, ["table", "log", table.uri, "--graph"], color=True).stdout
     assert "\x1b[31m|" in coloured
     assert lines == [click.unstyle(line) for line in coloured.splitlines()]
-    line = run("log", table.uri, "--graph", "--first-parent").stdout.splitlines()
+    line = run("table", "log", table.uri, "--graph", "--first-parent").stdout.splitlines()
     assert ["*  main@4", "*  main@3", "*  main@2", "*  main@1"] == [text[:9] for text in line]
-    assert 5 == len(run("log", table.uri, "--all-parents").stdout.splitlines())
+    assert 5 == len(run("table", "log", table.uri, "--all-parents").stdout.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_the_log_is_filtered(tmp_path: Path, options: list[str], shown: list[str
     table.append(entries("r", 1), branch="run/1", message="one more")
     table.append(entries("b", 1), properties={"lance_dagster.committer": "ann", "ticket": "4=2"})
     table.merge("run/1")
-    result = run("log", table.uri, *options)
+    result = run("table", "log", table.uri, *options)
     # Versions that were made in the same millisecond may come in either order.
     assert (0, sorted(shown)) == (result.exit_code, sorted(line.split()[0] for line in result.stdout.splitlines()))
-    documents = json.loads(run("log", table.uri, *options, "--json").stdout)
+    documents = json.loads(run("table", "log", table.uri, *options, "--json").stdout)
     assert sorted(shown) == sorted(document["version"] for document in documents)
 
 
@@ -179,14 +179,14 @@ def test_a_limit_beyond_every_count_shows_all(table: LanceTable, limit: int) -> 
         ("merge", "other", "--preview", "--rows", 1),
     ):
         command, *rest = map(str, arguments)
-        result = run(command, table.uri, *rest, "-n", str(limit))
+        result = run("table", command, table.uri, *rest, "-n", str(limit))
         assert code == result.exit_code, result.output
         assert "there are more rows" not in result.stdout
 
 
 def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
     """An invalid time is a wrong call, and the error has an example of a valid one."""
-    result = run("log", table.uri, "--since", "tomorrow")
+    result = run("table", "log", table.uri, "--since", "tomorrow")
     assert 2 == result.exit_code
     assert "cannot read the time 'tomorrow': expected a time such as 2026-01-31T00:00Z" in result.stderr
 
@@ -194,78 +194,81 @@ def test_a_time_that_is_none_is_a_wrong_call(table: LanceTable) -> None:
 def test_a_log_says_where_it_was_cut(table: LanceTable) -> None:
     """The log says where its history was cut off, in its line, in `show` and in JSON."""
     as_pylance(table).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
-    lines = run("log", table.uri).stdout.splitlines()
+    lines = run("table", "log", table.uri).stdout.splitlines()
     assert ["main@3", "main@2"] == [line.split()[0] for line in lines]
     assert [False, True] == [line.endswith("(cut: the version before it was cleaned up)") for line in lines]
-    assert [False, True] == [found["cut"] for found in json.loads(run("log", table.uri, "--json").stdout)]
-    assert "main@1 (cut: the version before it was cleaned up)" in run("show", table.uri, "production").stdout
+    assert [False, True] == [found["cut"] for found in json.loads(run("table", "log", table.uri, "--json").stdout)]
+    assert "main@1 (cut: the version before it was cleaned up)" in run("table", "show", table.uri, "production").stdout
 
 
 def test_what_is_shown_leaves_the_terminal_alone(table: LanceTable) -> None:
     """Control characters in a message do not reach the terminal."""
     table.append(entries("x", 1), message="\x1b[2Jgone\nsecond line", properties={"key": "\x07"})
     for arguments in (["log", table.uri, "-n", "1"], ["show", table.uri], ["log", table.uri, "--graph"]):
-        assert not {"\x1b", "\x07"} & set(run(*arguments).stdout)
-    assert "second line" not in run("log", table.uri, "-n", "1").stdout
+        assert not {"\x1b", "\x07"} & set(run("table", *arguments).stdout)
+    assert "second line" not in run("table", "log", table.uri, "-n", "1").stdout
 
 
 def test_a_table_is_named_with_a_version(table: LanceTable) -> None:
     """One URI can name a table with a version, in place of the option or the argument for the ref."""
     text = table_uri(table.uri, "run/1@3")
-    assert run("log", table.uri, "--ref", "run/1@3").stdout == run("log", text).stdout
-    assert run("show", table.uri, "run/1@3").stdout == run("show", text).stdout
-    assert "looked at 1 version" in run("verify", text).stdout
+    assert run("table", "log", table.uri, "--ref", "run/1@3").stdout == run("table", "log", text).stdout
+    assert run("table", "show", table.uri, "run/1@3").stdout == run("table", "show", text).stdout
+    assert "looked at 1 version" in run("table", "verify", text).stdout
     for wrong, problem in (
         (("log", text, "--ref", "main"), "TABLE names the ref 'run/1@3' already; give only one ref"),
         (("tags", text), "tags takes a whole table; leave out 'lance+' and '?ref='"),
         (("log", f"{text}&key=hunter2"), "after '?' the URI of a version has only ref=<expression>, not 'key'"),
     ):
-        result = run(*wrong)
+        result = run("table", *wrong)
         assert (2, True, False) == (result.exit_code, problem in result.stderr, "hunter2" in result.output)
 
 
 def test_names_are_listed(table: LanceTable) -> None:
     """Branches are listed with their newest version and their fork, and tags with the version that they name."""
-    rows = [line.split() for line in run("branches", table.uri).stdout.splitlines()]
+    rows = [line.split() for line in run("table", "branches", table.uri).stdout.splitlines()]
     assert [["main", "main@3"], ["run/1", "run/1@3"]] == [row[:2] for row in rows]
     assert ["from", "main@2"] == rows[1][2:4]
-    heads = [found["head"] for found in json.loads(run("branches", table.uri, "--json").stdout)]
+    heads = [found["head"] for found in json.loads(run("table", "branches", table.uri, "--json").stdout)]
     assert ["main@3", "run/1@3"] == heads
-    assert run("tags", table.uri).stdout.startswith("production  main@2  20")
-    assert "main@2" == json.loads(run("tags", table.uri, "--json").stdout)[0]["version"]
+    assert run("table", "tags", table.uri).stdout.startswith("production  main@2  20")
+    assert "main@2" == json.loads(run("table", "tags", table.uri, "--json").stdout)[0]["version"]
     table.tags.delete("production")
-    assert ("", []) == (run("tags", table.uri).stdout, json.loads(run("tags", table.uri, "--json").stdout))
+    assert ("", []) == (
+        run("table", "tags", table.uri).stdout,
+        json.loads(run("table", "tags", table.uri, "--json").stdout),
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_table_that_is_not_there_is_told(tmp_path: Path, table: LanceTable, command: str) -> None:
     """A missing table is an error, as is a storage option that is unknown or not for that storage."""
-    missing = run(command, str(tmp_path / "nothing"))
+    missing = run("table", command, str(tmp_path / "nothing"))
     assert (2, 1) == (missing.exit_code, missing.stderr.count("\n"))
     assert missing.stderr.startswith("lance-dagster: no Lance table at ")
     assert "" == missing.stdout
     for option in ("aws_region", "=x"):
-        wrong = run(command, table.uri, "-o", option)
+        wrong = run("table", command, table.uri, "-o", option)
         assert (2, True, 1) == (wrong.exit_code, "takes KEY=VALUE" in wrong.stderr, wrong.stderr.count("\n"))
-    unknown = run(command, table.uri, "-o", "aws_region=eu-central-1")
+    unknown = run("table", command, table.uri, "-o", "aws_region=eu-central-1")
     assert (2, 1) == (unknown.exit_code, unknown.stderr.count("\n"))
 
 
 def test_a_wrong_ref_is_named(table: LanceTable) -> None:
     """The error for a wrong ref has the nearest existing name."""
-    for result in (run("log", table.uri, "--ref", "prodution"), run("show", table.uri, "prodution")):
+    for result in (run("table", "log", table.uri, "--ref", "prodution"), run("table", "show", table.uri, "prodution")):
         assert 2 == result.exit_code
         assert (
             f"lance-dagster: no branch or tag 'prodution' in {table.uri}; did you mean 'production'?\n" == result.stderr
         )
-    assert 2 == run("verify", table.uri, "--ref", "main@@").exit_code
+    assert 2 == run("table", "verify", table.uri, "--ref", "main@@").exit_code
 
 
 def test_a_damaged_table_is_refused_in_one_line(table: LanceTable) -> None:
     """Subcommands other than verify name the damage in one line, and exit with 1."""
     for path in Path(table.uri).glob("_versions/*.manifest"):
         path.write_bytes(b"")
-    result = run("log", table.uri)
+    result = run("table", "log", table.uri)
     assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
     assert "is damaged" in result.stderr
 
@@ -273,8 +276,8 @@ def test_a_damaged_table_is_refused_in_one_line(table: LanceTable) -> None:
 def test_a_secret_is_never_repeated(table: LanceTable) -> None:
     """No output repeats a secret, even one that was given without its key."""
     for arguments in (("-o", "hunter2"), ("-o", "aws_secret_access_key=hunter2"), ("-o", "aws_secret=hunter2")):
-        assert "hunter2" not in run("verify", table.uri, *arguments).output
-    assert "hunter2" not in run("verify", "s3://b/t", "-o", "aws_secret=hunter2").output
+        assert "hunter2" not in run("table", "verify", table.uri, *arguments).output
+    assert "hunter2" not in run("table", "verify", "s3://b/t", "-o", "aws_secret=hunter2").output
 
 
 def test_a_table_on_s3_is_reached(s3_storage: S3Storage) -> None:
@@ -283,16 +286,16 @@ def test_a_table_on_s3_is_reached(s3_storage: S3Storage) -> None:
     given = [argument for option in options for argument in ("--storage-option", option)]
     table = LanceTable.create(f"{s3_storage.uri}/t", SCHEMA, storage_options=s3_storage.storage_options)
     table.append(entries("a", 1))
-    assert "0 errors, 0 warnings" in run("verify", table.uri, *given).stdout
-    assert "main@2" in run("log", table.uri, *given).stdout
+    assert "0 errors, 0 warnings" in run("table", "verify", table.uri, *given).stdout
+    assert "main@2" in run("table", "log", table.uri, *given).stdout
 
 
 def test_help_names_every_subcommand() -> None:
     """The help has a line for each subcommand, and a page for each that explains TABLE."""
-    listed = run("--help").stdout
+    listed = run("table", "--help").stdout
     for command in COMMANDS:
         assert f"\n  {command} " in listed
-        page = run(command, "--help")
+        page = run("table", command, "--help")
         assert (0, True) == (page.exit_code, "--json" in page.stdout and "TABLE" in page.stdout)
 
 
@@ -315,6 +318,8 @@ def test_it_starts_at_once_and_exits_as_told(table: LanceTable) -> None:
     heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert "set()" == heavy.stdout.splitlines()[-1]
     removed("data/*.lance")(table)
-    done = subprocess.run([*command, "verify", table.uri], check=False, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [*command, "table", "verify", table.uri], check=False, capture_output=True, text=True, cwd=ROOT
+    )
     assert (1, "") == (done.returncode, done.stderr)
     assert "the file is missing" in done.stdout

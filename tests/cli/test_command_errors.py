@@ -10,7 +10,7 @@ import pytest
 
 import lance_dagster
 from lance_dagster import LanceRepository, LanceTable, ProtectedError
-from lance_dagster.cli.command_errors import COMMANDS, REPOSITORY_COMMANDS, error_line
+from lance_dagster.cli.command_errors import COMMANDS, REPOSITORY_COMMANDS, command_for, error_line
 from lance_dagster.errors import AlreadyExistsError, Call, CommitStateUnknownError, InvalidInputError, Remedy
 from tests.cli.running import run
 from tests.table_factory import entries, new_table
@@ -53,30 +53,36 @@ def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
     table.append(entries("w", 2), branch="work")
     table.tags.create("kept", table.head("work"))
     target = f"work@{table.head('work').number - 1}"
-    refused = run("reset", table.uri, "work", "--at", target)
+    refused = run("table", "reset", table.uri, "work", "--at", target)
     assert 1 == refused.exit_code
-    assert f"`lance-dagster restore {table.uri} {target} --branch work`" in refused.stderr
-    assert 0 == run("restore", table.uri, target, "--branch", "work").exit_code
+    assert f"`lance-dagster table restore {table.uri} {target} --branch work`" in refused.stderr
+    assert 0 == run("table", "restore", table.uri, target, "--branch", "work").exit_code
 
 
 @pytest.mark.parametrize(
     "arguments,typed",
     [
-        (("tag", "v1", "-d"), "delete the tag with `lance-dagster tag TABLE v1 --delete --force`"),
-        (("promote", "--tag", "v1", "--at", "main@1"), "`lance-dagster tag TABLE v1 --delete --force`"),
-        (("tag", "v1", "--at", "main@1"), "exists; `lance-dagster promote TABLE --tag v1 --at main@1` moves it"),
-        (("tag", "stable", "-d"), "; `lance-dagster protect TABLE --remove --tag stable` takes that back"),
-        (("branch", "published/1", "-d"), "`lance-dagster repository collect ROOT` deletes it when no commit needs it"),
-        (("branch", "release/1", "-d"), "`lance-dagster protect TABLE --remove --branch 'release/*'` takes that back"),
-        (("restore", "main@3", "--branch", "work"), "; `lance-dagster reset TABLE work --at main@3` recreates"),
-        (("move-base", "TABLE", "/new"), "; move its folder, then `lance-dagster relocate TABLE` for the new place"),
+        (("tag", "v1", "-d"), "delete the tag with `lance-dagster table tag TABLE v1 --delete --force`"),
+        (("promote", "--tag", "v1", "--at", "main@1"), "`lance-dagster table tag TABLE v1 --delete --force`"),
+        (("tag", "v1", "--at", "main@1"), "exists; `lance-dagster table promote TABLE --tag v1 --at main@1` moves it"),
+        (("tag", "stable", "-d"), "; `lance-dagster table protect TABLE --remove --tag stable` takes that back"),
+        (("branch", "published/1", "-d"), "`lance-dagster collect LAKE` deletes it when no commit needs it"),
+        (
+            ("branch", "release/1", "-d"),
+            "`lance-dagster table protect TABLE --remove --branch 'release/*'` takes that back",
+        ),
+        (("restore", "main@3", "--branch", "work"), "; `lance-dagster table reset TABLE work --at main@3` recreates"),
+        (
+            ("move-base", "TABLE", "/new"),
+            "; move its folder, then `lance-dagster table relocate TABLE` for the new place",
+        ),
     ],
 )
 def test_errors_say_what_to_type(table: LanceTable, arguments: tuple[str, ...], typed: str) -> None:
     """An error says in one line what to type for the table that was named."""
     command, *others = (word.replace("TABLE", table.uri) for word in arguments)
     table.append(entries("b", 1))
-    result = run(command, table.uri, *others)
+    result = run("table", command, table.uri, *others)
     assert result.exit_code in (1, 2)
     assert typed.replace("TABLE", table.uri) in result.stderr
     assert 1 == result.stderr.count("\n")
@@ -84,10 +90,10 @@ def test_errors_say_what_to_type(table: LanceTable, arguments: tuple[str, ...], 
 
 def test_what_is_typed_puts_it_right(table: LanceTable) -> None:
     """The typed command is for a pattern, a tag or a branch."""
-    assert 0 == run("protect", table.uri, "--remove", "--branch", "release/*").exit_code
-    assert 0 == run("branch", table.uri, "release/1", "--delete").exit_code
-    assert 0 == run("tag", table.uri, "v1", "--delete", "--force").exit_code
-    assert 0 == run("reset", table.uri, "work", "--at", "main@1").exit_code
+    assert 0 == run("table", "protect", table.uri, "--remove", "--branch", "release/*").exit_code
+    assert 0 == run("table", "branch", table.uri, "release/1", "--delete").exit_code
+    assert 0 == run("table", "tag", table.uri, "v1", "--delete", "--force").exit_code
+    assert 0 == run("table", "reset", table.uri, "work", "--at", "main@1").exit_code
 
 
 def test_python_is_told_what_to_call(table: LanceTable) -> None:
@@ -105,9 +111,11 @@ def test_python_is_told_what_to_call(table: LanceTable) -> None:
 
 def test_an_error_without_a_remedy_is_told_as_it_is() -> None:
     """An error without a remedy is printed unchanged, on one line."""
-    assert "wrong: this; that" == error_line(InvalidInputError("wrong:\n  this\n  that"), "t")
-    assert "no; `lance-dagster relocate t --from '/an old place'` does it" == error_line(
-        InvalidInputError("no", remedy=Remedy("{} does it", Call("maintenance.relocate", ("/an old place",)))), "t"
+    assert "wrong: this; that" == error_line(InvalidInputError("wrong:\n  this\n  that"), "t", command_for)
+    assert "no; `lance-dagster table relocate t --from '/an old place'` does it" == error_line(
+        InvalidInputError("no", remedy=Remedy("{} does it", Call("maintenance.relocate", ("/an old place",)))),
+        "t",
+        command_for,
     )
 
 
@@ -116,5 +124,5 @@ def test_a_commit_that_may_have_landed_is_looked_for() -> None:
     error = CommitStateUnknownError("the answer was lost", "1f", object())
     assert (
         "the answer was lost; check whether the log has it, and repeat it if not; delete nothing meanwhile"
-        == error_line(error, "t")
+        == error_line(error, "t", command_for)
     )

@@ -1,4 +1,4 @@
-"""`lance-dagster diff`: its output for two versions, and its exit code."""
+"""`lance-dagster table diff`: its output for two versions, and its exit code."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from lance_dagster.cli.main import main
 
 def run(*arguments: str, color: bool = False) -> Result:
     """Call the command in this process."""
-    return CliRunner().invoke(main, ("diff", *arguments), color=color)
+    return CliRunner().invoke(main, ("table", "diff", *arguments), color=color)
 
 
 @pytest.fixture

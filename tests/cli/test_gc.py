@@ -1,4 +1,4 @@
-"""`lance-dagster gc`: its output, its deletions, its exit code."""
+"""`lance-dagster table gc`: its output, its deletions, its exit code."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.table_factory import contents, entries, new_table
 
 def run(*arguments: str) -> Result:
     """Call the command in this process."""
-    return CliRunner().invoke(main, ["gc", *arguments])
+    return CliRunner().invoke(main, ["table", "gc", *arguments])
 
 
 @pytest.fixture

@@ -40,16 +40,16 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_processes_exit_as_told(table: LanceTable) -> None:
     """Exit codes are 0 done, 1 refused, 2 wrong call; answers go to stdout, and one line of error to stderr."""
-    done = interpreter("status", table.uri)
+    done = interpreter("table", "status", table.uri)
     assert (0, "") == (done.returncode, done.stderr)
-    refused = interpreter("merge", table.uri, "run/2")
+    refused = interpreter("table", "merge", table.uri, "run/2")
     assert (1, 1, 2) == (refused.returncode, refused.stdout.count("\n"), refused.stderr.count("\n"))
     assert refused.stdout.startswith("rows conflict: ")
     assert refused.stderr.startswith("lance-dagster: cannot merge run/2@3 into main@3 of ")
-    assert "\nhint: look with `lance-dagster diff " in refused.stderr
-    wrong = interpreter("merge", table.uri, "run/3")
+    assert "\nhint: look with `lance-dagster table diff " in refused.stderr
+    wrong = interpreter("table", "merge", table.uri, "run/3")
     assert (2, "", 1) == (wrong.returncode, wrong.stdout, wrong.stderr.count("\n"))
-    settled = interpreter("merge", table.uri, "run/2", "-s", "source-wins", "--json")
+    settled = interpreter("table", "merge", table.uri, "run/2", "-s", "source-wins", "--json")
     assert (0, "") == (settled.returncode, settled.stderr)
     assert [("a", 1), ("a", 20)] == contents(table)
 
@@ -64,7 +64,7 @@ def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
         table.append(entries("r", value), branch=f"run/{value}")
         calls.append(["merge", table.uri, f"run/{value}"])
     calls += [["promote", table.uri, "--expect", "main@1", "--at", f"main@{number}"] for number in (2, 3)]
-    command = [sys.executable, "-m", "lance_dagster.cli"]
+    command = [sys.executable, "-m", "lance_dagster.cli", "table"]
     started = [subprocess.Popen([*command, *call], cwd=ROOT, stderr=subprocess.PIPE) for call in calls]
     said = [process.communicate(timeout=120)[1] for process in started]
     assert [0, 0, 0, 0, 1] == [*(each.returncode for each in started[:3]), *sorted(e.returncode for e in started[3:])]
@@ -77,7 +77,7 @@ def test_processes_at_once_do_not_lose_anything(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple[str, ...], code: int) -> None:
     """A reader that closes the pipe, such as `head -1`, does not undo the operation or change the exit code."""
     name, *others = arguments
-    command = [sys.executable, "-m", "lance_dagster.cli", name, table.uri, *others]
+    command = [sys.executable, "-m", "lance_dagster.cli", "table", name, table.uri, *others]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as started:
         assert started.stdout is not None
         assert started.stderr is not None
@@ -89,7 +89,7 @@ def test_a_reader_that_goes_away_is_no_fault(table: LanceTable, arguments: tuple
     assert "BrokenPipe" not in said
 
 
-@pytest.mark.parametrize("arguments", ["--version", "--help", "merge -h", "repository --help", "repository log --help"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", "log -h", "table --help", "table log --help"])
 def test_nobody_has_to_read_the_help(arguments: str) -> None:
     """The exit code is that of a help that was read."""
     read, write = os.pipe()
@@ -105,7 +105,8 @@ def test_nobody_has_to_read_the_help(arguments: str) -> None:
 )
 def test_a_full_disk_is_one_line(table: LanceTable, arguments: tuple[str, ...]) -> None:
     """A full disk is one line of error, with exit code 1."""
-    call = [table.uri if word == "TABLE" else word for word in arguments]
+    words = arguments if arguments == ("--help",) else ("table", *arguments)
+    call = [table.uri if word == "TABLE" else word for word in words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "lance_dagster.cli", *call],
@@ -125,7 +126,7 @@ def test_a_closed_output_is_no_fault(table: LanceTable, arguments: str, code: in
     """A shell may start the command without a standard output, or without one for errors."""
     name, _, others = arguments.partition(" ")
     source = "run/2" if name == "merge" else ""
-    command = f"{sys.executable} -m lance_dagster.cli {name} {table.uri} {source} {others} {closed}"
+    command = f"{sys.executable} -m lance_dagster.cli table {name} {table.uri} {source} {others} {closed}"
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, cwd=ROOT)
     assert code == done.returncode, done.stderr
     assert "Traceback" not in done.stderr
@@ -144,12 +145,12 @@ def test_help_lists_commands_by_topic() -> None:
 
 @pytest.mark.parametrize("name", CALLED)
 def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
-    """Each command has TABLE, ROOT or LAKE, --json, storage options and -h; a missing table is one line of error."""
+    """Each command has TABLE or LAKE, --json, storage options and -h; a missing table is one line of error."""
     command, place, what = CALLED[name], _place(name), "repository" if _is_of_repository(name) else "Lance table"
     page = run(*name.split(), "-h")
     assert 0 == page.exit_code
     assert all(part in page.stdout for part in ("--json", "--storage-option", "Usage: main", place))
-    if name in {"tables", "create", "repository create"}:
+    if name in {"table list", "table create", "create"}:
         return
     needed = [each for each in command.params if isinstance(each, click.Argument) and each.required]
     missing = run(*name.split(), str(tmp_path / "nothing"), *("x" for _ in needed[1:]), *_required_options(command))
@@ -159,12 +160,12 @@ def test_each_command_has_the_same_options(name: str, tmp_path: Path) -> None:
 
 def _place(name: str) -> str:
     """The name of a command's first argument in its help."""
-    return "ROOT" if name == "tables" or _is_of_repository(name) else "LAKE" if name == "rollback" else "TABLE"
+    return "LAKE" if _is_of_repository(name) else "ROOT" if name == "table list" else "TABLE"
 
 
 def _is_of_repository(name: str) -> bool:
-    """Whether a command takes a repository only."""
-    return " " in name or name == "candidates"
+    """Whether a command takes a repository."""
+    return not name.startswith("table ")
 
 
 def _required_options(command: click.Command) -> list[str]:
@@ -220,7 +221,7 @@ def test_a_wrong_call_is_one_line_and_two(name: str, table: LanceTable) -> None:
 @pytest.mark.parametrize(
     "words,said",
     [
-        (["mrege", "t"], "no such command 'mrege' (did you mean one of: "),
+        (["mrege", "t"], "no such command 'mrege'; did you mean 'free'?; see "),
         (["lo", "t"], "no such command 'lo'; did you mean 'log'?; see "),
         (["--bogus"], "no such option '--bogus'; see "),
         (["--json", "log", "t"], "no such option '--json'"),
@@ -254,14 +255,14 @@ def completed(*words: str) -> list[str]:
 def test_a_shell_completes_what_is_typed(table: LanceTable) -> None:
     """A shell completes commands, options, and branches and tags of the table; none of a missing table."""
     table.tags.create("production", "main@1")
-    assert ["merge", "merge-base"] == completed("mer")
-    assert ["--into"] == completed("merge", table.uri, "run/1", "--in")
-    assert ["run/1", "run/2"] == completed("merge", table.uri, "run/")
-    assert ["main", "run/1", "run/2"] == completed("merge", table.uri, "run/1", "--into", "")
-    assert ["production"] == completed("show", table.uri, "p")
-    assert ["production"] == completed("rollback", table.uri, "--tag", "")
-    assert [] == completed("merge", f"{table.uri}x", "run/")
-    assert [table.uri[:-2]] == completed("merge", table.uri[:-2])
+    assert {"merge", "merge-base"} == set(completed("table", "mer"))
+    assert ["--into"] == completed("table", "merge", table.uri, "run/1", "--in")
+    assert ["run/1", "run/2"] == completed("table", "merge", table.uri, "run/")
+    assert ["main", "run/1", "run/2"] == completed("table", "merge", table.uri, "run/1", "--into", "")
+    assert ["production"] == completed("table", "show", table.uri, "p")
+    assert ["production"] == completed("table", "rollback", table.uri, "--tag", "")
+    assert [] == completed("table", "merge", f"{table.uri}x", "run/")
+    assert [table.uri[:-2]] == completed("table", "merge", table.uri[:-2])
 
 
 def test_a_shell_can_be_told() -> None:
@@ -297,20 +298,20 @@ def on_terminal(*arguments: str, **environment: str) -> str:
 
 def test_colours_are_for_terminals(table: LanceTable) -> None:
     """There are colours only on terminals, and not if NO_COLOR is set."""
-    assert "\x1b[31mrows conflict" in on_terminal("merge", table.uri, "run/2")
-    plain = on_terminal("merge", table.uri, "run/2", NO_COLOR="1")
+    assert "\x1b[31mrows conflict" in on_terminal("table", "merge", table.uri, "run/2")
+    plain = on_terminal("table", "merge", table.uri, "run/2", NO_COLOR="1")
     assert "rows conflict" in plain
     assert "\x1b[" not in plain
-    assert "\x1b[" not in run("merge", table.uri, "run/2").output
+    assert "\x1b[" not in run("table", "merge", table.uri, "run/2").output
 
 
 def test_progress_is_for_terminals(table: LanceTable) -> None:
     """A progress bar is shown only on terminals, and removed at the end."""
     table.append(entries("b", 1))
-    shown = on_terminal("compact", table.uri)
+    shown = on_terminal("table", "compact", table.uri)
     assert "] 1 of 1" in shown
     assert shown.rstrip().rpartition("\r")[2].startswith("main@4 -> main@6")
-    assert "" == process("compact", table.uri).stderr
+    assert "" == process("table", "compact", table.uri).stderr
 
 
 def test_what_takes_long_is_said_on_terminals(table: LanceTable) -> None:
@@ -321,24 +322,26 @@ def test_what_takes_long_is_said_on_terminals(table: LanceTable) -> None:
         ("looking for conflicts", ("merge", table.uri, "run/2", "--preview", "--rows")),
         ("merging", ("merge", table.uri, "run/2", "-s", "source-wins")),
     ):
-        shown = on_terminal(*arguments)
+        shown = on_terminal("table", *arguments)
         said, _, rest = shown.rpartition("\r")
         assert f"{doing} ..." in said
         assert doing not in rest
-    assert "merging" not in process("merge", table.uri, "run/1").stderr
-    assert "comparing" not in process("diff", table.uri, "main~1..main", "--stat").stderr
+    assert "merging" not in process("table", "merge", table.uri, "run/1").stderr
+    assert "comparing" not in process("table", "diff", table.uri, "main~1..main", "--stat").stderr
 
 
 def test_what_is_listed_as_json_is_json(table: LanceTable) -> None:
     """Lists are JSON with --json, for the commands whose lines other modules test."""
-    assert ["main@3", "main@2", "main@1"] == [version["version"] for version in document_of("log", table.uri)]
-    assert "main@3" == document_of("show", table.uri)["version"]
-    assert ["main", "run/1", "run/2"] == [branch["name"] for branch in document_of("branches", table.uri)]
-    assert [] == document_of("tags", table.uri)
-    assert document_of("verify", table.uri)["ok"]
-    assert document_of("gc", table.uri)["ok"]
-    assert {"before", "after"} <= set(document_of("diff", table.uri, "main~1..main"))
-    assert lines_of("diff", table.uri, "main~1..main") == lines_of("diff", table.uri, "main~1", "main")
+    assert ["main@3", "main@2", "main@1"] == [version["version"] for version in document_of("table", "log", table.uri)]
+    assert "main@3" == document_of("table", "show", table.uri)["version"]
+    assert ["main", "run/1", "run/2"] == [branch["name"] for branch in document_of("table", "branches", table.uri)]
+    assert [] == document_of("table", "tags", table.uri)
+    assert document_of("table", "verify", table.uri)["ok"]
+    assert document_of("table", "gc", table.uri)["ok"]
+    assert {"before", "after"} <= set(document_of("table", "diff", table.uri, "main~1..main"))
+    assert lines_of("table", "diff", table.uri, "main~1..main") == lines_of(
+        "table", "diff", table.uri, "main~1", "main"
+    )
 
 
 def widths(shown: str) -> list[int]:
@@ -361,10 +364,10 @@ def test_lines_fit_the_terminal(table: LanceTable) -> None:
         ("status", table.uri),
         ("diff", table.uri, f"main..{name}", "--rows"),
     ):
-        shown = on_terminal(*arguments, COLUMNS="72")
+        shown = on_terminal("table", *arguments, COLUMNS="72")
         assert 72 >= max(widths(shown)), (arguments, shown)
-    assert name in process("branches", table.uri).stdout
-    assert "1 ahead, 2 behind" in on_terminal("status", table.uri, COLUMNS="60")
-    assert table.at(name).id in on_terminal("show", table.uri, name, COLUMNS="60")
-    narrow = on_terminal("head", table.uri, COLUMNS="9")
+    assert name in process("table", "branches", table.uri).stdout
+    assert "1 ahead, 2 behind" in on_terminal("table", "status", table.uri, COLUMNS="60")
+    assert table.at(name).id in on_terminal("table", "show", table.uri, name, COLUMNS="60")
+    narrow = on_terminal("table", "head", table.uri, COLUMNS="9")
     assert "not shown: 1 column (value); --columns chooses" in " ".join(narrow.split())

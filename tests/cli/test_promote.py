@@ -18,11 +18,11 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
     """The output has both versions; a repeated call moves nothing."""
-    assert ["production: new -> main@2"] == lines_of("promote", table.uri, "--at", "main@2")
-    assert ["production: main@2 -> main@5"] == lines_of("promote", table.uri)
-    assert ["production: main@5 already"] == lines_of("promote", table.uri)
+    assert ["production: new -> main@2"] == lines_of("table", "promote", table.uri, "--at", "main@2")
+    assert ["production: main@2 -> main@5"] == lines_of("table", "promote", table.uri)
+    assert ["production: main@5 already"] == lines_of("table", "promote", table.uri)
     assert {"tag": "stage", "moved": True, "from": None, "to": "main@4"} == document_of(
-        "promote", table.uri, "--tag", "stage", "--at", "main~1"
+        "table", "promote", table.uri, "--tag", "stage", "--at", "main~1"
     )
     assert "main@5" == table.tags.get("production").ref
 
@@ -30,17 +30,17 @@ def test_a_tag_is_made_and_moved(table: LanceTable) -> None:
 def test_a_tag_is_where_it_was_expected(table: LanceTable) -> None:
     """Otherwise the tag does not move, and the exit code is 1."""
     table.tags.create("production", "main@3")
-    result = run("promote", table.uri, "--expect", "main@2")
+    result = run("table", "promote", table.uri, "--expect", "main@2")
     assert (1, "") == (result.exit_code, result.stdout)
     assert "lance-dagster: 'production' points to main@3, not to main@2: someone moved it meanwhile\n" == result.stderr
     assert "main@3" == table.tags.get("production").ref
-    assert ["production: main@3 -> main@5"] == lines_of("promote", table.uri, "--expect", "main@3")
-    assert 2 == run("promote", table.uri, "--expect", "nothing").exit_code
+    assert ["production: main@3 -> main@5"] == lines_of("table", "promote", table.uri, "--expect", "main@3")
+    assert 2 == run("table", "promote", table.uri, "--expect", "nothing").exit_code
 
 
 def test_nothing_can_be_expected_of_a_tag_that_is_not_there(table: LanceTable) -> None:
     """The tag is not created."""
-    assert 2 == run("promote", table.uri, "--expect", "main@3").exit_code
+    assert 2 == run("table", "promote", table.uri, "--expect", "main@3").exit_code
     assert {} == table.tags.list()
 
 
@@ -48,13 +48,13 @@ def test_a_tag_goes_back(table: LanceTable) -> None:
     """A rollback goes one step, several steps or to an earlier version of the tag."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
-    assert ["production: main@5 -> main@4"] == lines_of("rollback", table.uri)
-    assert ["production: main@4 -> main@3"] == lines_of("rollback", table.uri, "--steps", "1")
+    assert ["production: main@5 -> main@4"] == lines_of("table", "rollback", table.uri)
+    assert ["production: main@4 -> main@3"] == lines_of("table", "rollback", table.uri, "--steps", "1")
     assert {"tag": "production", "moved": True, "from": "main@3", "to": "main@2"} == document_of(
-        "rollback", table.uri, "--to", "main@2"
+        "table", "rollback", table.uri, "--to", "main@2"
     )
-    assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2")
-    result = run("rollback", table.uri)
+    assert ["production: main@2 already"] == lines_of("table", "rollback", table.uri, "--to", "main@2")
+    result = run("table", "rollback", table.uri)
     assert (2, True) == (result.exit_code, "nothing is known from before main@2" in result.stderr)
     assert [1, 1, 1, 0] == [move.steps_back for move in table.tags.history("production")][:4]
 
@@ -63,21 +63,21 @@ def test_a_tag_goes_back_by_many(table: LanceTable) -> None:
     """Moves in between are skipped."""
     for number in (2, 3, 4, 5):
         table.tags.move("production", f"main@{number}")
-    assert ["production: main@5 -> main@3"] == lines_of("rollback", table.uri, "--steps", "2")
+    assert ["production: main@5 -> main@3"] == lines_of("table", "rollback", table.uri, "--steps", "2")
     table.tags.move("production", "main@5")
-    assert ["production: main@5 -> main@2"] == lines_of("rollback", table.uri, "--to", "main@2")
+    assert ["production: main@5 -> main@2"] == lines_of("table", "rollback", table.uri, "--to", "main@2")
 
 
 def test_a_tag_goes_back_to_where_it_was_only(table: LanceTable) -> None:
     """The error for another version lists the earlier versions of the tag, and suggests `promote`."""
     for number in (2, 4):
         table.tags.move("production", f"main@{number}")
-    result = run("rollback", table.uri, "--to", "main@3")
+    result = run("table", "rollback", table.uri, "--to", "main@3")
     assert (2, True) == (result.exit_code, "at main@3; it was at main@4, main@2; `lance-d" in result.stderr)
-    assert f"`lance-dagster promote {table.uri} --tag production --at main@3` moves it there" in result.stderr
-    assert 2 == run("rollback", table.uri, "--to", "main@2", "--steps", "1").exit_code
-    assert 2 == run("rollback", table.uri, "--tag", "stage").exit_code
-    assert 1 == run("rollback", table.uri, "--expect", "main@3").exit_code
+    assert f"`lance-dagster table promote {table.uri} --tag production --at main@3` moves it there" in result.stderr
+    assert 2 == run("table", "rollback", table.uri, "--to", "main@2", "--steps", "1").exit_code
+    assert 2 == run("table", "rollback", table.uri, "--tag", "stage").exit_code
+    assert 1 == run("table", "rollback", table.uri, "--expect", "main@3").exit_code
     assert "main@4" == table.tags.get("production").ref
 
 
@@ -85,7 +85,7 @@ def test_protection_is_told(table: LanceTable) -> None:
     """A protected tag is an error with exit code 1."""
     table.branches.create("work")
     table.tags.protect(["production"])
-    result = run("promote", table.uri, "--at", "work")
+    result = run("table", "promote", table.uri, "--at", "work")
     assert (1, 1) == (result.exit_code, result.stderr.count("\n"))
 
 
@@ -94,7 +94,7 @@ def test_a_tag_does_not_go_back_to_where_it_was_rolled_back_from(table: LanceTab
     for number in (2, 4):
         table.tags.move("production", f"main@{number}")
     table.tags.rollback("production")
-    back = run("rollback", table.uri, "--to", "main@4")
+    back = run("table", "rollback", table.uri, "--to", "main@4")
     assert (2, True) == (back.exit_code, "cannot be rolled back to main@4, from where it was rolled" in back.stderr)
 
 
@@ -102,8 +102,10 @@ def test_what_is_expected_of_a_tag_holds_where_nothing_moves(table: LanceTable) 
     """The expected version is also checked if the tag is already at the target."""
     for number in (1, 2):
         table.tags.move("production", f"main@{number}")
-    assert ["production: main@2 already"] == lines_of("rollback", table.uri, "--to", "main@2", "--expect", "main@2")
-    result = run("rollback", table.uri, "--to", "main@2", "--expect", "main@1")
+    assert ["production: main@2 already"] == lines_of(
+        "table", "rollback", table.uri, "--to", "main@2", "--expect", "main@2"
+    )
+    result = run("table", "rollback", table.uri, "--to", "main@2", "--expect", "main@1")
     assert (1, "") == (result.exit_code, result.stdout)
     assert "'production' points to main@2, not to main@1" in result.stderr
 
@@ -113,9 +115,9 @@ def test_a_tag_moves_though_the_branch_it_is_on_has_the_name_of_another_tag(tabl
     table.branches.create("run", "main@3")
     table.tags.create("production", "run")
     as_pylance(table).tags.create("run", 1)
-    assert ["production: run@3 -> main@5"] == lines_of("promote", table.uri)
-    assert ["production: main@5 -> run@3"] == lines_of("rollback", table.uri)
-    assert ["production: run@3 -> main@2"] == lines_of("promote", table.uri, "--at", "main@2")
+    assert ["production: run@3 -> main@5"] == lines_of("table", "promote", table.uri)
+    assert ["production: main@5 -> run@3"] == lines_of("table", "rollback", table.uri)
+    assert ["production: run@3 -> main@2"] == lines_of("table", "promote", table.uri, "--at", "main@2")
 
 
 def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable) -> None:
@@ -128,7 +130,7 @@ def test_a_tag_does_not_go_back_to_another_branch_of_the_name(table: LanceTable)
     free_names(table)
     table.branches.create("run", "main@3")
     for arguments in ([], ["--to", "run@3"]):
-        result = run("rollback", table.uri, *arguments)
+        result = run("table", "rollback", table.uri, *arguments)
         assert (2, 1) == (result.exit_code, result.stderr.count("\n"))
         assert "is gone: its branch was deleted, and another branch has its name" in result.stderr
     assert "main@4" == table.tags.get("production").ref

@@ -18,15 +18,15 @@ def table(tmp_path: Path) -> LanceTable:
 
 def test_a_branch_is_forked_renamed_and_deleted(table: LanceTable) -> None:
     """Each of these prints one line."""
-    assert ["work from main@2"] == lines_of("branch", table.uri, "work", "--at", "main@2")
-    assert ["work from main@2"] == lines_of("branch", table.uri, "work", "--exist-ok")
-    assert 1 == run("branch", table.uri, "work").exit_code
-    assert ["play from main@2"] == lines_of("branch", table.uri, "work", "--rename", "play")
-    assert ["play deleted"] == lines_of("branch", table.uri, "play", "--delete")
+    assert ["work from main@2"] == lines_of("table", "branch", table.uri, "work", "--at", "main@2")
+    assert ["work from main@2"] == lines_of("table", "branch", table.uri, "work", "--exist-ok")
+    assert 1 == run("table", "branch", table.uri, "work").exit_code
+    assert ["play from main@2"] == lines_of("table", "branch", table.uri, "work", "--rename", "play")
+    assert ["play deleted"] == lines_of("table", "branch", table.uri, "play", "--delete")
     assert {} == table.branches.list()
-    assert 2 == run("branch", table.uri, "play", "-d").exit_code
-    assert 2 == run("branch", table.uri, "play", "-d", "-r", "work").exit_code
-    assert 2 == run("branch", table.uri, "no name").exit_code
+    assert 2 == run("table", "branch", table.uri, "play", "-d").exit_code
+    assert 2 == run("table", "branch", table.uri, "play", "-d", "-r", "work").exit_code
+    assert 2 == run("table", "branch", table.uri, "no name").exit_code
 
 
 @pytest.mark.parametrize(
@@ -53,29 +53,29 @@ def test_what_is_named_wrongly_is_told(table: LanceTable, arguments: tuple[str, 
     table.branches.create("work")
     table.tags.create("v1", "main@2")
     command, *others = arguments
-    result = run(command, table.uri, *others)
+    result = run("table", command, table.uri, *others)
     assert (2, True) == (result.exit_code, said.replace("TABLE", table.uri) in result.stderr), result.stderr
     assert ["work"] == list(table.branches.list())
 
 
 def test_a_branch_is_told_to_programs(table: LanceTable) -> None:
     """The JSON has the fork point and time of creation, or says that the branch was deleted."""
-    made = document_of("branch", table.uri, "work")
+    made = document_of("table", "branch", table.uri, "work")
     assert ("work", "main@3", True) == (made["name"], made["forked_from"], made["created_at"].startswith("20"))
-    assert {"name": "work", "deleted": True} == document_of("branch", table.uri, "work", "-d")
+    assert {"name": "work", "deleted": True} == document_of("table", "branch", table.uri, "work", "-d")
 
 
 def test_a_tag_is_made_renamed_and_deleted(table: LanceTable) -> None:
     """An immutable tag does not move."""
-    assert ["v1: main@2, immutable"] == lines_of("tag", table.uri, "v1", "--at", "main@2", "--immutable")
-    assert 1 == run("promote", table.uri, "--tag", "v1").exit_code
-    assert 1 == run("tag", table.uri, "v1", "--delete").exit_code
-    assert ["v1 deleted"] == lines_of("tag", table.uri, "v1", "--delete", "--force")
+    assert ["v1: main@2, immutable"] == lines_of("table", "tag", table.uri, "v1", "--at", "main@2", "--immutable")
+    assert 1 == run("table", "promote", table.uri, "--tag", "v1").exit_code
+    assert 1 == run("table", "tag", table.uri, "v1", "--delete").exit_code
+    assert ["v1 deleted"] == lines_of("table", "tag", table.uri, "v1", "--delete", "--force")
     assert {"name": "old", "version": "main@3", "immutable": False, "hold": None} == document_of(
-        "tag", table.uri, "old"
+        "table", "tag", table.uri, "old"
     )
-    assert "new" == document_of("tag", table.uri, "old", "--rename", "new")["name"]
-    assert {"name": "new", "deleted": True} == document_of("tag", table.uri, "new", "-d")
+    assert "new" == document_of("table", "tag", table.uri, "old", "--rename", "new")["name"]
+    assert {"name": "new", "deleted": True} == document_of("table", "tag", table.uri, "new", "-d")
     assert {} == table.tags.list()
 
 
@@ -84,25 +84,25 @@ def test_where_a_tag_was_is_shown(table: LanceTable) -> None:
     for number in (1, 2):
         table.tags.move("production", f"main@{number}")
     table.tags.rollback("production")
-    lines = lines_of("tag", table.uri, "production", "--history")
+    lines = lines_of("table", "tag", table.uri, "production", "--history")
     assert ["main@2 -> main@1", "main@1 -> main@2", "new -> main@1"] == [line[:16].strip() for line in lines]
     assert lines[0].endswith("rolled back by 1")
-    moves = document_of("tag", table.uri, "production", "--history")
+    moves = document_of("table", "tag", table.uri, "production", "--history")
     assert [("main@2", "main@1", 1), ("main@1", "main@2", 0)] == [
         (move["from"], move["to"], move["steps_back"]) for move in moves[:2]
     ]
-    assert 2 == run("tag", table.uri, "stage", "--history").exit_code
+    assert 2 == run("table", "tag", table.uri, "stage", "--history").exit_code
 
 
 def test_names_are_protected(table: LanceTable) -> None:
     """The command prints all patterns after each change."""
-    assert ["branches  none", "tags      none"] == lines_of("protect", table.uri)
-    lines = lines_of("protect", table.uri, "--branch", "main", "--branch", "release/*", "--tag", "v*")
+    assert ["branches  none", "tags      none"] == lines_of("table", "protect", table.uri)
+    lines = lines_of("table", "protect", table.uri, "--branch", "main", "--branch", "release/*", "--tag", "v*")
     assert ["branches  main, release/*", "tags      v*"] == lines
-    answer = document_of("protect", table.uri, "--branch", "main", "--remove")
+    answer = document_of("table", "protect", table.uri, "--branch", "main", "--remove")
     assert {"branches": ["release/*"], "tags": ["v*"]} == answer
-    assert 2 == run("protect", table.uri, "--branch", "main", "--remove").exit_code
-    assert answer == document_of("protect", table.uri)
+    assert 2 == run("table", "protect", table.uri, "--branch", "main", "--remove").exit_code
+    assert answer == document_of("table", "protect", table.uri)
 
 
 def test_a_branch_that_goes_away_meanwhile_is_left_out(table: LanceTable) -> None:
@@ -126,16 +126,16 @@ def test_a_branch_without_versions_is_listed(table: LanceTable, remedy: tuple[st
     table.branches.create("d")
     for path in Path(table.uri).glob("tree/d/_versions/*"):
         path.unlink()
-    listed = process("branches", table.uri)
+    listed = process("table", "branches", table.uri)
     assert (0, "") == (listed.returncode, listed.stderr)
     lines = listed.stdout.splitlines()
     assert ["d", "-", "from", "main@3", "no", "version"] == lines[1].split()
     assert "warning: branch 'd'" == lines[2]
     command, *words = remedy
-    assert f"`lance-dagster {' '.join((command, table.uri, *words))}`" in lines[4]
-    assert ["main@3", None] == [each["head"] for each in document_of("branches", table.uri)]
-    assert 0 == run(command, table.uri, *words).exit_code
-    assert "warning" not in run("branches", table.uri).stdout
+    assert f"`lance-dagster table {' '.join((command, table.uri, *words))}`" in lines[4]
+    assert ["main@3", None] == [each["head"] for each in document_of("table", "branches", table.uri)]
+    assert 0 == run("table", command, table.uri, *words).exit_code
+    assert "warning" not in run("table", "branches", table.uri).stdout
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,6 @@ def test_options_that_would_be_ignored_are_refused(table: LanceTable, arguments:
     table.append(entries("w", 1), branch="work")
     table.tags.create("v1", "main@2")
     command, *others = arguments
-    result = run(command, table.uri, *others)
+    result = run("table", command, table.uri, *others)
     assert (2, "", 1, True) == (result.exit_code, result.stdout, result.stderr.count("\n"), said in result.stderr)
     assert (["work"], ["v1"], "main@3") == (list(table.branches.list()), list(table.tags.list()), str(table.head()))

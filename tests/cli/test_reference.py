@@ -17,7 +17,7 @@ from tests.table_factory import entries, new_table
 VERSION = re.search(r"A version is an object with (.*?)\.\n", PAGE.read_text(), re.DOTALL)
 COMMIT = re.search(r"A commit of a repository is an object with (.*?)\.\n", PAGE.read_text(), re.DOTALL)
 ALL_ROWS = re.findall(r"^\| `([^`]+)` \| (an object|a list) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-ROWS = [row for row in ALL_ROWS if not (row[0].startswith("repository ") or " LAKE" in row[0])]
+ROWS = [row for row in ALL_ROWS if row[0].startswith("table ")]
 REPOSITORY_ROWS = [row for row in ALL_ROWS if row not in ROWS]
 
 
@@ -37,7 +37,7 @@ def test_every_document_is_described() -> None:
     commands = [command for commands in TOPICS.values() for command in commands]
     assert {command.name for command in commands} == {call.split()[0] for call, _, _ in ALL_ROWS}
     (group,) = [command for command in commands if isinstance(command, click.Group)]
-    assert set(group.commands) == {call.split()[1] for call, _, _ in REPOSITORY_ROWS} - {"LAKE"}
+    assert set(group.commands) == {call.split()[1] for call, _, _ in ROWS}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LanceTable:
 def test_a_document_is_as_described(table: LanceTable, call: str, kind: str, keys: str) -> None:
     """The document has exactly the described keys."""
     assert VERSION is not None
-    name, *arguments = shlex.split(call)
+    group, name, *arguments = shlex.split(call)
     here = [str(Path(table.uri).parent / part[3:]) if part.startswith("../") else part for part in arguments]
-    document = document_of(name, table.uri, *here)
+    document = document_of(group, name, table.uri, *here)
     assert kind == ("a list" if isinstance(document, list) else "an object")
     expected = names(keys) | (names(VERSION[1]) if re.match("a version|of versions", keys) else set())
     for each in document if isinstance(document, list) else [document]:
@@ -79,18 +79,17 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_document_of_a_repository_is_as_described(lake: Path, call: str, kind: str, keys: str) -> None:
     """The document has exactly the described keys, and each command has something to do."""
     assert COMMIT is not None
-    # A command that takes a repository or a table has its place in the call.
-    group, name, *arguments = shlex.split(call)
+    name, *arguments = shlex.split(call)
     if "run/1" in arguments and name == "publish":
         rows = pa.table({"id": [1]}, schema=pa.schema([("id", pa.int64())]))
         LanceRepository.open(lake).table("orders").append(rows, branch="run/1")
-    if group == "candidates":
+    if name == "candidates":
         repository = LanceRepository.open(lake)
         request = WriteRequest(candidate="1", run_id="1", origin="1", branch="run/1", work="orders", mode="append")
         repository.record.put(repository.table_id("orders"), request)
     if name == "move-table":
         (lake / "old.lance").rename(lake / "new.lance")
-    document = document_of(group, *([] if name == "LAKE" else [name]), str(lake), *arguments)
+    document = document_of(name, str(lake), *arguments)
     assert kind == ("a list" if isinstance(document, list) else "an object")
     expected = names(keys) | (names(COMMIT[1]) if re.match("a commit|of commits", keys) else set())
     for each in document if isinstance(document, list) else [document]:

@@ -1,4 +1,4 @@
-"""`lance-dagster repository ...`: many tables from a shell."""
+"""The commands about a lake: many tables from a shell."""
 
 import re
 from collections.abc import Mapping
@@ -42,21 +42,21 @@ def table(root: str, name: str) -> LanceTable:
 
 def publish(root: str, number: int, *options: str) -> list[str]:
     """Publish one more row in both tables."""
-    lines_of("repository", "fork", root, f"run/{number}", ORDERS, LINES)
+    lines_of("fork", root, f"run/{number}", ORDERS, LINES)
     for name in (ORDERS, LINES):
         table(root, name).append(rows(number), branch=f"run/{number}")
-    return lines_of("repository", "publish", root, f"run/{number}", *options)
+    return lines_of("publish", root, f"run/{number}", *options)
 
 
 def test_tables_that_exist_become_a_repository(lake: str) -> None:
     """`create` names the tables that it found, `adopt` commits them, and both can be repeated."""
-    created, hint = lines_of("repository", "create", lake)
+    created, hint = lines_of("create", lake)
     assert f"{lake}: is a repository now" == created
-    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster repository adopt {lake}` adds them" in hint
-    assert f"2 tables: {LINES}, {ORDERS}" in lines_of("repository", "adopt", lake)[0]
-    assert [f"{LINES}   main@2  1 row", f"{ORDERS}  main@2  1 row"] == lines_of("repository", "tables", lake)
-    assert [f"no table below {lake} that is not part of the repository"] == lines_of("repository", "adopt", lake)
-    assert [f"{lake}: is a repository already"] == lines_of("repository", "create", lake)
+    assert f"not part of it: {LINES}, {ORDERS}; `lance-dagster adopt {lake}` adds them" in hint
+    assert f"2 tables: {LINES}, {ORDERS}" in lines_of("adopt", lake)[0]
+    assert [f"{LINES}   main@2  1 row", f"{ORDERS}  main@2  1 row"] == lines_of("tables", lake)
+    assert [f"no table below {lake} that is not part of the repository"] == lines_of("adopt", lake)
+    assert [f"{lake}: is a repository already"] == lines_of("create", lake)
 
 
 def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
@@ -65,31 +65,29 @@ def test_a_publication_moves_main_and_the_channel(repository: str) -> None:
     commit = LanceRepository.open(repository).head()
     assert main.endswith(f"-> {commit.short_id} second day, 2 tables: {LINES}, {ORDERS}")
     assert f"production: {commit.short_id}" == channel
-    again = lines_of("repository", "publish", repository, "run/2", "--channel", "production")
+    again = lines_of("publish", repository, "run/2", "--channel", "production")
     assert [f"main: {commit.short_id} second day, which has all of run/2 already", channel] == again
-    assert [f"main: {commit.short_id} second day, 2 tables", f"{channel}, at main"] == lines_of(
-        "repository", "status", repository
-    )
+    assert [f"main: {commit.short_id} second day, 2 tables", f"{channel}, at main"] == lines_of("status", repository)
 
 
 def test_conflicts_of_all_tables_are_printed(repository: str) -> None:
     """The output has a line for each table in conflict, an error and a hint that can be typed; nothing is changed."""
-    before = lines_of("repository", "log", repository)
-    lines_of("repository", "fork", repository, "run/2", ORDERS, LINES)
+    before = lines_of("log", repository)
+    lines_of("fork", repository, "run/2", ORDERS, LINES)
     for name in (ORDERS, LINES):
         table(repository, name).update({"price": "2"}, branch="run/2")
         table(repository, name).update({"price": "3"})
-    result = run("repository", "publish", repository, "run/2")
+    result = run("publish", repository, "run/2")
     assert 1 == result.exit_code
     assert [f"rows conflict: {LINES}", f"rows conflict: {ORDERS}"] == sorted(
         line[: line.index(": 1 row")] for line in result.stdout.splitlines()
     )
     error, hint = result.stderr.splitlines()
-    assert "lance-dagster repository: cannot commit to 'main': nothing was published, and no table changed" == error
-    assert f"`lance-dagster diff {repository}/{LINES}.lance main...run/2 --rows`" in hint
-    assert before == lines_of("repository", "log", repository)
-    assert {"made", "conflicts"} == set(document_of("repository", "publish", repository, "run/2", code=1))
-    assert lines_of("repository", "publish", repository, "run/2", "--strategy", "source-wins")
+    assert "lance-dagster: cannot commit to 'main': nothing was published, and no table changed" == error
+    assert f"`lance-dagster table diff {repository}/{LINES}.lance main...run/2 --rows`" in hint
+    assert before == lines_of("log", repository)
+    assert {"made", "conflicts"} == set(document_of("publish", repository, "run/2", code=1))
+    assert lines_of("publish", repository, "run/2", "--strategy", "source-wins")
 
 
 def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
@@ -104,15 +102,13 @@ def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
     assert line.startswith(f"production: {second} -> {first}, held by ")
     assert (True, tables) == (line.endswith(": doubled rows"), moves)
     assert "this rollback was made before; another --reason, or another --to, goes further back" == lines_of(*back)[1]
-    lines_of("repository", "fork", repository, "run/4", ORDERS)
-    refused = run("repository", "publish", repository, "run/4", "--channel", "production")
-    release = f"`lance-dagster repository release {repository} --channel production --reason ...`"
+    lines_of("fork", repository, "run/4", ORDERS)
+    refused = run("publish", repository, "run/4", "--channel", "production")
+    release = f"`lance-dagster release {repository} --channel production --reason ...`"
     assert (1, True) == (refused.exit_code, release in refused.stderr)
-    assert [f"production: {first}, free to move"] == lines_of(
-        "repository", "release", repository, "--reason", "repaired"
-    )
-    assert [f"production: {first} -> {second}"] == lines_of("repository", "promote", repository)
-    history = document_of("repository", "history", repository)
+    assert [f"production: {first}, free to move"] == lines_of("release", repository, "--reason", "repaired")
+    assert [f"production: {first} -> {second}"] == lines_of("promote", repository)
+    history = document_of("history", repository)
     assert ["promote", "release", "rollback", "promote", "promote"] == [entry["action"] for entry in history]
 
 
@@ -121,12 +117,12 @@ def test_the_status_names_tags_that_do_not_follow(repository: str) -> None:
     publish(repository, 2, "--channel", "production")
     table(repository, LINES).tags.delete("production", force=True)
     table(repository, ORDERS).tags.hold("production", reason="audit", who="ann")
-    missing, held = (line for line in lines_of("repository", "status", repository) if ": tag production" in line)
-    brought = "`lance-dagster repository repair` brings it back"
+    missing, held = (line for line in lines_of("status", repository) if ": tag production" in line)
+    brought = "`lance-dagster repair` brings it back"
     assert f"{LINES}: tag production, which follows the channel, is missing; {brought}" == missing
     assert held.startswith(f"{ORDERS}: tag production is held by ann since ")
-    assert held.endswith("until `lance-dagster repository release` releases it")
-    states = document_of("repository", "status", repository)["tables"]
+    assert held.endswith("until `lance-dagster release` releases it")
+    states = document_of("status", repository)["tables"]
     assert [["production"], []] == [state["missing_tags"] for state in states]
 
 
@@ -135,100 +131,117 @@ def test_tables_at_a_ref_and_what_differs(repository: str) -> None:
     publish(repository, 2, "--channel", "production")
     table(repository, ORDERS).append(rows(9))
     ahead = f"{ORDERS}: 1 version on main that the repository does not have, up to main@4: 1 that changes the table; "
-    brought = "`lance-dagster repository commit` brings the repository up to it"
-    assert f"{ahead}{brought}" in lines_of("repository", "status", repository)
-    lines_of("repository", "commit", repository, "--message", "by hand")
+    brought = "`lance-dagster commit` brings the repository up to it"
+    assert f"{ahead}{brought}" in lines_of("status", repository)
+    lines_of("commit", repository, "--message", "by hand")
     assert [f"{LINES}   main@3  2 rows", f"{ORDERS}  main@3  2 rows"] == lines_of(
-        "repository", "tables", repository, "--ref", "production"
+        "tables", repository, "--ref", "production"
     )
     assert [f"changed  {ORDERS}  main@3 -> main@4  1 row added, 0 removed, 0 changed"] == lines_of(
-        "repository", "diff", repository, "production..main", "--stat"
+        "diff", repository, "production..main", "--stat"
     )
-    assert [f"{LINES}   main@3", f"{ORDERS}  main@4  changed"] == lines_of("repository", "show", repository)[-2:]
-    assert lines_of("repository", "log", repository)[1].endswith(" publish run/2 (production)")
+    assert [f"{LINES}   main@3", f"{ORDERS}  main@4  changed"] == lines_of("show", repository)[-2:]
+    assert lines_of("log", repository)[1].endswith(" publish run/2 (production)")
 
 
 def test_the_status_tells_maintenance_from_changes(repository: str) -> None:
     """A compaction of main is named as maintenance, which nobody has to act on, also beside a change of rows."""
     for number in (7, 8):
         table(repository, ORDERS).append(rows(number))
-    lines_of("repository", "commit", repository, "--message", "by hand")
+    lines_of("commit", repository, "--message", "by hand")
     table(repository, ORDERS).maintenance.compact()
     ahead = f"{ORDERS}: 2 versions on main that the repository does not have, up to {table(repository, ORDERS).head()}"
-    status = lines_of("repository", "status", repository)
+    status = lines_of("status", repository)
     assert f"{ahead}: 2 of maintenance, which changes no row" in status
     table(repository, ORDERS).append(rows(9))
-    (line,) = [line for line in lines_of("repository", "status", repository) if line.startswith(ORDERS)]
+    (line,) = [line for line in lines_of("status", repository) if line.startswith(ORDERS)]
     assert ": 2 of maintenance, which changes no row and 1 that changes the table; " in line
-    (state,) = [each for each in document_of("repository", "status", repository)["tables"] if each["name"] == ORDERS]
+    (state,) = [each for each in document_of("status", repository)["tables"] if each["name"] == ORDERS]
     assert (3, 2) == (state["ahead"], state["maintenance"])
 
 
 def test_the_status_names_branches_without_commits(repository: str) -> None:
     """A branch to which nothing was committed is not shown as one that waits with rows."""
     for number in (2, 3):
-        lines_of("repository", "fork", repository, f"run/{number}", ORDERS)
-    lines_of("repository", "fork", repository, "run/3", LINES)
+        lines_of("fork", repository, f"run/{number}", ORDERS)
+    lines_of("fork", repository, "run/3", LINES)
     table(repository, ORDERS).append(rows(3), branch="run/3")
     assert [
         f"nothing committed: run/2 ({ORDERS}); its run is under way, or failed before",
         f"not published: run/3 ({ORDERS}); nothing committed in {LINES}",
-    ] == lines_of("repository", "status", repository)[1:]
-    found = document_of("repository", "status", repository)
+    ] == lines_of("status", repository)[1:]
+    found = document_of("status", repository)
     assert {"run/2": [ORDERS], "run/3": [LINES]} == found["unwritten"]
 
 
 def test_the_status_names_branches_that_were_superseded(repository: str) -> None:
     """A branch that replaces rows, which main has replaced since, is shown as superseded with what to do."""
     for number in (2, 3, 4):
-        lines_of("repository", "fork", repository, f"run/{number}", ORDERS)
+        lines_of("fork", repository, f"run/{number}", ORDERS)
     for number in (2, 3):
         table(repository, ORDERS).overwrite(rows(number), branch=f"run/{number}")
     table(repository, ORDERS).append(rows(4), branch="run/4")
-    waiting = lines_of("repository", "status", repository)[1:]
+    waiting = lines_of("status", repository)[1:]
     assert [f"not published: run/{number} ({ORDERS})" for number in (2, 3, 4)] == waiting
-    lines_of("repository", "publish", repository, "run/3")
+    lines_of("publish", repository, "run/3")
     head = table(repository, ORDERS).head()
     superseded = f"superseded: run/2 ({ORDERS}); {head} of {ORDERS} replaced the same rows since; set `discard: run/2` "
     assert [
         f"{superseded}in the config of the publisher, or execute the run again",
         f"not published: run/4 ({ORDERS})",
-    ] == lines_of("repository", "status", repository)[1:]
-    assert {"run/2": {ORDERS: str(head)}} == document_of("repository", "status", repository)["superseded"]
-    assert 1 == run("repository", "publish", repository, "run/2").exit_code
+    ] == lines_of("status", repository)[1:]
+    assert {"run/2": {ORDERS: str(head)}} == document_of("status", repository)["superseded"]
+    assert 1 == run("publish", repository, "run/2").exit_code
 
 
 @pytest.mark.parametrize("count", [2**63 - 1, 2**63, 10**40])
 def test_a_number_beyond_every_count_is_taken(repository: str, count: int) -> None:
     """A limit shows all there is; a promotion before the first one does not exist."""
-    run("repository", "promote", repository)
-    assert lines_of("repository", "log", repository) == lines_of("repository", "log", repository, "-n", str(count))
-    history = lines_of("repository", "history", repository)
-    assert history == lines_of("repository", "history", repository, "-n", str(count))
-    assert 0 == run("repository", "collect", repository, "--promotions", str(count)).exit_code
+    run("promote", repository)
+    assert lines_of("log", repository) == lines_of("log", repository, "-n", str(count))
+    history = lines_of("history", repository)
+    assert history == lines_of("history", repository, "-n", str(count))
+    assert 0 == run("free", repository, "--promotions", str(count)).exit_code
     refused = run("rollback", repository, "--reason", "x", "--steps", str(count))
     assert (2, 1) == (refused.exit_code, refused.stderr.count("\n"))
 
 
 def test_a_release_tag_stays(repository: str) -> None:
     """It is deleted with --force only, and the error says so as a command."""
-    (made,) = lines_of("repository", "tag", repository, "v1", "--message", "first")
-    assert [made] == lines_of("repository", "tag", repository, "v1")
-    refused = run("repository", "tag", repository, "v1", "--delete")
-    assert (1, True) == (refused.exit_code, f"repository tag {repository} v1 --delete --force`" in refused.stderr)
-    assert ["v1: deleted"] == lines_of("repository", "tag", repository, "v1", "--delete", "--force")
-    assert ["no repository tags"] == lines_of("repository", "tags", repository)
+    (made,) = lines_of("tag", repository, "v1", "--message", "first")
+    assert [made] == lines_of("tag", repository, "v1")
+    refused = run("tag", repository, "v1", "--delete")
+    assert (1, True) == (refused.exit_code, f"tag {repository} v1 --delete --force`" in refused.stderr)
+    assert ["v1: deleted"] == lines_of("tag", repository, "v1", "--delete", "--force")
+    assert ["no repository tags"] == lines_of("tags", repository)
 
 
-def test_old_commits_are_collected_on_demand(repository: str) -> None:
-    """Without --delete the command only says what it would do; young commits stay in any case."""
+def test_space_is_freed_on_demand(repository: str) -> None:
+    """Without --delete the command only says what it would do; young commits and their versions stay in any case."""
     publish(repository, 2, "--channel", "production")
-    (line,) = lines_of("repository", "collect", repository)
-    assert "0 commits and 0 refs of tables can be deleted; --delete deletes them" == line
-    line, young = lines_of("repository", "collect", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
-    assert "0 commits and 0 refs of tables were deleted" == line
-    assert young.startswith("commits younger than a day stay")
-    assert 3 == len(lines_of("repository", "log", repository))
+    table(repository, ORDERS).branches.create("old")
+    table(repository, ORDERS).branches.delete("old")
+    line, kept = lines_of("free", repository)
+    assert "0 commits with 0 refs of tables, 0 versions and 0 files (0 B) can be deleted; --delete deletes them" == line
+    assert kept.startswith("kept: ")
+    lines_of("fork", repository, "run/3", LINES)
+    table(repository, LINES).delete("true", branch="run/3")
+    *_, held, _ = lines_of("free", repository, "--older-than", "0d", "--delete")
+    assert f"branch run/3 alone keeps 1 version of {LINES}: publish or discard it" == held
+    line, *_ = lines_of("free", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
+    assert "0 commits with 0 refs of tables, 0 versions and 0 files (0 B) were deleted" == line
+    assert 3 == len(lines_of("log", repository))
+
+
+def test_space_of_a_lake_is_freed_beside_a_damaged_table(repository: str) -> None:
+    """What can be freed of the other tables is freed; the damaged table is named, and the exit code is 1."""
+    for number in (1, 2):
+        table(repository, ORDERS).overwrite(table(repository, ORDERS).read("main"), message=str(number))
+    for path in (Path(repository) / f"{LINES}.lance" / "_versions").iterdir():
+        path.write_bytes(b"")
+    freed = document_of("free", repository, "--older-than", "0d", "--delete", code=1)
+    assert (False, 2) == (freed["ok"], freed["tables"][ORDERS]["versions"])
+    assert LINES in run("free", repository).stdout
 
 
 def test_candidates_that_wait_are_shown(repository: str) -> None:
@@ -257,7 +270,7 @@ def test_candidates_that_wait_are_shown(repository: str) -> None:
         "    shop/orders: run/r1@3; writes 1 append d1 d2; 1 check passed, unique failed",
         "    shop/orders: run/r2 is gone; writes 2 replace d1 d2; no verdicts",
     ] == lines_of("candidates", repository)
-    assert "1 candidate waits by the record" in "\n".join(lines_of("repository", "status", repository))
+    assert "1 candidate waits by the record" in "\n".join(lines_of("status", repository))
     (document,) = document_of("candidates", repository)
     assert [{"run/r1@3": [True, False]}, {None: []}] == [
         {each["version"]: [verdict["passed"] for verdict in each["verdicts"]]} for each in document["tables"]
@@ -272,15 +285,13 @@ def test_branches_of_an_older_release_are_recorded_on_demand(repository: str) ->
     orders.append(rows(2), branch="run/r1", properties={**run_id, "dagster/asset_key": "orders"})
     orders.branches.create("run/r2")
     orders.append(rows(3), branch="run/r2")
-    own, left, summary = lines_of("repository", "record", repository)
+    own, left, summary = lines_of("record", repository)
     assert "run/r1 of shop/orders: 1 write of candidate r1" == own
     assert left.startswith("left alone: run/r2 of shop/orders: its metadata does not say that run r2 made it")
     assert "1 branch can be recorded; --record does it" == summary
-    assert "recorded 1 branch" == lines_of("repository", "record", repository, "--run", "run/r1", "--record")[-1]
-    assert ["0 branches can be recorded; --record does it"] == lines_of(
-        "repository", "record", repository, "--run", "r1"
-    )
-    assert "no branch or tag 'run/r3'" in run("repository", "record", repository, "--run", "r3").stderr
+    assert "recorded 1 branch" == lines_of("record", repository, "--run", "run/r1", "--record")[-1]
+    assert ["0 branches can be recorded; --record does it"] == lines_of("record", repository, "--run", "r1")
+    assert "no branch or tag 'run/r3'" in run("record", repository, "--run", "r3").stderr
 
 
 def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
@@ -293,27 +304,27 @@ def test_what_is_not_there_is_one_line(repository: str, tmp_path: Path) -> None:
         (("fork", repository, "run/1", "shop/order"), "no Lance table at"),
         (("commit", repository), "a commit needs --message"),
         (("diff", repository, "main"), "give the two commits as A..B"),
-        (("diff", repository, "production", "main"), "a commit is given as A..B, such as production..main; see"),
+        (("diff", repository, "production", "main"), "a ref is given as A..B, such as production..main; see"),
         (("tabels", repository), "no such command 'tabels'"),
     ):
-        result = run("repository", *arguments)
+        result = run(*arguments)
         assert (2, 1) == (result.exit_code, len(result.stderr.splitlines())), result.stderr
         assert problem in result.stderr
 
 
 def test_show_says_that_the_parent_was_collected(repository: str) -> None:
     """The changes of such a commit are unknown, and no table is listed as added."""
-    lines_of("repository", "commit", repository, "-m", "again")
+    lines_of("commit", repository, "-m", "again")
     publish(repository, 2)
-    commits = document_of("repository", "show", repository)
+    commits = document_of("show", repository)
     (Path(repository) / "_repository" / "commits" / f"{commits['parents'][0]}.json").unlink()
-    shown = lines_of("repository", "show", repository)
+    shown = lines_of("show", repository)
     assert "not known, because the first parent was collected" in next(line for line in shown if "changes" in line)
     assert [f"{LINES}   main@3", f"{ORDERS}  main@3"] == [line.strip() for line in shown[-2:]]
-    assert document_of("repository", "show", repository)["changed"] is None
+    assert document_of("show", repository)["changed"] is None
 
 
 def test_without_a_command_the_help_is_shown() -> None:
     """The help lists each command with its whole first sentence."""
-    result = run("repository")
+    result = run()
     assert re.search(r"promote +Move a channel to a commit, for all tables at once", result.output)

@@ -55,10 +55,8 @@ def test_tables_that_were_promoted_with_those_that_go_back_are_named(lake: Lance
     "words,code,said",
     [
         ((), 2, "missing option '--reason'"),
-        (("production~1", "--reason", "q"), 2, "a commit is given as --to REF; see"),
+        (("production~1", "--reason", "q"), 2, "a ref is given as --to REF; see"),
         (("--reason", "q", "--to", "main", "--steps", "1"), 2, "give --steps or --to, not both"),
-        (("--reason", "q", "--tag", "v1"), 2, "a repository cannot be combined with --tag"),
-        (("--reason", "q", "--force"), 2, "a repository cannot be combined with --force"),
         (("--reason", "q", "--tables", "c"), 2, "has no table 'c'; its tables: b, shop/a"),
         (("--reason", "q", "--tables", "b", "--steps", "2"), 2, "production can be followed back by 1 promotion of b"),
         (("--reason", "q", "--channel", "prodution"), 2, "did you mean 'production'"),
@@ -76,18 +74,18 @@ def test_a_held_channel_is_not_left_free_by_a_rollback(lake: LanceRepository) ->
     """A rollback without a hold of a held channel is refused with exit code 1, and the command that releases it."""
     lake.channels.hold("production", reason="audit")
     refused = run("rollback", lake.root, "--reason", "wrong", "--no-hold")
-    release = f"`lance-dagster repository release {lake.root} --channel production --reason ...`"
+    release = f"`lance-dagster release {lake.root} --channel production --reason ...`"
     assert (1, True) == (refused.exit_code, release in refused.stderr)
 
 
 @pytest.mark.parametrize(
     "command,remedy",
     [
-        (("promote",), "repository promote {root} --channel production --at main"),
+        (("promote",), "promote {root} --channel production --at main"),
         (("promote", "--at", "main@1"), "rollback {root} --channel production --tables shop/a --to 'production~1'"),
         (("rollback",), "rollback {root} --channel production --tables shop/a --to 'production~1' --reason ..."),
         (("rollback", "--to", "main@1"), "rollback {root} --channel production --tables shop/a --to 'production~1'"),
-        (("tag", "production", "--delete"), "repository delete-channel {root} production --reason ..."),
+        (("tag", "production", "--delete"), "delete-channel {root} production --reason ..."),
     ],
 )
 def test_a_tag_that_follows_a_channel_is_not_changed_alone(
@@ -98,7 +96,7 @@ def test_a_tag_that_follows_a_channel_is_not_changed_alone(
     # `promote` has something to do.
     table.overwrite(table.read("main"))
     name, *options = command
-    refused = run(name, table.uri, *options)
+    refused = run("table", name, table.uri, *options)
     assert (1, 1, "") == (refused.exit_code, refused.stderr.count("\n"), refused.stdout)
     assert f"`lance-dagster {remedy.format(root=lake.root)}" in refused.stderr
     assert "main@3" == table.tags.get("production").ref
@@ -109,23 +107,27 @@ def test_a_tag_that_follows_a_channel_is_not_changed_alone(
 @pytest.mark.parametrize("options", [(), ("--to", "main@2")])
 def test_a_tag_is_moved_alone_by_force(lake: LanceRepository, options: tuple[str, ...]) -> None:
     """With --force the tag goes back, and the status says that it no longer follows."""
-    assert ["production: main@3 -> main@2"] == lines_of("rollback", lake.table(A).uri, *options, "--force")
+    assert ["production: main@3 -> main@2"] == lines_of("table", "rollback", lake.table(A).uri, *options, "--force")
     assert [{}, {"production": "main@2"}] == [state.moved_tags for state in lake.status().tables]
-    assert ["production: main@2 -> main@3"] == lines_of("promote", lake.table(A).uri, "--force")
+    assert ["production: main@2 -> main@3"] == lines_of("table", "promote", lake.table(A).uri, "--force")
 
 
 def test_a_table_without_a_repository_has_its_tag(tmp_path: Path, lake: LanceRepository) -> None:
-    """A copy of a table outside of the repository follows nothing; options of a channel are refused for it."""
+    """A copy of a table outside of the repository follows nothing; the command of a lake refuses a table."""
     table = lake.table(A)
     (tmp_path / "alone").mkdir()
     Path(table.uri).rename(tmp_path / "alone" / "a.lance")
     copy = LanceTable.open(tmp_path / "alone" / "a.lance")
-    assert ["production: main@3 -> main@2"] == lines_of("rollback", copy.uri)
-    for option in (["--tables", "a"], ["--reason", "q"], ["--hold"], ["--dry-run"], ["--channel", "production"]):
-        assert f"a table cannot be combined with {option[0]}" in run("rollback", copy.uri, *option).stderr
+    assert ["production: main@3 -> main@2"] == lines_of("table", "rollback", copy.uri)
+    refused = run("rollback", copy.uri, "--reason", "q")
+    assert (2, 1, True) == (
+        refused.exit_code,
+        refused.stderr.count("\n"),
+        "is a table, and rollback needs" in refused.stderr,
+    )
 
 
 def test_a_tag_of_a_deleted_channel_is_free(lake: LanceRepository) -> None:
     """After its channel was deleted, a tag follows nothing, and is moved like any other."""
     lake.channels.delete("production", reason="over")
-    assert ["production: main@3 -> main@2"] == lines_of("rollback", lake.table(A).uri)
+    assert ["production: main@3 -> main@2"] == lines_of("table", "rollback", lake.table(A).uri)

@@ -16,7 +16,7 @@ def test_names_stand_beside_main(tmp_path: Path) -> None:
         table.append(entries(name, 1, 2), branch=name)
     table.append(entries("b", 1), branch="work")
     table.merge("run/1", message="the first run")
-    lines = lines_of("status", table.uri)
+    lines = lines_of("table", "status", table.uri)
     assert ["main@3", table.head().id[:10]] == lines[0].split()[:2]
     assert lines[0].endswith("3 rows  the first run")
     assert [
@@ -31,7 +31,7 @@ def test_names_stand_beside_main(tmp_path: Path) -> None:
         "",
         "not merged: run/2",
     ] == lines[1:]
-    answer = document_of("status", table.uri)
+    answer = document_of("table", "status", table.uri)
     assert (table.uri, "main@3", ["run/2"]) == (answer["table"], answer["main"]["version"], answer["unmerged_runs"])
     assert {
         "name": "run/2",
@@ -44,12 +44,12 @@ def test_names_stand_beside_main(tmp_path: Path) -> None:
         "merged": False,
     } == answer["branches"][1]
     table.merge("run/2", mode="squash")
-    assert "    run/2  run/2@3  3 rows  1 ahead, 3 behind (squashed)" in lines_of("status", table.uri)
-    assert [] == document_of("status", table.uri)["unmerged_runs"]
+    assert "    run/2  run/2@3  3 rows  1 ahead, 3 behind (squashed)" in lines_of("table", "status", table.uri)
+    assert [] == document_of("table", "status", table.uri)["unmerged_runs"]
 
 
 def test_a_table_without_names_is_one_line(tmp_path: Path) -> None:
     """The line has the newest version."""
     table = new_table(tmp_path)
-    assert ["main@1"] == [line.split()[0] for line in lines_of("status", table.uri)]
-    assert 2 == run("status", table_uri(table.uri, "main")).exit_code
+    assert ["main@1"] == [line.split()[0] for line in lines_of("table", "status", table.uri)]
+    assert 2 == run("table", "status", table_uri(table.uri, "main")).exit_code

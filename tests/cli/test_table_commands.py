@@ -1,4 +1,4 @@
-"""`tables`, `create` and `head`, each as a process."""
+"""`table list`, `create` and `head`, each as a process."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.table_factory import SCHEMA, as_pylance, entries, new_table
 
 def answer(*arguments: str) -> Any:  # noqa: ANN401  # whatever the document is
     """The JSON document that a process prints."""
-    done = process(*arguments, "--json")
+    done = process("table", *arguments, "--json")
     assert (0, "") == (done.returncode, done.stderr)
     return json.loads(done.stdout)
 
@@ -31,15 +31,15 @@ def test_tables_are_found_below_a_root(tmp_path: Path) -> None:
         table = LanceTable.create(tmp_path / folder / "orders", SCHEMA)
         table.append(entries("a", 1))
     (tmp_path / "shop/notes").mkdir()
-    run("branch", table.uri, "run/1")
-    run("tag", table.uri, "production", "--at", "main@1")
-    done = process("tables", str(tmp_path))
+    run("table", "branch", table.uri, "run/1")
+    run("table", "tag", table.uri, "production", "--at", "main@1")
+    done = process("table", "list", str(tmp_path))
     assert (0, "") == (done.returncode, done.stderr)
     daily, shop = [line.split() for line in done.stdout.splitlines()]
     assert ["shop/daily/orders", "1", "row", "2", "branches", "main@2"] == daily[:6]
     assert ["shop/orders", "1", "row", "1", "branch", "main@2"] == shop[:6]
     assert (["production:", "main@1"], ["no", "production"]) == (daily[-2:], shop[-2:])
-    found = answer("tables", str(tmp_path), "--tag", "stable")
+    found = answer("list", str(tmp_path), "--tag", "stable")
     assert [("shop/daily/orders", 1, 2, None), ("shop/orders", 1, 1, None)] == [
         (each["name"], each["rows"], each["branches"], each["tag"]) for each in found
     ]
@@ -48,10 +48,10 @@ def test_tables_are_found_below_a_root(tmp_path: Path) -> None:
 def test_a_root_may_be_a_table_or_hold_none(tmp_path: Path) -> None:
     """Both cases are no error."""
     table = new_table(tmp_path)
-    assert ".  0 rows  1 branch  main@1" == lines_of("tables", table.uri)[0][:27]
+    assert ".  0 rows  1 branch  main@1" == lines_of("table", "list", table.uri)[0][:27]
     (tmp_path / "empty").mkdir()
-    assert [f"no tables below {tmp_path}/empty"] == lines_of("tables", str(tmp_path / "empty"))
-    assert [] == document_of("tables", str(tmp_path / "empty"))
+    assert [f"no tables below {tmp_path}/empty"] == lines_of("table", "list", str(tmp_path / "empty"))
+    assert [] == document_of("table", "list", str(tmp_path / "empty"))
 
 
 def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
@@ -59,10 +59,10 @@ def test_a_damaged_table_does_not_hide_others(tmp_path: Path) -> None:
     table = new_table(tmp_path, entries("a", 1))
     (tmp_path / "broken/_versions").mkdir(parents=True)
     (tmp_path / "broken/_versions/1.manifest").write_bytes(b"damaged")
-    broken, sound = document_of("tables", str(tmp_path))
+    broken, sound = document_of("table", "list", str(tmp_path))
     assert ("broken", True, None) == (broken["name"], bool(broken["problem"]), broken["version"])
     assert (Path(table.uri).name, None, "main@2") == (sound["name"], sound["problem"], sound["version"])
-    assert "cannot be read: " in lines_of("tables", str(tmp_path))[0]
+    assert "cannot be read: " in lines_of("table", "list", str(tmp_path))[0]
 
 
 def test_names_that_the_output_cannot_encode_are_listed(tmp_path: Path) -> None:
@@ -70,14 +70,14 @@ def test_names_that_the_output_cannot_encode_are_listed(tmp_path: Path) -> None:
     for name in ("日", "\udcff"):
         (tmp_path / name / "_versions").mkdir(parents=True)
     for encoding, shown in (("latin-1", "\\u65e5"), ("utf-8", "日")):
-        done = CliRunner(charset=encoding).invoke(main, ["tables", str(tmp_path)])
+        done = CliRunner(charset=encoding).invoke(main, ["table", "list", str(tmp_path)])
         assert done.exit_code == 0
         found, unknown = done.stdout.splitlines()
         assert found.startswith(shown)
         assert unknown.startswith("\\udcff")
         assert "cannot be read: no table can be at " in unknown
-    for command in (("tables",), ("clone", new_table(tmp_path).uri), ("create", "--schema", "a:int8")):
-        refused = run(*command, str(tmp_path / "\udcff"))
+    for command in (("list",), ("clone", new_table(tmp_path).uri), ("create", "--schema", "a:int8")):
+        refused = run("table", *command, str(tmp_path / "\udcff"))
         assert (2, 1) == (refused.exit_code, refused.stderr.count("\n"))
         assert "a name in it is not UTF-8" in refused.stderr
 
@@ -87,29 +87,33 @@ def test_tables_on_s3_are_found(s3_storage: S3Storage) -> None:
     options = [f"--storage-option={key}={value}" for key, value in s3_storage.storage_options.items()]
     for name in ("a/orders", "b"):
         LanceTable.create(f"{s3_storage.uri}/root/{name}", SCHEMA, storage_options=s3_storage.storage_options)
-    assert ["a/orders", "b"] == [each["name"] for each in document_of("tables", f"{s3_storage.uri}/root", *options)]
+    assert ["a/orders", "b"] == [
+        each["name"] for each in document_of("table", "list", f"{s3_storage.uri}/root", *options)
+    ]
 
 
 def test_a_table_is_created_from_columns(tmp_path: Path) -> None:
     """Pylance reads the given columns; an existing table needs `--exist-ok`."""
     uri = str(tmp_path / "orders")
-    done = process("create", uri, "--schema", "id:int64 not null, day:string,tags:list<string>,price:decimal(10, 2)")
+    done = process(
+        "table", "create", uri, "--schema", "id:int64 not null, day:string,tags:list<string>,price:decimal(10, 2)"
+    )
     assert (0, "") == (done.returncode, done.stderr)
     assert [f"{uri}: main@1", "    id     int64 not null", "    day    string"] == done.stdout.splitlines()[:3]
     schema = as_pylance(LanceTable.open(uri)).schema
     assert (["id", "day", "tags", "price"], False) == (schema.names, schema.field("id").nullable)
-    assert 1 == run("create", uri, "--schema", "id:int64").exit_code
+    assert 1 == run("table", "create", uri, "--schema", "id:int64").exit_code
     same = answer("create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
     assert ("main@1", [{"name": "id", "type": "int64", "nullable": True}]) == (same["version"], same["columns"])
-    assert same == document_of("create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
+    assert same == document_of("table", "create", str(tmp_path / "new"), "--schema", "id:int64", "--exist-ok")
 
 
 def test_exist_ok_refuses_a_table_with_other_columns(tmp_path: Path) -> None:
     """Otherwise it would be taken for the requested table; all types that can be created compare as equal."""
     columns = "id:int64 not null,tags:list<string>,price:decimal(10, 2),at:timestamp[us, tz=UTC],v:float32[4]"
     for _ in range(2):
-        assert 0 == run("create", str(tmp_path / "t"), "--schema", columns, "--exist-ok").exit_code
-    refused = run("create", str(tmp_path / "t"), "--schema", "id:int64", "--exist-ok")
+        assert 0 == run("table", "create", str(tmp_path / "t"), "--schema", columns, "--exist-ok").exit_code
+    refused = run("table", "create", str(tmp_path / "t"), "--schema", "id:int64", "--exist-ok")
     assert (1, True) == (refused.exit_code, "with other columns: id:int64 not null, tags:" in refused.stderr)
 
 
@@ -126,11 +130,11 @@ def test_a_place_with_other_tables_is_refused(tmp_path: Path, place: str, said: 
     """Nothing is created where a search would no longer find the tables below, or where the table is part of one."""
     LanceTable.create(tmp_path / "lake" / "shop" / "orders.lance", SCHEMA)
     LanceRepository.create(tmp_path / "lake")
-    refused = run("create", str(tmp_path / place), "--schema", "id:int64")
+    refused = run("table", "create", str(tmp_path / place), "--schema", "id:int64")
     assert (2, "", 1) == (refused.exit_code, refused.stdout, refused.stderr.count("\n"))
     assert said in refused.stderr
     assert not LanceTable.exists(tmp_path / place)
-    assert 0 == run("create", str(tmp_path / "lake/shop/lines.lance"), "--schema", "id:int64").exit_code
+    assert 0 == run("table", "create", str(tmp_path / "lake/shop/lines.lance"), "--schema", "id:int64").exit_code
 
 
 def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
@@ -165,7 +169,7 @@ def test_a_table_is_created_like_a_file(tmp_path: Path) -> None:
 )
 def test_columns_that_cannot_be_read_are_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     """The error is one line, and nothing is created."""
-    result = run("create", str(tmp_path / "orders"), *arguments)
+    result = run("table", "create", str(tmp_path / "orders"), *arguments)
     assert (2, "", 1) == (result.exit_code, result.stdout, result.stderr.count("\n"))
     assert said in result.stderr
     assert [] == list(tmp_path.iterdir())
@@ -219,14 +223,14 @@ def test_first_rows_are_shown(tmp_path: Path) -> None:
     """The rows are of any version, with the chosen columns, and the output has the number of all rows."""
     table = new_table(tmp_path, entries("a", *range(12)))
     table.append(entries("b", 1))
-    done = process("head", table.uri, "main@2", "--rows", "2", "--columns", "value,key")
+    done = process("table", "head", table.uri, "main@2", "--rows", "2", "--columns", "value,key")
     assert (0, "") == (done.returncode, done.stderr)
     assert ["value  key", "0      a", "1      a", "main@2: 2 of 12 rows"] == done.stdout.splitlines()
     found = answer("head", table.uri)
     assert ("main@3", 10, True) == (found["version"], len(found["rows"]), found["more"])
     assert {"key": "a", "value": 0} == found["rows"][0]
-    assert not document_of("head", table.uri, "-n", "13")["more"]
-    wrong = run("head", table.uri, "-c", "nothing")
+    assert not document_of("table", "head", table.uri, "-n", "13")["more"]
+    wrong = run("table", "head", table.uri, "-c", "nothing")
     assert (2, 1) == (wrong.exit_code, wrong.stderr.count("\n"))
 
 
@@ -235,10 +239,10 @@ def test_rows_with_values_that_python_has_no_object_for_are_shown(tmp_path: Path
     rows = pa.table({"id": [1], "at": pa.array([2**59], pa.timestamp("us"))})
     table = LanceTable.create(tmp_path / "far", rows.schema)
     table.append(rows)
-    assert ["id  at", "1   20237-04-25 10:45:03.423488", "main@2: 1 of 1 row"] == lines_of("head", table.uri)
-    assert [{"id": 1, "at": "20237-04-25 10:45:03.423488"}] == document_of("head", table.uri)["rows"]
+    assert ["id  at", "1   20237-04-25 10:45:03.423488", "main@2: 1 of 1 row"] == lines_of("table", "head", table.uri)
+    assert [{"id": 1, "at": "20237-04-25 10:45:03.423488"}] == document_of("table", "head", table.uri)["rows"]
 
 
 def test_an_empty_table_shows_its_columns(tmp_path: Path) -> None:
     """The output has the columns and says that there are no rows."""
-    assert ["key  value", "main@1: 0 of 0 rows"] == lines_of("head", new_table(tmp_path).uri)
+    assert ["key  value", "main@1: 0 of 0 rows"] == lines_of("table", "head", new_table(tmp_path).uri)

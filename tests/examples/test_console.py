@@ -41,9 +41,9 @@ def test_a_block_is_read_as_calls() -> None:
 def test_a_block_runs(tmp_path: Path) -> None:
     """The block fails if the page is wrong."""
     table = new_table(tmp_path, entries("a", 1))
-    run_block(f"$ lance-dagster log {table.uri} -n 1\nmain@2 ... 1 row  (main)\n")
+    run_block(f"$ lance-dagster table log {table.uri} -n 1\nmain@2 ... 1 row  (main)\n")
     for wrong in ("main@3 ...\n", "main@2 ...\n$ echo $?\n1\n"):
         with pytest.raises(AssertionError):
-            run_block(f"$ lance-dagster log {table.uri} -n 1\n{wrong}")
+            run_block(f"$ lance-dagster table log {table.uri} -n 1\n{wrong}")
     with pytest.raises(AssertionError, match="a page can only show lance-dagster"):
         run_block("$ git log\n")

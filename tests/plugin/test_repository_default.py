@@ -284,7 +284,7 @@ def test_a_publication_that_a_table_cannot_follow_is_not_promoted_in_part(
     assert ([1], [1]) == (location.seen(), location.seen("lines"))
     # Each further publication of the table names the decision that only a person can take, and works after it.
     advice = failure(location.act(ref=f"run/{location.run(3, publish=False).run_id}"))
-    uri, ref = re.findall(r"`lance-dagster merge (\S+) (\S+) --strategy dest-wins`", advice)[-1]
+    uri, ref = re.findall(r"`lance-dagster table merge (\S+) (\S+) --strategy dest-wins`", advice)[-1]
     LanceTable.open(uri).merge(ref, strategy="dest-wins")
     assert location.act().success
     assert ([1], [1]) == (location.seen(), location.seen("lines"))

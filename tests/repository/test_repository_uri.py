@@ -46,4 +46,5 @@ def test_what_a_uri_cannot_open(repository: LanceRepository, tmp_path: Path) -> 
 
 def test_commands_for_one_version_take_it(repository: LanceRepository) -> None:
     """A command for one version of a table uses the version that the repository names."""
-    assert ["id", "1"] == [line.strip() for line in lines_of("head", repository.uri("shop/orders", "production"))][:2]
+    shown = lines_of("table", "head", repository.uri("shop/orders", "production"))
+    assert ["id", "1"] == [line.strip() for line in shown[:2]]

@@ -1,4 +1,4 @@
-"""`lance-dagster repository promote`, `hold`, `release` and `history`: channels; `tag`: names that never move."""
+"""`lance-dagster promote`, `rollback`, `hold`, `release` and `history`: channels; `tag`: names that never move."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -18,8 +18,8 @@ from lance_dagster.errors import RefNotFoundError
 
 if TYPE_CHECKING:
     from lance_dagster.repository import LanceRepository
-    from lance_dagster.repository.channel_moves import Channel
-    from lance_dagster.repository.commits.snapshot import RefEntry
+    from lance_dagster.repository.channel_moves import Channel, TableMove
+    from lance_dagster.repository.commits.snapshot import RefEntry, TableVersion
 
 _with_channel = click.option("--channel", default="production", show_default=True, help="The channel.")
 _with_properties = click.option(
@@ -41,6 +41,16 @@ class _PromoteOptions(_MoveOptions):
     expect: str | None
 
 
+class _RollbackOptions(_MoveOptions):
+    """The options of `rollback`."""
+
+    to: str | None
+    steps: int | None
+    tables: Sequence[str]
+    hold: bool
+    dry_run: bool
+
+
 class _RepositoryTagOptions(TypedDict):
     """The options of `tag`."""
 
@@ -51,7 +61,7 @@ class _RepositoryTagOptions(TypedDict):
     force: bool
 
 
-@click.command(epilog="Example: lance-dagster repository promote s3://lake --at main --reason 'prices of May'")
+@click.command(epilog="Example: lance-dagster promote s3://lake --at main --reason 'prices of May'")
 @about_repository
 @_with_channel
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
@@ -63,7 +73,7 @@ def promote(
 ) -> None:
     """Move a channel to a commit, for all tables at once."""
     # Read before the move, for the line that is printed; the move itself compares with --expect only.
-    before = named_by(repository, channel)
+    before = _named_by(repository, channel)
     # The log of a channel has ids, so an expression such as production~1 is resolved here.
     expected = None if options["expect"] is None else repository.head(options["expect"]).id
     properties = properties_from(options["properties"])
@@ -73,7 +83,47 @@ def promote(
     _write_move(output, before, promoted)
 
 
-@click.command("create-channel", epilog="Example: lance-dagster repository create-channel s3://lake staging --at main")
+@click.command(epilog="Example: lance-dagster rollback s3://lake --tables shop/orders --to production~1 -m doubled")
+@about_repository
+@click.option("--to", metavar="REF", help="Where to go back to, such as production~1; 1 step if not given.")
+@click.option("--steps", type=click.IntRange(min=1), help="In place of --to: how many promotions.")
+@click.option("--tables", metavar="NAMES", multiple=True, help="Only these tables, separated by commas; else all.")
+@_with_channel
+@_with_reason
+@click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or leave it free to move.")
+@click.option("--dry-run", is_flag=True, help="Show what readers of each table would see, and change nothing.")
+@_with_properties
+def rollback(repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_RollbackOptions]) -> None:
+    """Take readers back to an earlier promotion, for all tables of a channel or for some.
+
+    A channel is what readers of a lake follow; the tag of its name in each table is its shadow. Other tables stay as
+    they are. production~1 counts the promotions of the tables that go back, without those that were rolled back before.
+    A hold is one for all tables: nothing is published to the channel until `release`.
+    """
+    if options["to"] is not None and options["steps"] is not None:
+        raise click.UsageError("give --steps or --to, not both")
+    names = [name.strip() for text in options["tables"] for name in text.split(",")]
+    before = _named_by(repository, channel)
+    rolled_back = repository.channels.rollback(
+        channel,
+        reason=options["reason"],
+        tables=names or None,
+        **({"steps": options["steps"] or 1} if options["to"] is None else {"to": options["to"]}),
+        hold=options["hold"],
+        properties=properties_from(options["properties"]),
+        dry_run=options["dry_run"],
+    )
+    document = {
+        **_move_document(before, rolled_back),
+        "dry_run": options["dry_run"],
+        "tables": [_table_move_document(move) for move in rolled_back.moves],
+        "left": list(rolled_back.left),
+    }
+    first = [f"{channel}: dry run, nothing changed"] if options["dry_run"] else _move_lines(before, rolled_back)
+    output.write(document, [*first, *_table_lines(rolled_back, is_dry_run=options["dry_run"])])
+
+
+@click.command("create-channel", epilog="Example: lance-dagster create-channel s3://lake staging --at main")
 @about_repository
 @click.argument("channel")
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit that it shall name.")
@@ -83,7 +133,7 @@ def create_channel(
     repository: "LanceRepository", output: Output, channel: str, at: str, **options: Unpack[_MoveOptions]
 ) -> None:
     """Create a channel; the first publication creates production automatically."""
-    before, properties = named_by(repository, channel), properties_from(options["properties"])
+    before, properties = _named_by(repository, channel), properties_from(options["properties"])
     created = repository.channels.create(channel, at, reason=options["reason"], properties=properties)
     _write_move(output, before, created)
 
@@ -98,7 +148,7 @@ def delete_channel(
 ) -> None:
     """Delete a channel. The tags of that name in the tables stay, and so does its history.
 
-    Its commits stay readable by commit id as long as collect keeps the commits that refs named.
+    Its commits stay readable by commit id as long as free keeps the commits that refs named.
     """
     # Read before: the entry of a deletion names no commit, and the output shows the commit that the channel named.
     before = repository.channels.get(channel)
@@ -155,7 +205,7 @@ def history(repository: "LanceRepository", output: Output, channel: str, limit: 
     output.write([_entry_document(entry) for entry in entries], aligned(rows, uncut=(0, 1, 2, 3)))
 
 
-@click.command(epilog="Example: lance-dagster repository tag s3://lake v1.4 --at production")
+@click.command(epilog="Example: lance-dagster tag s3://lake v1.4 --at production")
 @about_repository
 @click.argument("name")
 @click.option("--at", default="main", show_default=True, metavar="REF", help="The commit to name.")
@@ -177,7 +227,7 @@ def tag(repository: "LanceRepository", output: Output, name: str, **options: Unp
     output.write(document, [f"{created.name}: {created.commit[:12]}", *lagging_lines(lagging)])
 
 
-def named_by(repository: "LanceRepository", channel: str) -> str | None:
+def _named_by(repository: "LanceRepository", channel: str) -> str | None:
     """Return the commit that a channel names; None where there is no such channel."""
     try:
         return repository.channels.get(channel).commit
@@ -187,10 +237,10 @@ def named_by(repository: "LanceRepository", channel: str) -> str | None:
 
 
 def _write_move(output: Output, before: str | None, after: "Channel") -> None:
-    output.write(move_document(before, after), move_lines(before, after))
+    output.write(_move_document(before, after), _move_lines(before, after))
 
 
-def move_lines(before: str | None, after: "Channel") -> list[str]:
+def _move_lines(before: str | None, after: "Channel") -> list[str]:
     """Return the line of a move of a channel, and a warning for each tag of a table that did not follow."""
     # A repeated call moves nothing, and shows the present commit of the channel.
     shown = "new" if before is None else before[:12]
@@ -199,7 +249,7 @@ def move_lines(before: str | None, after: "Channel") -> list[str]:
     return [f"{after.name}: {moved}{held}", *lagging_lines(after.lagging)]
 
 
-def move_document(before: str | None, after: "Channel") -> dict[str, Any]:
+def _move_document(before: str | None, after: "Channel") -> dict[str, Any]:
     """Return a move of a channel as JSON shows it."""
     return {
         "channel": after.name,
@@ -209,6 +259,24 @@ def move_document(before: str | None, after: "Channel") -> dict[str, Any]:
         "hold": repository_hold_document(after.hold),
         "lagging": lagging_documents(after.lagging),
     }
+
+
+def _table_lines(channel: "Channel", *, is_dry_run: bool) -> list[str]:
+    """Return a line for each table that goes back, and a line for tables that were promoted with it and stay."""
+    if not (channel.moves or is_dry_run):
+        return ["this rollback was made before; another --reason, or another --to, goes further back"]
+    remaining = (
+        f"not taken back, though the same promotions moved it: {', '.join(channel.left)}; --tables takes more names"
+    )
+    return [*(f"  {printable(str(move))}" for move in channel.moves), *([remaining] if channel.left else [])]
+
+
+def _table_move_document(move: "TableMove") -> dict[str, str | None]:
+    return {"name": move.name, "before": _version(move.before), "after": _version(move.after)}
+
+
+def _version(at: "TableVersion | None") -> str | None:
+    return None if at is None else at.on_main
 
 
 def _write_channel(output: Output, channel: "Channel", state: str) -> None:

@@ -1,13 +1,14 @@
-"""`lance-dagster repository create`, `adopt`, `fork`, `commit`, `publish` and the other commands that make commits.
+"""`lance-dagster create`, `adopt`, `fork`, `commit`, `publish` and the other commands that make commits.
 
 A branch or tag of a table that a publication could not bring up to the commit is a warning and not an error: readers of
 the repository do not depend on it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -15,19 +16,19 @@ from lance_dagster.cli.arguments import (
     CommitOptions,
     DurationType,
     about_repository,
+    place_as_typed,
     properties_from,
-    remember_table,
+    remember_place,
     storage_options_from,
     strategy_from,
-    table_as_typed,
     with_message,
     with_properties,
     with_storage_options,
     with_strategy,
 )
-from lance_dagster.cli.command_errors import Refusal, command_line
+from lance_dagster.cli.command_errors import DONE, REFUSED, Refusal, command_line
 from lance_dagster.cli.conflict_output import conflict_lines
-from lance_dagster.cli.output import Output, busy, printable, problem_lines
+from lance_dagster.cli.output import Output, busy, printable, problem_lines, size_text
 from lance_dagster.cli.repository.repository_inspect import channel_document, commit_document, commit_line
 from lance_dagster.errors import MergeConflictError, NotFoundError, counted
 
@@ -37,7 +38,21 @@ if TYPE_CHECKING:
     from lance_dagster.repository import LanceRepository
     from lance_dagster.repository.adoption import Adopted
     from lance_dagster.repository.commits.snapshot import RepositoryCommit
+    from lance_dagster.repository.free_space import FreedSpace
     from lance_dagster.repository.projection import Lagging
+
+
+# At most so many tables and branches are listed.
+_SHOWN = 5
+
+
+class _FreeOptions(TypedDict):
+    """The options of `free`."""
+
+    older_than: "timedelta | None"
+    promotions: int
+    keep_for: "timedelta"
+    dry_run: bool
 
 
 class _PublishOptions(CommitOptions):
@@ -49,14 +64,14 @@ class _PublishOptions(CommitOptions):
     keep_branches: bool
 
 
-@click.command(epilog="Example: lance-dagster repository create s3://lake")
-@click.argument("root", metavar="ROOT", type=click.Path())
+@click.command(epilog="Example: lance-dagster create s3://lake")
+@click.argument("root", metavar="LAKE", type=click.Path())
 @with_storage_options
 def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
-    """Create a repository at ROOT. Tables that exist there are added by adopt."""
+    """Create a repository at LAKE. Tables that exist there are added by adopt."""
     from lance_dagster.repository import LanceRepository
 
-    remember_table(root)
+    remember_place(root)
     options = storage_options_from(storage_options)
     # `create` opens an existing repository; `open` is tried first so that the output can distinguish the two.
     try:
@@ -70,11 +85,11 @@ def create(root: str, storage_options: Sequence[str], *, as_json: bool) -> None:
         tables = (
             f"{counted(len(not_adopted), 'table')} below it {'is' if len(not_adopted) == 1 else 'are'} not part of it"
         )
-        lines.append(f"{tables}: {', '.join(not_adopted)}; {command_line('repository adopt', root)} adds them")
+        lines.append(f"{tables}: {', '.join(not_adopted)}; {command_line('adopt', root)} adds them")
     Output(as_json).write(document, [printable(line) for line in lines])
 
 
-@click.command(epilog="Example: lance-dagster repository adopt s3://lake shop/orders")
+@click.command(epilog="Example: lance-dagster adopt s3://lake shop/orders")
 @about_repository
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @click.option(
@@ -89,7 +104,7 @@ def adopt(
     channels: tuple[str, ...],
     **options: Unpack[CommitOptions],
 ) -> None:
-    """Add existing tables below ROOT to the repository: all that are found, if none is named.
+    """Add existing tables below LAKE to the repository: all that are found, if none is named.
 
     The commit names the newest version of main of each table. A channel gets the tables that have a tag of its name, at
     the version of the tag. Their files stay as they are.
@@ -138,7 +153,7 @@ def _adopted_document(adopted: "Adopted") -> dict[str, Any]:
     }
 
 
-@click.command("move-table", epilog="Example: lance-dagster repository move-table s3://lake orders shop/orders")
+@click.command("move-table", epilog="Example: lance-dagster move-table s3://lake orders shop/orders")
 @about_repository
 @click.argument("name", metavar="OLD")
 @click.argument("new_name", metavar="NEW")
@@ -168,7 +183,7 @@ def remove(repository: "LanceRepository", output: Output, name: str, **options: 
         write_commit(repository.remove_table(name, message=options["message"] or "", properties=properties))
 
 
-@click.command(epilog="Example: lance-dagster repository fork s3://lake run/1 shop/orders shop/lines")
+@click.command(epilog="Example: lance-dagster fork s3://lake run/1 shop/orders shop/lines")
 @about_repository
 @click.argument("branch")
 @click.argument("names", metavar="TABLE...", nargs=-1, required=True)
@@ -180,7 +195,7 @@ def fork(repository: "LanceRepository", output: Output, branch: str, names: tupl
     output.write(document, [f"{branch} of {name}: {table.head(branch)}" for name, table in forked.items()])
 
 
-@click.command(epilog="Example: lance-dagster repository commit s3://lake -m 'prices of May'")
+@click.command(epilog="Example: lance-dagster commit s3://lake -m 'prices of May'")
 @about_repository
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @with_message
@@ -200,7 +215,7 @@ def commit(
         )
 
 
-@click.command(epilog="Example: lance-dagster repository publish s3://lake run/1 --channel production")
+@click.command(epilog="Example: lance-dagster publish s3://lake run/1 --channel production")
 @about_repository
 @click.argument("branch")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
@@ -255,7 +270,7 @@ def publish(
     output.write(document, [*map(printable, lines), *lagging_lines(publication.lagging)])
 
 
-@click.command(epilog="Example: lance-dagster repository discard s3://lake run/1 shop/lines --reason 'wrong input'")
+@click.command(epilog="Example: lance-dagster discard s3://lake run/1 shop/lines --reason 'wrong input'")
 @about_repository
 @click.argument("branch")
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
@@ -275,7 +290,7 @@ def discard(repository: "LanceRepository", output: Output, branch: str, names: t
     )
 
 
-@click.command(epilog="Example: lance-dagster repository revert s3://lake main~1")
+@click.command(epilog="Example: lance-dagster revert s3://lake main~1")
 @about_repository
 @click.argument("ref")
 @with_message
@@ -297,8 +312,9 @@ def repair(repository: "LanceRepository", output: Output) -> None:
     output.write(lagging_documents(lagging), lagging_lines(lagging) or ["all tables follow the repository"])
 
 
-@click.command(epilog="Example: lance-dagster repository collect s3://lake --promotions 30 --keep-for 30d")
+@click.command(epilog="Example: lance-dagster free s3://lake --promotions 30 --keep-for 30d --delete")
 @about_repository
+@click.option("--older-than", type=DurationType(), help="Versions of tables expire at this age, such as 7d.")
 @click.option(
     "--promotions", type=click.IntRange(min=1), default=30, show_default=True, help="Keep this many of each channel."
 )
@@ -306,44 +322,91 @@ def repair(repository: "LanceRepository", output: Output) -> None:
     "--keep-for", type=DurationType(), default="30d", show_default=True, help="Keep commits that refs named since then."
 )
 @click.option("--dry-run/--delete", default=True, help="Only show what would be deleted (the default), or delete it.")
-def collect(
-    repository: "LanceRepository", output: Output, promotions: int, keep_for: "timedelta", *, dry_run: bool
-) -> None:
-    """Find commits that no branch, channel or repository tag needs, and the versions of tables that only they name.
+def free(repository: "LanceRepository", output: Output, **options: Unpack[_FreeOptions]) -> None:
+    """Free space: delete old commits of LAKE, old versions of its tables, and the files that nothing needs.
 
-    Data files stay until `lance-dagster gc` of each table deletes them.
+    Shows what would be deleted; --delete deletes it. Without --older-than, the rules stored with each table apply, or
+    14 days. The files of versions that expire are deleted by a call a day later. Exits with 1 when a table is damaged.
     """
     from lance_dagster.repository.collect_commits import CommitRetention
 
-    retention = CommitRetention(promotions=promotions, keep_for=keep_for)
-    with busy("looking at commits"):
-        garbage = repository.collect(retention, dry_run=dry_run)
-    # Branches and tags of tables together: both hold versions that no commit names any longer.
-    held = sum(map(len, garbage.branches.values()))
-    outcome = "can be deleted; --delete deletes them" if dry_run else "were deleted"
-    lines = [f"{counted(len(garbage.commits), 'commit')} and {counted(held, 'ref')} of tables {outcome}"]
-    if not garbage.commits and keep_for < retention.grace:
-        lines.append("commits younger than a day stay for all --keep-for: a publication may be about to name them")
-    if garbage.candidates or garbage.writes or garbage.audits:
-        lines.append(
-            f"the record of {counted(garbage.candidates, 'candidate')}, with {counted(garbage.writes, 'write')} and "
-            f"the verdicts on {counted(garbage.audits, 'version')}, {'can be' if dry_run else 'was'} deleted"
-        )
-    lines += [f"kept: {printable(kept_ref)}" for kept_ref in garbage.kept]
-    document = {
-        "dry_run": garbage.dry_run,
-        "commits": list(garbage.commits),
-        "entries": garbage.entries,
-        "branches": {name: list(refs) for name, refs in garbage.branches.items()},
-        "kept": list(garbage.kept),
-        "candidates": garbage.candidates,
-        "writes": garbage.writes,
-        "audits": garbage.audits,
+    retention = CommitRetention(promotions=options["promotions"], keep_for=options["keep_for"])
+    with busy("looking at commits, versions and files"):
+        freed = repository.free(options["older_than"], retention=retention, dry_run=options["dry_run"])
+    output.write(_freed_document(freed), [printable(line) for line in _freed_lines(freed)])
+    # After the output is printed: it says which table is damaged.
+    sys.exit(DONE if freed.ok else REFUSED)
+
+
+def _freed_lines(freed: "FreedSpace") -> Iterator[str]:
+    refs = counted(sum(map(len, freed.commits.branches.values())), "ref")
+    commits = f"{counted(len(freed.commits.commits), 'commit')} with {refs} of tables"
+    outcome = "can be deleted; --delete deletes them" if freed.dry_run else "were deleted"
+    files = _files_text(freed.freed.files, freed.freed.bytes)
+    yield f"{commits}, {counted(freed.versions, 'version')} and {files} {outcome}"
+    garbage = sorted(freed.tables.items(), key=lambda item: (-item[1].bytes, -item[1].versions, item[0]))
+    rows = [
+        f"  {name}: {counted(report.versions, 'version')}, {_files_text(report.files, report.bytes)}"
+        for name, report in garbage
+        if report.versions or report.files
+    ]
+    yield from _first_lines(rows, "table")
+    if freed.waiting.files:
+        waiting = _files_text(freed.waiting.files, freed.waiting.bytes)
+        yield f"waiting: {waiting} of expired versions, for a call a day after they expired"
+    held = [
+        f"branch {branch} alone keeps {counted(sum(tables.values()), 'version')} of {', '.join(tables)}: publish or "
+        "discard it"
+        for branch, tables in freed.held().items()
+    ]
+    yield from _first_lines(held, "branch")
+    kept = sum(len(report.kept) for report in freed.tables.values())
+    yield f"kept: {counted(kept, 'version')}; `lance-dagster table gc TABLE` says why for each version"
+    yield from _problem_lines(freed)
+
+
+def _first_lines(lines: Sequence[str], noun: str) -> Iterator[str]:
+    yield from lines[:_SHOWN]
+    if len(lines) > _SHOWN:
+        yield f"  and {counted(len(lines) - _SHOWN, noun)} more"
+
+
+def _problem_lines(freed: "FreedSpace") -> Iterator[str]:
+    yield from (f"kept: {kept_ref}" for kept_ref in freed.commits.kept)
+    for name, report in freed.tables.items():
+        for problem in report.problems:
+            yield from problem_lines(problem.severity, f"{name}: {problem.where}", problem.what, problem.right)
+    for name, reason in freed.unread.items():
+        yield from problem_lines("error", name, reason)
+
+
+def _files_text(files: int, size: int) -> str:
+    return f"{counted(files, 'file')} ({size_text(size)})"
+
+
+def _freed_document(freed: "FreedSpace") -> dict[str, Any]:
+    commits = freed.commits
+    return {
+        "ok": freed.ok,
+        "dry_run": freed.dry_run,
+        "commits": list(commits.commits),
+        "entries": commits.entries,
+        "refs": {name: list(refs) for name, refs in commits.branches.items()},
+        "kept": list(commits.kept),
+        "candidates": commits.candidates,
+        "writes": commits.writes,
+        "audits": commits.audits,
+        "tables": {
+            name: {"versions": report.versions, "files": report.files, "bytes": report.bytes}
+            for name, report in freed.tables.items()
+        },
+        "waiting": asdict(freed.waiting),
+        "held": freed.held(),
+        "unread": dict(freed.unread),
     }
-    output.write(document, lines)
 
 
-@click.command(epilog="Example: lance-dagster repository record s3://lake --run 4f2a --record")
+@click.command(epilog="Example: lance-dagster record s3://lake --run 4f2a --record")
 @about_repository
 @click.option(
     "--run", "runs", metavar="ID", multiple=True, help="A run, by its id; may be given again. All by default."
@@ -415,7 +478,7 @@ def _conflicts_as_lines(output: Output, source: str = "") -> Iterator[None]:
         # The error has no remedy of its own, since its conflicts may be of several tables.
         settle = "settle all of them with --strategy source-wins, or one kind with --strategy rows=source-wins"
         hint = f"{_look(error, source)}; {settle}" if source else ""
-        raise Refusal(error.message.rstrip(";: "), hint, "lance-dagster repository") from error
+        raise Refusal(error.message.rstrip(";: "), hint, "lance-dagster") from error
 
 
 def _look(error: MergeConflictError, source: str) -> str:
@@ -424,8 +487,8 @@ def _look(error: MergeConflictError, source: str) -> str:
         {_conflict_document(conflict).get("unit", "").partition(": ")[0] for conflict in error.conflicts} - {""}
     )
     # A command shows the rows of one table, so the hint names the first table.
-    uri = f"{table_as_typed().rstrip('/')}/{names[0] if names else 'TABLE'}.lance"
-    return f"look with {command_line('diff', uri, f'main...{source}', '--rows')}"
+    uri = f"{place_as_typed().rstrip('/')}/{names[0] if names else 'TABLE'}.lance"
+    return f"look with {command_line('table diff', uri, f'main...{source}', '--rows')}"
 
 
 def _conflict_document(conflict: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`lance-dagster repository tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
+"""`lance-dagster tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -28,11 +28,11 @@ with_ref = click.option(
 with_limit = click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many.")
 
 
-@click.command(epilog="Example: lance-dagster repository tables s3://lake --ref production")
+@click.command(epilog="Example: lance-dagster tables s3://lake --ref production")
 @about_repository
 @with_ref
 def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
-    """List the tables of ROOT with the version and the rows that each one has at a ref."""
+    """List the tables of LAKE with the version and the rows that each one has at a ref."""
     with busy("reading the tables"):
         view = repository.at(ref)
         committed = [_table_document(view, name) for name in view]
@@ -97,7 +97,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
         lines.append(f"{wait}; {command_line('candidates', repository.root)} shows them")
     if state.collectable:
         old, held = counted(state.collectable, "old commit"), state.held_versions
-        command = command_line("repository collect", repository.root, "--delete")
+        command = command_line("free", repository.root, "--delete")
         lines.append(f"not collected: {old}, {held} branches and tags of tables; {command} deletes what is not needed")
     output.write(document, [printable(line) for line in lines])
 
@@ -105,7 +105,7 @@ def status(repository: "LanceRepository", output: Output) -> None:
 @click.command(epilog="Example: lance-dagster candidates s3://lake")
 @about_repository
 def candidates(repository: "LanceRepository", output: Output) -> None:
-    """Show what runs and backfills wrote in the repository ROOT and nobody published, and the verdicts of checks.
+    """Show what runs and backfills wrote in the repository LAKE and nobody published, and the verdicts of checks.
 
     This is what the record of the repository says; Dagster is not asked.
     """
@@ -171,7 +171,7 @@ def _waiting_line(branch: str, state: "RepositoryStatus") -> str:
     if lost := state.lost.get(branch, ()):
         return (
             f"lost: {branch} in {', '.join(lost)}, where the branch that was forked is gone; fork the tables again and "
-            "write their rows again, or give them up with `lance-dagster repository discard`"
+            "write their rows again, or give them up with `lance-dagster discard`"
         )
     if unwritten and not written_tables:
         return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
@@ -197,36 +197,32 @@ def _channel_state_line(channel: "ChannelState") -> str:
 def _table_state_lines(table: "TableState") -> Iterator[str]:
     # In this order: for a table that is gone or was replaced, nothing else can be shown.
     if table.main is None:
-        mend = "restore its folder, or run `lance-dagster repository move-table` or `remove-table`"
+        mend = "restore its folder, or run `lance-dagster move-table` or `remove-table`"
         yield f"{table.name}: the table no longer exists; {mend}"
     elif table.replaced:
-        mend = "run `lance-dagster repository remove-table`, then `adopt` to add the new one"
+        mend = "run `lance-dagster remove-table`, then `adopt` to add the new one"
         yield f"{table.name}: another program made this table again; {mend}"
     elif table.at is None:
-        yield f"{table.name}: not committed yet, {table.main}; `lance-dagster repository commit` adds it"
+        yield f"{table.name}: not committed yet, {table.main}; `lance-dagster commit` adds it"
     elif table.lagging:
-        yield f"{table.name}: main lags behind; `lance-dagster repository repair` brings it up"
+        yield f"{table.name}: main lags behind; `lance-dagster repair` brings it up"
     elif table.ahead:
         versions = counted(table.ahead, "version")
         line = f"{table.name}: {versions} on main that the repository does not have, up to {table.main}"
         # The next publication of the table has them too; until then readers of `main` in the repository miss changes.
-        advice = (
-            ""
-            if table.ahead == table.maintenance
-            else "; `lance-dagster repository commit` brings the repository up to it"
-        )
+        advice = "" if table.ahead == table.maintenance else "; `lance-dagster commit` brings the repository up to it"
         yield f"{line}: {table.commits_ahead}{advice}"
     yield from _tag_lines(table)
 
 
 def _tag_lines(table: "TableState") -> Iterator[str]:
-    mend = "`lance-dagster repository repair` brings it back"
+    mend = "`lance-dagster repair` brings it back"
     for tag, version in table.moved_tags.items():
         yield f"{table.name}: tag {tag} names {version} and does not follow the channel; {mend}"
     for tag in table.missing_tags:
         yield f"{table.name}: tag {tag}, which follows the channel, is missing; {mend}"
     for tag, hold in table.held_tags.items():
-        mend = "nothing of the channel is published until `lance-dagster repository release` releases it"
+        mend = "nothing of the channel is published until `lance-dagster release` releases it"
         yield f"{table.name}: tag {tag} is {hold}; {mend}"
 
 
@@ -254,7 +250,7 @@ def _table_state_document(table: "TableState") -> dict[str, Any]:
     }
 
 
-@click.command(epilog="Example: lance-dagster repository log s3://lake production -n 10")
+@click.command(epilog="Example: lance-dagster log s3://lake production -n 10")
 @about_repository
 @click.argument("ref", default="main")
 @with_limit
@@ -289,7 +285,7 @@ def _decoration(names: Iterable[str]) -> str:
     return f" ({shown})" if shown else ""
 
 
-@click.command(epilog="Example: lance-dagster repository show s3://lake production~1")
+@click.command(epilog="Example: lance-dagster show s3://lake production~1")
 @about_repository
 @click.argument("ref", default="main")
 def show(repository: "LanceRepository", output: Output, ref: str) -> None:
@@ -330,7 +326,7 @@ def _change_of(name: str, changed: set[str], parent: "RepositoryCommit | None") 
     return "changed" if parent is not None and name in parent.tables else "added"
 
 
-@click.command(epilog="Example: lance-dagster repository diff s3://lake production..main --stat")
+@click.command(epilog="Example: lance-dagster diff s3://lake production..main --stat")
 @about_repository
 @click.argument("range_", metavar="A..B")
 @click.option("--stat", is_flag=True, help="Count the rows that were added, removed and changed in each table.")

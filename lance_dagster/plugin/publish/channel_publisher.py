@@ -479,7 +479,7 @@ class ChannelPublisher:
             if held > _MANY_HELD:
                 return (
                     f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the "
-                    "job of build_maintenance_job, or run `lance-dagster repository collect` and `lance-dagster gc`"
+                    "job of build_maintenance_job, or run `lance-dagster collect` and `lance-dagster table gc`"
                 )
         return None
 

@@ -229,7 +229,7 @@ def lost_branch(branch: str, name: str) -> str:
     return (
         f"its branch {branch!r} was deleted, renamed, reset or made again after the fork: fork the table again and "
         f"write its rows again, or give its part up with discard({branch!r}, tables=[{name!r}], reason=...) or "
-        "`lance-dagster repository discard`"
+        "`lance-dagster discard`"
     )
 
 

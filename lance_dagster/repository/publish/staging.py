@@ -313,8 +313,8 @@ def land(
             f"another program conflict with it: {conflicts}",
             # Which rows are right, only a person knows; a merge that records the decision ends the conflict.
             remedy=Remedy(
-                f"choose the rows that stay with `lance-dagster merge {context.uri} {at} --strategy dest-wins`, which "
-                "keeps those of main, or source-wins, which keeps those of the commit; then publish again"
+                f"choose the rows that stay with `lance-dagster table merge {context.uri} {at} --strategy dest-wins`, "
+                "which keeps those of main, or source-wins, which keeps those of the commit; then publish again"
             ),
         )
     return None

@@ -105,15 +105,15 @@ def test_pylance_reads_a_held_tag(table: LanceTable) -> None:
 
 def test_the_command_holds_and_releases(table: LanceTable) -> None:
     """`tags` and `status` show the reason; a refusal names the command that releases the tag."""
-    refused = run("promote", table.uri)
+    refused = run("table", "promote", table.uri)
     assert (1, True) == (refused.exit_code, "production --release ...`" in refused.stderr), refused.stderr
-    assert "held by ada since" in lines_of("tags", table.uri)[0]
-    assert any("bad prices" in line for line in lines_of("status", table.uri))
-    assert "bad prices" == document_of("tags", table.uri)[0]["hold"]["reason"]
-    assert ["production: main@3, released"] == lines_of("tag", table.uri, "production", "--release", "mended")
-    assert "worse" == document_of("tag", table.uri, "production", "--hold", "worse")["hold"]["reason"]
-    assert 2 == run("tag", table.uri, "production", "--hold", "worse", "--release", "x").exit_code
-    assert 2 == run("tag", table.uri, "production", "--release", " ").exit_code
+    assert "held by ada since" in lines_of("table", "tags", table.uri)[0]
+    assert any("bad prices" in line for line in lines_of("table", "status", table.uri))
+    assert "bad prices" == document_of("table", "tags", table.uri)[0]["hold"]["reason"]
+    assert ["production: main@3, released"] == lines_of("table", "tag", table.uri, "production", "--release", "mended")
+    assert "worse" == document_of("table", "tag", table.uri, "production", "--hold", "worse")["hold"]["reason"]
+    assert 2 == run("table", "tag", table.uri, "production", "--hold", "worse", "--release", "x").exit_code
+    assert 2 == run("table", "tag", table.uri, "production", "--release", " ").exit_code
 
 
 def compete(table: LanceTable, number: int) -> bool:
