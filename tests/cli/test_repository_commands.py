@@ -1,6 +1,7 @@
 """The commands about a lake: many tables from a shell."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -185,13 +186,27 @@ def test_the_status_names_branches_that_were_superseded(repository: str) -> None
     assert [f"not published: run/{number} ({ORDERS})" for number in (2, 3, 4)] == waiting
     lines_of("publish", repository, "run/3")
     head = table(repository, ORDERS).head()
-    superseded = f"superseded: run/2 ({ORDERS}); {head} of {ORDERS} replaced the same rows since; set `discard: run/2` "
-    assert [
-        f"{superseded}in the config of the publisher, or execute the run again",
-        f"not published: run/4 ({ORDERS})",
-    ] == lines_of("status", repository)[1:]
+    superseded, appended = lines_of("status", repository)[1:]
+    assert superseded.startswith(f"superseded: run/2 ({ORDERS}); {head} of {ORDERS} replaced the same rows since; ")
+    assert f"not published: run/4 ({ORDERS})" == appended
     assert {"run/2": {ORDERS: str(head)}} == document_of("status", repository)["superseded"]
     assert 1 == run("publish", repository, "run/2").exit_code
+    discard = shlex.split(superseded.partition("`")[2].partition("`")[0])
+    assert 0 == run(*discard[1:]).exit_code
+    assert [appended] == lines_of("status", repository)[1:]
+
+
+def test_the_status_says_what_adds_a_table_without_a_commit(repository: str) -> None:
+    """A table that a run made is added by its publication; another program's table by `commit`."""
+    lake = LanceRepository.open(repository)
+    for name in ("shop/new", "shop/other"):
+        lake.create_table(name, rows(1).schema)
+    lines_of("fork", repository, "run/2", "shop/new")
+    table(repository, "shop/new").append(rows(1), branch="run/2")
+    new, other, waiting = lines_of("status", repository)[1:]
+    assert ("shop/new: not committed yet, main@1; its first publication adds it") == new
+    assert other.startswith("shop/other: not committed yet, main@1; `lance-dagster commit`")
+    assert "not published: run/2 (shop/new)" == waiting
 
 
 @pytest.mark.parametrize("count", [2**63 - 1, 2**63, 10**40])

@@ -90,8 +90,9 @@ def status(repository: "LanceRepository", output: Output) -> None:
     }
     lines = [f"main: {commit_line(state.commit)}, {counted(len(state.commit.tables), 'table')}"]
     lines += [_channel_state_line(channel) for channel in state.channels]
-    lines += [line for table in state.tables for line in _table_state_lines(table)]
-    lines += [_waiting_line(name, state) for name in state.waiting]
+    waiting = {name for names in state.waiting.values() for name in names}
+    lines += [line for table in state.tables for line in _table_state_lines(table, is_waiting=table.name in waiting)]
+    lines += [_waiting_line(name, state, repository.root) for name in state.waiting]
     if state.candidates:
         wait = f"{counted(state.candidates, 'candidate')} {'waits' if state.candidates == 1 else 'wait'} by the record"
         lines.append(f"{wait}; {command_line('candidates', repository.root)} shows them")
@@ -166,25 +167,25 @@ def _candidate_document(candidate: "WaitingCandidate") -> dict[str, Any]:
     }
 
 
-def _waiting_line(branch: str, state: "RepositoryStatus") -> str:
-    written_tables, unwritten = state.written(branch), state.unwritten.get(branch, ())
+def _waiting_line(branch: str, state: "RepositoryStatus", root: str) -> str:
+    written, unwritten = state.written(branch), state.unwritten.get(branch, ())
+    discard = command_line("discard", root, branch, "--reason", "...")
     if lost := state.lost.get(branch, ()):
         return (
             f"lost: {branch} in {', '.join(lost)}, where the branch that was forked is gone; fork the tables again and "
-            "write their rows again, or give them up with `lance-dagster discard`"
+            f"write their rows again, or give them up with {discard}"
         )
-    if unwritten and not written_tables:
+    if unwritten and not written:
         return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
-    named = f"{branch} ({', '.join(written_tables) or 'no table'})"
+    named = f"{branch} ({', '.join(written) or 'no table'})"
     superseded = state.superseded.get(branch, {})
     if not superseded:
         return f"not published: {named}" + (f"; nothing committed in {', '.join(unwritten)}" if unwritten else "")
-    # A run is published whole, so one table that cannot be merged keeps its other tables back too.
     newer = ", ".join(f"{version} of {table}" for table, version in superseded.items())
-    return (
-        f"superseded: {named}; {newer} replaced the same rows since; set `discard: {branch}` in the config of the "
-        "publisher, or execute the run again"
-    )
+    # A run is published whole, so a table that cannot be merged keeps its other tables back too.
+    kept_back = [table for table in written if table not in superseded]
+    advice = f"; to publish its rows of {', '.join(kept_back)}, execute the run again" if kept_back else ""
+    return f"superseded: {named}; {newer} replaced the same rows since{advice}; {discard} deletes the branch"
 
 
 def _channel_state_line(channel: "ChannelState") -> str:
@@ -194,7 +195,7 @@ def _channel_state_line(channel: "ChannelState") -> str:
     return f"{channel.name}: {channel.commit[:12]}, {behind}{_held(channel.hold)}"
 
 
-def _table_state_lines(table: "TableState") -> Iterator[str]:
+def _table_state_lines(table: "TableState", *, is_waiting: bool) -> Iterator[str]:
     # In this order: for a table that is gone or was replaced, nothing else can be shown.
     if table.main is None:
         mend = "restore its folder, or run `lance-dagster move-table` or `remove-table`"
@@ -203,7 +204,8 @@ def _table_state_lines(table: "TableState") -> Iterator[str]:
         mend = "run `lance-dagster remove-table`, then `adopt` to add the new one"
         yield f"{table.name}: another program made this table again; {mend}"
     elif table.at is None:
-        yield f"{table.name}: not committed yet, {table.main}; `lance-dagster commit` adds it"
+        mend = "its first publication adds it" if is_waiting else "`lance-dagster commit` adds it"
+        yield f"{table.name}: not committed yet, {table.main}; {mend}"
     elif table.lagging:
         yield f"{table.name}: main lags behind; `lance-dagster repair` brings it up"
     elif table.ahead:
