@@ -12,7 +12,7 @@ import pytest
 from lance_dagster import Conflict, LanceTable, Strategy, Winner
 from lance_dagster.errors import MergeConflictError
 from tests.soak import DEEP
-from tests.table_factory import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, context_of, entries, new_table
 
 pytestmark = pytest.mark.scaled
 
@@ -502,7 +502,7 @@ def test_the_order_of_a_primary_key_is_merged(tmp_path: Path) -> None:
         table.columns.set_metadata(name, entry, branch="run")
     table.append(pa.table({"a": [1], "b": [1]}, schema=schema))
     table.merge("run")
-    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - positions are not public
+    fields = context_of(table).head("main").manifest.fields
     assert [("a", True, 2), ("b", True, 1)] == [(own.name, own.primary_key, own.primary_key_position) for own in fields]
 
 

@@ -10,7 +10,7 @@ import pytest
 from lance_dagster import LanceTable, MergeMode, Strategy
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, MergeConflictError
 from tests.soak import DEEP
-from tests.table_factory import as_pylance, contents, entries, new_table
+from tests.table_factory import as_pylance, contents, context_of, entries, new_table
 
 pytestmark = pytest.mark.scaled
 
@@ -673,7 +673,7 @@ def test_what_a_living_branch_has_of_a_gone_one_is_remembered(tmp_path: Path, mo
     else:
         table.merge("run")
     assert [*before, *([("r", 20)] if mode == "merge" else [])] == contents(table)
-    recorded = table._context.head("main").manifest.table_metadata  # noqa: SLF001 - pylance shows it nowhere
+    recorded = context_of(table).head("main").manifest.table_metadata
     assert 10 >= len([key for key in recorded if key.startswith("lance_dagster.")])
 
 

@@ -8,7 +8,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.history.versions import Version
-from tests.merge.test_merged_picks import BEFORE, CHANGES, PICKED
+from tests.merge.picked_changes import BEFORE, CHANGES, PICKED
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 

@@ -26,7 +26,7 @@ from lance_dagster import (
     build_table_checks,
     table_check,
 )
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.shop import ids_of
 
 ORDERS, LINES = dg.AssetKey(["depot", "orders"]), dg.AssetKey(["depot", "lines"])
 PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]

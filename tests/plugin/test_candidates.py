@@ -21,8 +21,8 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
+from tests.plugin.appending_location import KEYS, Location
 from tests.plugin.shop import Shop, failure
-from tests.plugin.test_repository_default import KEYS, Location
 
 
 class Strict(Location):

@@ -7,7 +7,7 @@ import pytest
 from lance_dagster import LanceTable
 from tests.plugin.depot import LINES, Depot
 from tests.plugin.shop import failure
-from tests.repository.test_branches_that_went_away import WAYS
+from tests.repository.lost_branches import WAYS
 
 pytestmark = pytest.mark.slow
 

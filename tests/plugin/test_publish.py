@@ -19,30 +19,18 @@ from lance_dagster import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from tests.plugin.shop import (
+    CANDIDATES,
     CUSTOMERS,
     ORDERS,
     PRODUCTION_CUSTOMERS,
     PRODUCTION_ORDERS,
+    PROMOTED,
     Shop,
+    candidates,
     failure,
+    reasons,
     recorded,
 )
-
-CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
-PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
-
-
-def reasons(result: dg.ExecuteInProcessResult) -> str:
-    """The reasons with which the publisher refused."""
-    assert not result.success
-    return failure(result)
-
-
-def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
-    """Write and audit both tables without a publication; return the id of the run."""
-    result = shop.run(instance, selection=CANDIDATES)
-    assert result.success
-    return result.run_id
 
 
 def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance) -> None:

@@ -19,10 +19,9 @@ from lance_dagster import (
     build_publisher,
     table_check,
 )
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
-from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
-from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
-from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves, killed, main_moves
+from tests.plugin.dying_publisher import Dying, Meanwhile, channel_moves, killed, main_moves
+from tests.plugin.shop import CANDIDATES, CUSTOMERS, ORDERS, PRODUCTION_ORDERS, PROMOTED, Shop, candidates, failure
+from tests.plugin.stall import ITEMS, PRODUCTION_ITEMS, Stall
 from tests.store.scripted import Request
 
 

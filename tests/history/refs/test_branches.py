@@ -29,7 +29,7 @@ from tests.store.scripted import (
     answer_lost_at_write,
     plug_pulled_before_write,
 )
-from tests.table_factory import as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import as_pylance, contents, context_of, context_on, entries, new_table
 
 WRITES_TO_CREATE = 4
 """The writes are the name, the transaction, the manifest, the hint and the mark that it is ready."""
@@ -296,7 +296,7 @@ def test_a_new_branch_names_inherited_files_through_a_base(table: LanceTable) ->
     dataset = as_pylance(table, "run")
     dataset.validate()
     assert [("a", 1)] == [(row["key"], row["value"]) for row in dataset.to_table().to_pylist()]
-    manifest = table._context.head("run").manifest  # noqa: SLF001 - the one way to a manifest
+    manifest = context_of(table).head("run").manifest
     assert [(1, table.uri, "root", True)] == [
         (base.id, base.path, base.name, base.is_dataset_root) for base in manifest.base_paths
     ]
@@ -406,7 +406,7 @@ def test_who_refers_to_a_branch_while_it_is_deleted(table: LanceTable, referrer:
         with suppress(ConflictError):
             through(table, script).branches.delete("run")
             deleted = True
-        users = table._context.refs.referrers_of("run")  # noqa: SLF001 - those being made included
+        users = context_of(table).refs.referrers_of("run")
         assert not (deleted and users)
         assert deleted != ("run" in table.branches.list())
         if "child" in table.branches.list():
@@ -445,7 +445,7 @@ def test_a_branch_that_is_deleted_while_somebody_refers_to_it(table: LanceTable,
         with suppress(RefNotFoundError, VersionNotFoundError, ConflictError):
             REFERRERS[job](through(table, script))
             made = True
-        users = table._context.refs.referrers_of("run")  # noqa: SLF001 - those being made included
+        users = context_of(table).refs.referrers_of("run")
         assert made == bool(users)
         assert not made or "run" in table.branches.list()
         assert "other" in table.branches.list() or "other" in table.tags.list() or not made or job == "moved tag"

@@ -17,7 +17,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, intruder_at_commit, plug_pulled_before_write
-from tests.table_factory import as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import as_pylance, contents, context_of, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
     """The table, through a store that passes each request to a script."""
-    return LanceTable(context_on(ScriptedStore(table._context.store, script)))  # noqa: SLF001 - the store below
+    return LanceTable(context_on(ScriptedStore(context_of(table).store, script)))
 
 
 def log(table: LanceTable, ref: str = "run") -> list[str]:

@@ -25,7 +25,7 @@ from lance_dagster.store import LocalStore
 from tests.backdating import free_names
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import as_pylance, context_on, entries, new_table
+from tests.table_factory import as_pylance, context_of, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ def test_a_tag_that_is_withdrawn_is_the_one_that_was_made(table: LanceTable) -> 
         answer = request.send()
         if request.verb == "put_if_absent" and request.key.endswith("tags/release.json"):
             table.tags.move("release", "main@2")
-            table._context.refs.set_branch_state(table.branches.get("dying"), DELETING)  # noqa: SLF001 - a deletion
+            context_of(table).refs.set_branch_state(table.branches.get("dying"), DELETING)
             moved[0] = True
         return answer
 
