@@ -75,21 +75,21 @@ def test_the_next_publication_does_the_rest(
     assert reported == list(map(instance.get_latest_materialization_event, PROMOTED))
 
 
-def test_a_published_append_that_main_lacks_is_not_repeated(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_a_published_append_that_main_lacks_is_not_repeated(shop: Shop, instance: dg.DagsterInstance) -> None:
     """After a publisher died between the commit of the repository and `main`, the append is refused all the same."""
-    assert shop.run(stored_instance).success
+    assert shop.run(instance).success
     shop.play(mode="append", orders=[4])
-    first = shop.execute(stored_instance, job="candidates")
+    first = shop.execute(instance, job="candidates")
     Dying.scripts.append(Plug(0, main_moves))
     lance, shop.lance = shop.lance, Dying(root=shop.lance.root)
-    assert not shop.publish(stored_instance, *PROMOTED).success
+    assert not shop.publish(instance, *PROMOTED).success
     shop.lance = lance
     assert [1, 2, 3] == shop.ids("main")
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), "candidates")
+    again = shop.execute(instance, dg.ReexecutionOptions(first.run_id), "candidates")
     said = failure(again, "shop__orders")
     assert first.run_id in said
     assert "is published; repeating the step would add its rows again" in said
-    assert shop.publish(stored_instance, *PROMOTED).success
+    assert shop.publish(instance, *PROMOTED).success
     assert [1, 2, 3, 4] == shop.ids("main") == shop.ids("production")
 
 
