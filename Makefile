@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOC := $(VENV)/protoc
 DOCS := $(VENV)/docs
+PLOTS := $(VENV)/plots
 PROTO_OUT ?= lance_dagster/format/_proto
 # The first that is new enough; looked for only when .venv has to be made.
 PYTHON = $(shell for python in python3.11 python3; do \
@@ -106,11 +107,18 @@ docs: install $(DOCS)/.installed ## Build the site of the documentation into sit
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) $(BIN)/python -m mkdocs build --quiet
 	@echo "Open site/index.html"
 
-bench: install ## Measure: print the figures of benchmarks/, or say that there are none
+# Like the site's packages, in a folder of its own, so that nothing which is measured sees the plots' libraries.
+$(PLOTS)/.installed: pyproject.toml
+	@rm -rf $(PLOTS)
+	$(PIP) install --quiet --constraint requirements.lock --target $(PLOTS) --group plots
+	@touch $@
+
+bench: install $(PLOTS)/.installed ## Measure, and write benchmarks/RESULTS.md with its plots; ARGS says what
 	@if [ ! -d benchmarks ]; then \
 	  echo "make: this checkout has no benchmarks/ folder, so there is nothing to measure" >&2; exit 1; \
 	fi
 	@$(BIN)/python -m benchmarks $(ARGS)
+	@PYTHONPATH=$(PLOTS) $(BIN)/python -m benchmarks.plots
 
 # Resolves from pyproject.toml alone, without looking at what is installed or locked.
 lock: install ## Choose the newest allowed release of every dependency and write requirements.lock

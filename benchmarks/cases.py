@@ -1,9 +1,7 @@
 """The benchmarks: each case is a table of the report, whose rows are measured one after the other."""
 
-import statistics
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -11,26 +9,16 @@ import lance
 import pyarrow as pa
 
 from benchmarks import contention, loading, merging, publishing, repositories, sensing, spark, spark_memory
-from benchmarks.measure import medians, ms, sizes, timed
+from benchmarks.figures import Case, Goal, Plot
+from benchmarks.measure import medians, ms
 from benchmarks.memory import COMMIT, COUNT, measured
 from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
 from lance_dagster import LanceTable
 
 FRAGMENTS = (10, 1_000, 10_000, 50_000)
 VERSIONS = (10, 1_000, 10_000)
-MERGED_ROWS = (10_000, 1_000_000, 4_000_000)
 Rows = Iterator[tuple[str, ...]]
 PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One table of the report. `note` describes the comparison, `rows` measures in a folder of its own."""
-
-    name: str
-    note: str
-    columns: tuple[str, ...]
-    rows: Callable[[Path], Rows]
 
 
 def _compared(made: Made, package: Callable[[str], object], pylance: Callable[[str], object]) -> tuple[str, ...]:
@@ -129,32 +117,23 @@ def _remembering(folder: Path) -> Rows:
         )
 
 
-def _merging(folder: Path) -> Rows:
-    for rows in MERGED_ROWS:
-        data = pa.table({"id": pa.array(range(rows)), "value": pa.array([0.5] * rows)})
-        table = LanceTable.create(folder / f"m{rows}-{uuid.uuid4().hex[:8]}.lance", data.schema)
-        taken: list[float] = []
-        written = 0
-        for number in range(3):
-            branch = f"run/{number}"
-            table.branches.create(branch)
-            table.append(data, branch=branch)
-            before = sizes(Path(table.uri))
-            taken.append(timed(lambda table=table, branch=branch: table.merge(branch)))  # type: ignore[misc]
-            after = sizes(Path(table.uri))
-            written = sum(size for path, size in after.items() if path not in before)
-        copied = timed(lambda uri=table.uri, data=data: lance.write_dataset(data, uri, mode="append"))  # type: ignore[misc]
-        merged = statistics.median(taken)
-        yield f"{rows:,}", ms(merged), f"{written:,}", ms(copied), f"{copied / merged:.1f}"
-
-
+_BOTH = Plot(columns=(PACKAGE, PYLANCE), axis="milliseconds")
+_THREE = Plot(columns=(PACKAGE, QUICKLY, PYLANCE), axis="milliseconds")
+_BY_CHANGE = Plot(columns=("merge", "copying", PYLANCE), axis="milliseconds")
+_RIVALS = r".*, (8|16) writers, lance_dagster"
+_CONTENTION_GOALS = (
+    Goal(column="rate by pylance's", least=1.5, rows=_RIVALS),
+    Goal(column="p99 by pylance's", most=0.2, rows=_RIVALS),
+    Goal(column="fairness", least=0.9, rows=_RIVALS),
+)
+_RATES = Plot(columns=("commits a second",), axis="commits a second", logarithmic=False, rows="(?!.*each every).*")
 _CONTENTION = (
     "writers",
     "commits a second",
-    "by pylance's",
+    "rate by pylance's",
     "median ms",
     "p99 ms",
-    "by pylance's",
+    "p99 by pylance's",
     "fairness",
     "slowest writer",
     "given up",
@@ -166,11 +145,13 @@ CASES = (
         "Open a table at a tag, and count its rows or read its schema.",
         ("table", PACKAGE, PYLANCE, "ratio"),
         _opening,
+        plot=_BOTH,
     ),
     Case(
         "commit",
         "Open a table and append an existing data file. pylance does not sync to disk; this package syncs unless the "
-        "storage option `durability` is `process`.",
+        "storage option `durability` is `process`. An append searches the names of the table's data files for its own, "
+        "which takes 0.2 ms for each thousand fragments.",
         (
             "fragments",
             "manifest bytes",
@@ -179,12 +160,14 @@ CASES = (
             *("not synced, per MB", "pylance, per MB"),
         ),
         _committing,
+        plot=_THREE,
     ),
     Case(
         "delete",
         "Open a table and delete one row; both look for it in all fragments.",
         ("fragments", PACKAGE, QUICKLY, PYLANCE, "ratio", "ratio, not synced"),
         _deleting,
+        plot=_THREE,
     ),
     Case(
         "versions",
@@ -192,24 +175,22 @@ CASES = (
         "every manifest for them too.",
         ("versions", PACKAGE, PYLANCE, "ratio"),
         _listing,
+        plot=_BOTH,
     ),
     Case(
         "memory",
         f"{FRAGMENTS[-1]:,} fragments: memory at its peak, beyond that of a process that did so to a small table.",
         ("", "manifest", PACKAGE, PYLANCE, "ratio"),
         _remembering,
-    ),
-    Case(
-        "merge",
-        "A merge against writing the same rows to `main` with pylance.",
-        ("rows on the branch", "merge", "bytes the merge wrote", "writing again", "ratio"),
-        _merging,
+        plot=Plot(columns=(PACKAGE, PYLANCE), axis="MB", logarithmic=False),
     ),
     Case(
         "merge, by rows",
         "A branch that appended one fragment, of different sizes in rows; not synced. Each ratio is to the smallest.",
         ("rows on the branch", "merge", "preview", "revert", "merge ratio", "preview ratio", "revert ratio"),
         merging.by_rows,
+        goals=tuple(Goal(column=f"{name} ratio", most=1.5) for name in ("merge", "preview", "revert")),
+        plot=Plot(columns=("merge", "preview", "revert"), axis="milliseconds", logarithmic=False),
     ),
     Case(
         "diff, commit ids and garbage collection, by rows",
@@ -221,14 +202,20 @@ CASES = (
             *("diff ratio", "changes ratio", "content id ratio", "collection ratio"),
         ),
         merging.looks_by_rows,
+        plot=Plot(
+            columns=("diff, counted", "changes since the base, counted", "content id", "collection, dry run"),
+            axis="milliseconds",
+        ),
     ),
     Case(
         "merge, by what changed",
         f"A branch that changed some of {merging.CHANGED[-1]:,} fragments, one row in each, merged into a main that "
         "moved; not synced. For comparison: copying the data files that changed, and the same change by pylance in a "
-        "shallow clone, with `merge_insert` or `delete`.",
+        "shallow clone, with `merge_insert` or `delete`. A merge of deletions and updates writes a small file for each "
+        "fragment.",
         ("change, fragments", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_changed,
+        plot=_BY_CHANGE,
     ),
     Case(
         "merge, by what did not change",
@@ -236,6 +223,7 @@ CASES = (
         "fragment, so each has to be read and written.",
         ("change, fragments", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_unchanged,
+        plot=_BY_CHANGE,
     ),
     Case(
         "merge, by bytes",
@@ -243,6 +231,7 @@ CASES = (
         "synced. For comparison: copying them, and `merge_insert` of the same rows into a shallow clone.",
         ("data", "merge", "bytes the merge wrote", "copying", PYLANCE, "ratio"),
         merging.by_bytes,
+        plot=_BY_CHANGE,
     ),
     Case(
         "sensor, by tables",
@@ -256,6 +245,7 @@ CASES = (
             *("some changed", "more requests for each that changed", "changed by unchanged"),
         ),
         sensing.by_tables,
+        plot=Plot(columns=("unchanged", "opening", "some changed"), axis="milliseconds"),
     ),
     Case(
         "publishing, by tables",
@@ -268,6 +258,7 @@ CASES = (
             *("ratio", "ratio without Dagster alone"),
         ),
         publishing.by_tables,
+        plot=Plot(columns=("step", "Dagster alone", "without Dagster"), axis="milliseconds"),
     ),
     Case(
         "repository, by changed tables",
@@ -275,12 +266,15 @@ CASES = (
         f"of {repositories.RUNS}. Requests are calls of the storage, which are the requests on object storage.",
         ("changed tables", "publication", "for each table", "requests", "requests for each table"),
         repositories.by_changed_tables,
+        plot=Plot(columns=("publication",), axis="milliseconds"),
     ),
     Case(
         "repository, by history",
-        "Resolving a channel of a repository to the version of one of its tables, in a process that opens both anew.",
+        "Resolving a channel of a repository to the version of one of its tables, in a process that opens both anew. "
+        "The time is that of listing the folder on local disk; an object store returns the first name of it.",
         ("entries of the channel", "resolving", "requests"),
         repositories.by_entries,
+        plot=Plot(columns=("resolving",), axis="milliseconds", logarithmic=False),
     ),
     Case(
         "loading",
@@ -289,6 +283,7 @@ CASES = (
         f"of {loading.ROUNDS} pairs.",
         ("", "Dagster alone", "with lance_dagster", "more"),
         loading.rows,
+        plot=Plot(columns=("Dagster alone", "with lance_dagster"), axis="milliseconds", logarithmic=False),
     ),
     Case(
         "Spark, writes",
@@ -296,40 +291,72 @@ CASES = (
         "is faster. Data source: `df.write.format`; large batches: the same inside of `large_batches`. Bridge: Spark's "
         "transfer to Python, where the rows are discarded; no write in Python can be faster. pylance: one "
         'process without Spark. Coalesced: `stage(coalesce="auto")`, and `frame.coalesce(2)` before `df.write`. The '
-        "goal is that of `stage`; the data source should be within a tenth of it.",
+        "goal is that of `stage`; with large batches the data source should be within a tenth of it, and without them "
+        "it computes the size of each row for a limit of bytes, which Spark lets no source change. Encoding needs the "
+        "processors that the bridge needs; embeddings are limited by the disk. pylance panics at nested data.",
         ("data", "goal", "`stage`", "data source", "large batches", "bridge", PYLANCE),
         spark.writes,
+        goals=(Goal(column="`stage`"),),
+        plot=Plot(
+            columns=("goal", "`stage`", "data source", "large batches", "bridge", PYLANCE),
+            axis="multiple of the speed of Spark's own Parquet",
+        ),
     ),
     Case(
         "Spark, reads",
         "The speed of each way to read a table into a sink that discards the rows, as a multiple of that of Parquet "
         "files; larger is faster. Bridge: Spark's transfer of one decoded batch, again and again; where it is slower "
-        "than the goal, no decoding in Python can reach the goal. pylance: one process without Spark.",
+        "than the goal, no decoding in Python can reach the goal. pylance: one process without Spark. Spark turns the "
+        "batches of a Python source into rows, one by one, and its own Parquet reader does not. A query that reads "
+        "little spends its time on its Python tasks and on planning, mostly on the filter by which Spark learns the "
+        "size of a frame; Parquet has neither task nor transfer.",
         ("query", "goal", "`read_table`", "data source", "bridge", PYLANCE),
         spark.reads,
+        goals=(Goal(column="`read_table`"),),
+        plot=Plot(
+            columns=("goal", "`read_table`", "data source", "bridge", PYLANCE),
+            axis="multiple of the speed of Spark's own Parquet",
+            rows="(?!10,000).*",
+        ),
     ),
     Case(
         "Spark, memory of workers",
         "The memory of the largest Python worker at its peak, about 230 MiB of which are imports. Large partition: the "
-        "rows are one partition, and are read under a filter, for which a task reads whole fragments. The goal is at "
-        "most 350 MiB.",
+        "rows are one partition, and are read under a filter, for which a task reads whole fragments. A worker returns "
+        "a freed buffer at once if it has 32 MiB or more, and the end of a heap once more than 16 MiB there are free.",
         ("data", "written", "read", "large partition, written", "large partition, read"),
         spark_memory.rows,
+        goals=tuple(
+            Goal(column=column, most=350)
+            for column in ("written", "read", "large partition, written", "large partition, read")
+        ),
+        plot=Plot(
+            columns=("written", "read", "large partition, written", "large partition, read"),
+            axis="MiB",
+            logarithmic=False,
+        ),
     ),
     Case(
         "Spark, memory of the driver",
         "The memory of the driver at its peak during each operation on narrow rows: that of the largest of its Python "
         "and the Python processes that Spark starts beside it to plan and to commit, and that of its Java. The "
         "executor is a process of its own. There are as many partitions of the few rows as of the many, so the memory "
-        "should be the same. An upsert keeps eight bytes for each row that changes.",
+        "should be the same. An upsert keeps eight bytes for each row that changes, `read_changes` about 150 for each "
+        "changed row, whose values the driver compares in batches; `compact_table` runs after it in the same process.",
         ("", *(f"{part}, {rows / 1e6:.0f}M rows" for part in ("Python", "Java") for rows in spark_memory.DRIVER_ROWS)),
         spark_memory.driver_rows,
+        plot=Plot(
+            columns=("Python, 1M rows", "Python, 10M rows", "Java, 1M rows", "Java, 10M rows"),
+            axis="MiB",
+            logarithmic=False,
+        ),
     ),
     Case(
         "Spark, cores",
         "Writes and reads of narrow rows in a session of one core and in one of two.",
         ("", "1 core", "2 cores", "ratio"),
         spark.cores,
+        plot=Plot(columns=("1 core", "2 cores"), axis="milliseconds", logarithmic=False),
     ),
     Case(
         "contention on local disk",
@@ -345,25 +372,32 @@ CASES = (
         "acknowledged and are not in the table, in all rounds. On "
         "local disk pylance does not sync; the line 'not synced' is with the option durability=process, and writes "
         "the same files as pylance: data, transaction, manifest, hint. On S3 both sides make the same durable writes. "
-        "An append without a rival waits there for three responses one after the other, one of pylance's for six. "
-        "Every other writer reads the manifest of each version, to verify that it does not conflict with its own "
-        "change. With 16 writers these are 15 of about 25 requests of a commit, in both libraries. A request of "
-        "lance_dagster takes about 3 ms of processor time in botocore. So two processors limit the rate of many "
-        "writers; with more processors, two responses for each version limit it: the read of the one before, and the "
-        "put.",
+        "An append without a rival waits there for three responses one after the other, one of pylance's for six. An "
+        "append that lost a race reads the winner, the version after it and the newest one, where pylance reads each "
+        "of them. A request of lance_dagster takes about 3 ms of processor time in botocore, so two processors limit "
+        "the rate of many writers.",
         _CONTENTION,
         contention.on_disk,
+        goals=_CONTENTION_GOALS,
+        plot=_RATES,
     ),
     Case(
         "contention on S3",
-        "The same on the S3 server of the tests.",
+        "The same on the S3 server of the tests. The writers of one machine take turns, and hand over the manifest "
+        "that they have just put; 'without turns' are writers that race as those of sixteen machines would, except "
+        "that they share two processors here.",
         _CONTENTION,
         contention.on_s3,
+        goals=_CONTENTION_GOALS,
+        plot=_RATES,
     ),
     Case(
         "contention on Ceph",
-        "The same on a Ceph gateway.",
+        "The same on a Ceph gateway. Monitor, store, gateway, proxy and writers share two processors, which limits the "
+        "rate: Ceph's own processes take most of the time, whoever writes.",
         _CONTENTION,
         contention.on_ceph,
+        goals=_CONTENTION_GOALS,
+        plot=_RATES,
     ),
 )

@@ -8,7 +8,8 @@
     |    InvalidRefNameError (.name .rule), RefSyntaxError (.expression .position), SchemaMismatchError,
     |    BasePathRefusedError (.table .place)
     |- ConflictError                         another writer changed it
-    |    CommitConflictError (.retryable .committed), MergeConflictError (.conflicts), RefMovedError (.expected .found)
+    |    CommitConflictError (.retryable .committed), MergeConflictError (.conflicts .units),
+    |    RefMovedError (.expected .found)
     |- ProtectedError                        .kind .name .refused: a rule of the table forbids it
     |- PublishRefusedError                   .reasons
     |- MissingExtraError (ImportError)       .package .extra: install the extra
@@ -315,6 +316,11 @@ class MergeConflictError(ConflictError):
         super().__init__(message, found, remedy=remedy)
         self.message = message
         self.conflicts = found
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The things in conflict, such as "column price", by which a strategy settles one conflict alone."""
+        return tuple(conflict.unit for conflict in self.conflicts)
 
     def _text(self) -> str:
         """List the headline, each conflict and the remedy on a line of its own."""

@@ -7,10 +7,11 @@ import lance
 import pyarrow as pa
 
 from lance_dagster import LanceTable
-from lance_dagster.history.context import TableContext
+from lance_dagster.history.context import TableContext, open_context
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import Store
+from lance_dagster.store import LocalStore, Store
+from tests.store.scripted import Script, ScriptedStore
 
 _COLUMNS: dict[str, pa.DataType] = {"key": pa.string(), "value": pa.int64()}
 SCHEMA = pa.schema(_COLUMNS)
@@ -46,6 +47,16 @@ def as_pylance(table: LanceTable, branch: str = "main") -> lance.LanceDataset:
     return dataset if branch == "main" else dataset.checkout_version((branch, None))
 
 
+def context_of(table: LanceTable) -> TableContext:
+    """A fresh context of a table, for manifests and states of refs that its public methods do not show."""
+    return open_context(table.uri, table.storage_options)
+
+
 def context_on(store: Store) -> TableContext:
     """The context of a table in a store that the test chooses."""
     return TableContext(store, Refs(store), Versions(store), {})
+
+
+def through(table: LanceTable, script: Script) -> LanceTable:
+    """The table, through a store that follows a script."""
+    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))

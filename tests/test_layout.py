@@ -10,7 +10,10 @@ from tests.workers import GROUPS
 ROOT = Path(__file__).parent.parent
 OWN_FOLDERS = {"cluster", "compat", "corpus", "examples", "faults", "properties", "properties/merging", "servers"}
 """Folders of tests that hold for the package as a whole, and the servers that tests talk to."""
-OF_THE_CHECKOUT = {"test_credentials.py", "test_extras.py", "test_layout.py", "test_project_files.py", "test_source.py"}
+OF_THE_CHECKOUT = {
+    *("test_benchmarks.py", "test_credentials.py", "test_errors.py", "test_extras.py"),
+    *("test_layout.py", "test_project_files.py", "test_source.py"),
+}
 """Tests of the checkout: its sources, its tools, its tests, and the one module at the top of the package."""
 
 

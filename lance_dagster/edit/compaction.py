@@ -29,7 +29,7 @@ from lance_dagster.datafiles import compact_with_pylance, has_narrow_dictionarie
 from lance_dagster.datafiles.writing import StagedFile, StagedFiles, write_files
 from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, Group, plan_compaction
 from lance_dagster.edit.write import CommitInfo, fragments_of, target
-from lance_dagster.errors import CommitConflictError, InvalidInputError
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
 from lance_dagster.format.model import LEGACY_BLOB, Fragment, IndexMetadata
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
@@ -48,6 +48,7 @@ from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
+from lance_dagster.store.retries import is_retryable_conflict, repeated
 from lance_dagster.transactions.fragment_reuse import defers_indices
 from lance_dagster.transactions.index_updates import indices_of
 
@@ -81,26 +82,24 @@ def compact(context: TableContext, goal: Goal, info: CommitInfo, progress: Progr
         InvalidInputError: Only pylance can move the rows, and it would break an index the branch inherited, or blobs.
         CommitConflictError: Concurrent commits changed the same fragments at each attempt.
     """
+
     # Few attempts, unlike the other edits: each one rewrites all data of its groups.
-    for attempt in range(_ATTEMPTS):
+    def attempt() -> State:
         head = context.head(info.branch)
-        try:
-            if not _can_move_rows(head):
-                return _by_pylance(context, head, goal)
-            groups = _planned(context, head, goal)
-            if not groups:
-                return head
-            staged_files = []
-            for group in groups:
-                batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
-                staged_files.append(write_files(group.target, batches))
-                if progress is not None:
-                    progress(len(staged_files), len(groups))
-            return _commit_groups(context, head, groups, staged_files, info=info)
-        except CommitConflictError as error:
-            if not error.retryable or attempt == _ATTEMPTS - 1:
-                raise
-    raise InvalidInputError("unreachable: the last attempt returns or raises")
+        if not _can_move_rows(head):
+            return _by_pylance(context, head, goal)
+        groups = _planned(context, head, goal)
+        if not groups:
+            return head
+        staged_files = []
+        for group in groups:
+            batches = scan_fragments(context.dataset(head, group.fragments), group.fragments)
+            staged_files.append(write_files(group.target, batches))
+            if progress is not None:
+                progress(len(staged_files), len(groups))
+        return _commit_groups(context, head, groups, staged_files, info=info)
+
+    return repeated(attempt, is_retryable_conflict, times=_ATTEMPTS)
 
 
 def plan_of(context: TableContext, branch: str, goal: Goal) -> CompactionPlan:

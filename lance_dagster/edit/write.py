@@ -8,8 +8,6 @@ On a table with stable row ids, a rewritten row keeps its row id and the version
 last updated at is set by the commit.
 """
 
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -64,6 +62,7 @@ from lance_dagster.history.rebase import deleted_offsets, with_deleted
 from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import destination, options_of, placed
 from lance_dagster.store import records_digests
+from lance_dagster.store.retries import Pauses, is_retryable_conflict, repeated
 from lance_dagster.transactions.base_paths import data_folder, with_root_base
 from lance_dagster.transactions.claims import (
     APPEND,
@@ -78,7 +77,7 @@ from lance_dagster.transactions.claims import (
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_PAUSES = Pauses(first=0.01, longest=1.0)
 _Made = TypeVar("_Made", State, Written)
 
 
@@ -98,17 +97,7 @@ def retried(attempt: Callable[[], _Made]) -> _Made:
     Raises:
         CommitConflictError: The conflict is not retryable, or the deadline passed.
     """
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return attempt()
-        except CommitConflictError as error:
-            if not error.retryable or time.monotonic() > deadline:
-                raise
-        # Full jitter: writers that lost to the same commit would otherwise retry in step and collide again.
-        time.sleep(random.uniform(0, pause))  # noqa: S311  # keeps writers apart, hides nothing
-        pause = min(2 * pause, _LONGEST_PAUSE)
+    return repeated(attempt, is_retryable_conflict, seconds=_DEADLINE_SECONDS, pauses=_PAUSES)
 
 
 def submit(

@@ -66,6 +66,7 @@ from lance_dagster.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     ConditionalPutUnsupportedError,
+    LanceDagsterError,
     NotDurableError,
     PermissionRefusedError,
     StoreError,
@@ -83,6 +84,7 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.store import together
 from lance_dagster.store.interface import Turn
+from lance_dagster.store.retries import repeated
 from lance_dagster.transactions.apply import apply
 
 WRITER = WriterVersion(library="lance_dagster", version=__version__)
@@ -456,18 +458,16 @@ def _sync(versions: Versions, folder: str, put: State, transaction: Transaction)
     Raises:
         CommitStateUnknownError: The name may be lost by a power cut.
     """
-    problem: StoreError | None = None
-    for _ in range(_UNKNOWN_ATTEMPTS):
-        try:
-            return versions.store.sync_folder(folder)
-        except NotDurableError as error:
-            # That it can be read back proves nothing here, and neither does a second sync that succeeds.
-            problem = error
-            break
-        except StoreError as error:
-            problem = error
-    text = f"cannot tell whether the commit of {put} survives a power cut: {problem}"
-    raise CommitStateUnknownError(text, transaction.uuid, transaction) from problem
+
+    def may_be_repeated(error: LanceDagsterError) -> bool:
+        # After a sync that failed, a second sync that succeeds proves nothing, and neither does reading it back.
+        return isinstance(error, StoreError) and not isinstance(error, NotDurableError)
+
+    try:
+        repeated(lambda: versions.store.sync_folder(folder), may_be_repeated, times=_UNKNOWN_ATTEMPTS)
+    except StoreError as problem:
+        text = f"cannot tell whether the commit of {put} survives a power cut: {problem}"
+        raise CommitStateUnknownError(text, transaction.uuid, transaction) from problem
 
 
 def _with_committer(transaction: Transaction) -> Transaction:

@@ -14,6 +14,7 @@ from lance_dagster.errors import (
     AlreadyExistsError,
     CorruptFileError,
     InvalidInputError,
+    LanceDagsterError,
     PermissionRefusedError,
     StoreError,
     counted,
@@ -29,6 +30,7 @@ from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import DELETING
 from lance_dagster.history.versions import State
 from lance_dagster.store import Store, base_options, canonical_uri, open_store
+from lance_dagster.store.retries import repeated
 from lance_dagster.transactions.base_paths import (
     ROOT_BASE,
     FileReferences,
@@ -101,19 +103,16 @@ def add_base(context: TableContext, branch: str, new_base: NewBase) -> BasePath:
 
 def allow(context: TableContext, path: str, base_id: int) -> None:
     """Let every reader of a table follow a base path that the caller named, where the place can be written."""
-    problem: StoreError | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            context.versions.bases.allow(path, base_id)
-            return
-        except PermissionRefusedError as error:
-            problem = error
-            break
-        except StoreError as error:
-            # A single failed request must not leave a table that other readers refuse.
-            problem = error
-    # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
-    _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, problem)
+
+    def may_be_repeated(error: LanceDagsterError) -> bool:
+        # A single failed request must not leave a table that other readers refuse.
+        return isinstance(error, StoreError) and not isinstance(error, PermissionRefusedError)
+
+    try:
+        repeated(lambda: context.versions.bases.allow(path, base_id), may_be_repeated, times=_ATTEMPTS)
+    except StoreError as problem:
+        # The place may be readable only, or its options may not be known here. Readers can allow it by themselves.
+        _log.warning("readers of %s have to allow the base path %s: %s", context.uri, path, problem)
 
 
 def _checked(context: TableContext, new_base: NewBase) -> BasePath:

@@ -26,7 +26,7 @@ from lance_dagster.datafiles.writing import StagedFile, StagedFiles, WriteTarget
 from lance_dagster.edit.key_predicates import comparable_values
 from lance_dagster.edit.staged_upsert import StagedUpsert, claimed_values
 from lance_dagster.edit.write_result import WriteResult
-from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
+from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.format.validation import check_names, check_options, string_list
 from lance_dagster.history.context import Properties
@@ -36,6 +36,7 @@ from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
 from lance_dagster.spark.spark_schema import check_fits, check_kept, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_frame, check_visible, errors_of_executors, large_batches
+from lance_dagster.store.retries import is_retryable_conflict, repeated
 from lance_dagster.table import LanceTable
 
 _UPDATED, _ADDED, _MISSING = 0, 1, 2
@@ -85,14 +86,12 @@ def upsert_frame(
         SchemaMismatchError: The rows do not fit the table.
         CommitConflictError: Other writers changed the same rows again and again.
     """
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> WriteResult:
         staged = stage_upsert(df, table, on, branch, **rules)
-        try:
-            return table.upsert(staged, on=on, branch=branch, message=message, properties=properties)
-        except CommitConflictError as error:
-            if not error.retryable or attempt == _ATTEMPTS - 1:
-                raise
-    raise InvalidInputError("unreachable: the last attempt returns or raises")
+        return table.upsert(staged, on=on, branch=branch, message=message, properties=properties)
+
+    return repeated(attempt, is_retryable_conflict, times=_ATTEMPTS)
 
 
 def delete_keys(

@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from lance_dagster.datafiles import scan_fragments
 from lance_dagster.datafiles.writing import StagedFile, write_files
 from lance_dagster.edit.compaction_plan import CompactionGroup
-from lance_dagster.errors import CommitConflictError, InvalidInputError
 from lance_dagster.format.validation import check_class, check_options
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.reader import opened
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import check_session, errors_of_executors
+from lance_dagster.store.retries import is_retryable_conflict, repeated
 from lance_dagster.table import LanceTable
 
 # How often the job is run when other commits change the same fragments meanwhile.
@@ -71,21 +71,22 @@ def compact_table(
     check_session(spark)
     check_class("table", table, LanceTable, "LanceTable.open(uri)")
     check_options(compact_table, goal, CompactionGoal)
-    for attempt in range(_ATTEMPTS):
-        # Planned at each attempt: after a conflict, the fragments of the former plan are not all there any more.
+
+    def attempt() -> Version | None:
+        # Planned at each attempt: after a conflict, the fragments of the former plan are not all there any more. The
+        # files of that attempt are named by no version, and the garbage collector deletes them later.
         plan = table.maintenance.plan_compaction(branch, **goal)
         if plan.only_pylance:
-            return table.maintenance.compact(branch=branch, message=message, properties=properties, **goal)
+            return None
         if not plan.groups:
             return table.head(branch)
         staged_files = _rewritten(spark, table, plan.version, plan.groups)
-        try:
-            return table.maintenance.commit_compaction(plan, staged_files, message=message, properties=properties)
-        except CommitConflictError as error:
-            # The files of this attempt are named by no version, and the garbage collector deletes them later.
-            if not error.retryable or attempt == _ATTEMPTS - 1:
-                raise
-    raise InvalidInputError("unreachable: the last attempt returns or raises")
+        return table.maintenance.commit_compaction(plan, staged_files, message=message, properties=properties)
+
+    version = repeated(attempt, is_retryable_conflict, times=_ATTEMPTS)
+    if version is None:
+        return table.maintenance.compact(branch=branch, message=message, properties=properties, **goal)
+    return version
 
 
 def _rewritten(

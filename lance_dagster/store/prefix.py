@@ -17,7 +17,6 @@ ignores `If-None-Match` once versioning is enabled for a bucket.
 """
 
 import logging
-import random
 import re
 import time
 import uuid
@@ -30,10 +29,11 @@ from typing import TypeVar
 
 from lance_dagster.errors import ConditionalPutUnsupportedError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo, Turn
+from lance_dagster.store.retries import Pauses
 from lance_dagster.store.turns import turn_of_machine
 
 # How often a server is asked what it does with conditions, and the first pause between two times.
-_PROBES, _PROBE_PAUSE = 4, 0.1
+_PROBES, _PROBE_PAUSES = 4, Pauses(first=0.1)
 PROBE_OBJECT = "_refs/.probe-object"
 """The object that stays in a table or lake, so that a server can refuse to write it again."""
 _PROBE_CONTENT = b"1"
@@ -41,7 +41,7 @@ _PROBE_CONTENT = b"1"
 _TAGS, _LARGEST_TAGGED = 64, 2**16
 # No object ever had this tag: it has the form of an MD5 digest, and as a number it is not a generation.
 _NO_TAG = "0" * 32
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_PAUSES = Pauses(first=0.1, longest=10.0)
 
 # The loggers of the client libraries that show requests, and a credential in a header or in a URL.
 _LOGS_OF_REQUESTS = (
@@ -114,7 +114,7 @@ def retried(send: Callable[[], Answered], seconds: float) -> Answered:
         PermissionRefusedError: The first answer refused the request, which changed nothing.
         StoreError: The request failed, or was refused after an attempt that may have been done.
     """
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    deadline, number = time.monotonic() + seconds, 0
     lost: TransientError | None = None
     while True:
         try:
@@ -128,13 +128,12 @@ def retried(send: Callable[[], Answered], seconds: float) -> Answered:
             ) from error
         except TransientError as error:
             lost = error
-            # Jitter over the whole pause: writers that failed together do not come back together.
-            wait = random.uniform(0, pause)  # noqa: S311  # no secret depends on it
+            wait = _PAUSES.drawn(number)
             if time.monotonic() + wait > deadline:
                 problem = f"{error.complaint}; gave up after {seconds:g} s of retries"
                 raise StoreError(problem, remedy=error.remedy) from error
             time.sleep(wait)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            number += 1
 
 
 class PrefixStore(ABC):
@@ -333,8 +332,8 @@ class PrefixStore(ABC):
         problem: StoreError | None = None
         for attempt in range(_PROBES):
             if attempt:
-                # A server in trouble is given time; the random part keeps many writers from coming back together.
-                time.sleep(random.uniform(0, _PROBE_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
+                # A server in trouble is given time.
+                _PROBE_PAUSES.wait(attempt)
             try:
                 if prove():
                     return

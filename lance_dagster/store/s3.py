@@ -8,8 +8,6 @@ temporarily. A PUT that is repeated after a lost response may find its own objec
 
 import json
 import os
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +27,7 @@ from lance_dagster.errors import (
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import ENDPOINT_VARIABLES, s3_retry_seconds, s3fs_options
 from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
+from lance_dagster.store.retries import Pauses
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
@@ -36,7 +35,7 @@ _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _ACCESS_DENIED = "AccessDenied"
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
-_CONFLICT_RETRIES, _CONFLICT_PAUSE = 5, 0.02
+_CONFLICT_RETRIES, _CONFLICT_PAUSES = 5, Pauses(first=0.02)
 # The limit of S3 for one DeleteObjects request.
 _MOST_AT_ONCE = 1000
 _SHOWN = 3
@@ -282,7 +281,7 @@ class S3Store(PrefixStore):
             if not isinstance(answer, int):
                 return answer
             # The other request may take a while; without a pause, all attempts could meet it.
-            time.sleep(random.uniform(0, _CONFLICT_PAUSE * 2**attempt))  # noqa: S311  # no secret depends on it
+            _CONFLICT_PAUSES.wait(attempt)
         raise StoreError(f"cannot {what}: the server kept answering 409 to conditional requests")
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import LanceTable
-from tests.table_factory import as_pylance
+from tests.table_factory import as_pylance, context_of
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +156,7 @@ class _On(LanceTable):
     """A table whose changes go to a branch."""
 
     def __init__(self, table: LanceTable, branch: str) -> None:
-        super().__init__(table._context)  # noqa: SLF001 - the same table
+        super().__init__(context_of(table))
         self._branch = branch
 
     def delete(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes

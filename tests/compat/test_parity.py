@@ -20,7 +20,7 @@ from lance_dagster.format.model import Manifest
 from lance_dagster.format.transaction import MERGED_PREFIX, CreateIndex, Operation, Restore
 from lance_dagster.transactions.index_updates import covered_fragments, indices_of
 from tests.soak import thinned
-from tests.table_factory import SCHEMA, entries
+from tests.table_factory import SCHEMA, context_of, entries
 
 PackageChange = Callable[[LanceTable], object]
 PylanceChange = Callable[[lance.LanceDataset], object]
@@ -107,7 +107,7 @@ OPERATIONS: dict[str, BothWays] = {
 
 def manifest_of(table: LanceTable) -> Manifest:
     """The newest manifest of main."""
-    return table._context.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    return context_of(table).head("main").manifest
 
 
 def portrait(uri: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from lance_dagster import LanceTable
 from tests.compat.tables import OPERATIONS, assert_sound, fitted, prepared
 from tests.soak import pairs
-from tests.table_factory import Rows, as_pylance, contents, entries
+from tests.table_factory import Rows, as_pylance, contents, context_of, entries
 
 Step = Callable[[lance.LanceDataset], object]
 Model = Callable[[Rows], Rows]
@@ -92,7 +92,7 @@ def test_pylance_reads_what_the_package_wrote(tmp_path: Path, operation: str) ->
     assert table.schema() == dataset.schema
     created = dataset.to_table(columns=["_row_created_at_version"], filter="key = 'new'")
     assert {table.head().number} >= set(created["_row_created_at_version"].to_pylist())
-    manifest = table._context.head("main").manifest  # noqa: SLF001 - the one way to a manifest
+    manifest = context_of(table).head("main").manifest
     assert () == manifest.base_paths
     assert [version["version"] for version in dataset.versions()] == table.branches.version_numbers()
 

@@ -12,8 +12,8 @@ import pytest
 from lance.blob import blob_array, blob_field
 
 from lance_dagster import CommitConflictError, InvalidInputError, LanceTable, SchemaMismatchError
-from tests.history.test_commit import through
 from tests.store.scripted import intruder_at_commit
+from tests.table_factory import through
 
 PLACE = pa.struct([("x", pa.int32()), ("y", pa.float64())])
 VERSIONS = ["key", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]

@@ -22,7 +22,7 @@ from lance_dagster.errors import (
 from lance_dagster.store import LocalStore, open_store
 from tests.conftest import S3Storage
 from tests.store.scripted import Request, ScriptedStore, obedient
-from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
+from tests.table_factory import SCHEMA, contents, context_of, context_on, entries, new_table
 
 
 def data_files(table: LanceTable) -> set[str]:
@@ -118,7 +118,7 @@ def remove(table: LanceTable) -> None:
     if "://" not in table.uri:
         shutil.rmtree(table.uri)
         return
-    store = table._context.store  # noqa: SLF001 - a table has no call that deletes it
+    store = context_of(table).store
     store.delete_many([entry.key for entry in store.walk("")])
 
 

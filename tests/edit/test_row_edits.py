@@ -14,7 +14,7 @@ from lance_dagster.datafiles import group_by_fragment, offsets_by_fragment, scan
 from lance_dagster.edit.write import field_ids, moved_in, retried, taken_out
 from lance_dagster.format.codec import decode_row_ids, decode_versions
 from lance_dagster.format.schema import fields_from_arrow
-from tests.table_factory import entries, new_table
+from tests.table_factory import context_of, entries, new_table
 
 ADDRESSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), unique=True, max_size=30)
 
@@ -36,7 +36,7 @@ def test_rows_are_grouped_by_their_fragment(pairs: list[tuple[int, int]]) -> Non
 def test_moved_rows_fill_as_many_files_as_it_takes(tmp_path: Path) -> None:
     """The last moved rows share a file with the first new rows, and later files have only new rows."""
     table = new_table(tmp_path, entries("a", *range(5)), entries("b", *range(5, 10)))
-    context = table._context  # noqa: SLF001 - the context are what is tested
+    context = context_of(table)
     head = context.head("main")
     (rows,) = scan_addressed(context.dataset(head), ["value"])
     moved = rows.addresses[[9, 3, 0, 6, 7, 2]]
@@ -70,7 +70,7 @@ def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> Non
 def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> None:
     """The reader and the manifest disagree."""
     table = new_table(tmp_path, entries("a", 1))
-    context = table._context  # noqa: SLF001 - the parts are what is tested
+    context = context_of(table)
     with pytest.raises(CorruptFileError, match="a reader finds a fragment 7 that its manifest does not have"):
         taken_out(context, context.head("main"), offsets_by_fragment(np.array([7 << 32], np.uint64)))
 

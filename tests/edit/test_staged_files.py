@@ -25,7 +25,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, Script, ScriptedStore
-from tests.table_factory import SCHEMA, contents, context_on, entries, new_table
+from tests.table_factory import SCHEMA, contents, context_of, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_transaction_that_landed_is_found_though_its_files_are_gone(table: Lan
 
 def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: LanceTable) -> None:
     """Without the deletion file, the rows of the fragment could not be read."""
-    head = table._context.head("main")  # noqa: SLF001 - the fragment as it is
+    head = context_of(table).head("main")
     gone = DeletionFile(kind=0, read_version=2, id=7, deleted_rows=1)
     fragment = replace(head.manifest.fragments[0], deletion=gone)
     operation = Delete(updated_fragments=(fragment,))
@@ -220,7 +220,7 @@ def assert_commit_refused(table: LanceTable, operation: Operation, error: type[L
 
 def first_fragment(table: LanceTable) -> Fragment:
     """The first fragment of the head."""
-    return table._context.head("main").manifest.fragments[0]  # noqa: SLF001 - the fragment as it is
+    return context_of(table).head("main").manifest.fragments[0]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_file_that_the_version_names_is_read_where_it_is_described_in_another_
 ) -> None:
     """Only an equal description was checked before."""
     fragment = changed(first_fragment(table), changes)
-    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - as they are
+    fields = context_of(table).head("main").manifest.fields
     operations: dict[str, Operation] = {
         "overwrite": Overwrite(fragments=(fragment,), fields=fields),
         "merge": Merge(fragments=(fragment,), fields=fields),
@@ -314,7 +314,7 @@ def test_an_index_whose_files_are_not_there_is_refused(
 ) -> None:
     """A version that names them would make every query that uses the index fail."""
     lance.dataset(table.uri).create_scalar_index("value", "BTREE")
-    transaction = table._context.head("main").transaction  # noqa: SLF001 - as pylance made it
+    transaction = context_of(table).head("main").transaction
     assert transaction is not None
     assert isinstance(transaction.operation, CreateIndex)
     (index,) = transaction.operation.new_indices
@@ -328,7 +328,7 @@ def test_a_new_fragment_with_a_deletion_file_is_refused(table: LanceTable) -> No
     """The commit gives the fragment another id, under which there is no such deletion file."""
     table.append(entries("c", 3, 4, 5))
     table.delete("value = 3")
-    deletion = table._context.head("main").manifest.fragments[1].deletion  # noqa: SLF001 - as it is
+    deletion = context_of(table).head("main").manifest.fragments[1].deletion
     operation = transaction_of(table).operation
     assert isinstance(operation, Append)
     given = Append(fragments=(replace(operation.fragments[0], id=1, deletion=deletion),))

@@ -16,7 +16,7 @@ from tests.backdating import DAY, age, files
 from tests.process_race import race
 from tests.soak import DEEP
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, answer_lost_at_write, plug_pulled_before_write
-from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import SCHEMA, Rows, as_pylance, contents, context_of, context_on, entries, new_table
 
 pytestmark = pytest.mark.scaled
 
@@ -414,7 +414,7 @@ def test_a_head_that_the_inventory_does_not_show_keeps_its_files(unlisted: str, 
     for branch in ("main", "run"):
         table.append(entries("b", 2), branch=branch)
     age(table, 30 * DAY)
-    state = table._context.head(unlisted)  # noqa: SLF001 - the name of its manifest
+    state = context_of(table).head(unlisted)
     newest = state.path.removeprefix(f"{table.uri}/")
 
     def script(request: Request) -> object:

@@ -29,7 +29,7 @@ from tests.store.scripted import (
     intruder_at_commit,
     plug_pulled_before_write,
 )
-from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import SCHEMA, as_pylance, contents, context_of, context_on, entries, new_table, through
 
 
 @pytest.fixture
@@ -38,14 +38,9 @@ def table(tmp_path: Path) -> LanceTable:
     return new_table(tmp_path, entries("a", 1), entries("b", 2))
 
 
-def through(table: LanceTable, script: Script) -> LanceTable:
-    """The table, through a store that follows a script."""
-    return LanceTable(context_on(ScriptedStore(LocalStore(table.uri), script)))
-
-
 def an_append_of(table: LanceTable, branch: str = "main") -> Transaction:
     """A transaction that adds a copy of the branch's first data file, which duplicates its row."""
-    head = table._context.head(branch)  # noqa: SLF001 - the one way to a manifest
+    head = context_of(table).head(branch)
     fragment = head.manifest.fragments[0]
     data, copied = Path(table.uri, "data"), f"{uuid.uuid4().hex}.lance"
     shutil.copyfile(data / fragment.files[0].path, data / copied)
@@ -364,7 +359,7 @@ def test_what_landed_meanwhile_is_read_together(s3_storage: S3Storage) -> None:
     staged, read = stale.stage(entries("b", 1)), stale.head().number
     for number in range(3):
         table.append(entries("a", number))
-    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - for the change as a caller describes it
+    fields = context_of(table).head("main").manifest.fields
     change = Append(fragments=staged_fragments(staged, fields, FILE_VERSION))
     made = stale.commit(Transaction(read_version=read, uuid=str(uuid.uuid4()), operation=change))
     assert ("main@5", 4) == (str(made), made.rows)

@@ -8,6 +8,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from tests.conftest import S3Storage
 from tests.history.rewritten_manifests import manifest_file, watched
+from tests.raising import raises
 from tests.table_factory import SCHEMA, as_pylance, contents, entries, new_table
 
 
@@ -70,11 +71,11 @@ def test_a_name_goes_before_an_id(table: LanceTable) -> None:
 
 def test_an_id_there_is_not_is_not_found(table: LanceTable) -> None:
     """The error has the expression; an expression with a kind excludes ids."""
-    with pytest.raises(RefNotFoundError, match="no branch, tag or commit '0123456789abcdef' in "):
+    with raises(RefNotFoundError, ref="0123456789abcdef", kind="branch or tag"):
         table.at("0123456789abcdef")
     with pytest.raises(RefNotFoundError):
         table.at(f"branch:{table.at('main').id}")
-    with pytest.raises(RefNotFoundError, match=r"no branch or tag '[0-9a-f]{65}' in "):
+    with raises(RefNotFoundError, ref=f"{table.at('main').id}0", kind="branch or tag"):
         table.at(f"{table.at('main').id}0")
 
 

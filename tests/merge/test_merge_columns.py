@@ -11,8 +11,9 @@ import pytest
 
 from lance_dagster import Conflict, LanceTable, Strategy, Winner
 from lance_dagster.errors import MergeConflictError
+from tests.raising import raises
 from tests.soak import DEEP
-from tests.table_factory import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, context_of, entries, new_table
 
 pytestmark = pytest.mark.scaled
 
@@ -502,7 +503,7 @@ def test_the_order_of_a_primary_key_is_merged(tmp_path: Path) -> None:
         table.columns.set_metadata(name, entry, branch="run")
     table.append(pa.table({"a": [1], "b": [1]}, schema=schema))
     table.merge("run")
-    fields = table._context.head("main").manifest.fields  # noqa: SLF001 - positions are not public
+    fields = context_of(table).head("main").manifest.fields
     assert [("a", True, 2), ("b", True, 1)] == [(own.name, own.primary_key, own.primary_key_position) for own in fields]
 
 
@@ -649,7 +650,7 @@ def test_each_side_s_columns_go_by_the_strategy_for_them(tmp_path: Path) -> None
     double(table, "run")
     decided: tuple[dict[str, Winner], ...] = ({}, {"column half": "dest-wins"})
     for half in decided:
-        with pytest.raises(MergeConflictError, match="column half"):
+        with raises(MergeConflictError, units=("column half",)):
             table.merge("run", strategy={"column double": "source-wins", **half})
     preview = table.preview_merge("run", strategy={"column double": "dest-wins"})
     assert () == preview.conflicts

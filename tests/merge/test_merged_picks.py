@@ -1,6 +1,5 @@
 """Merges of branches with cherry-picks of changes that the other side merged before, and did not keep."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,8 @@ import pytest
 from lance_dagster import LanceTable, Winner
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.history.versions import Version
+from tests.merge.picked_changes import BEFORE, CHANGES, PICKED, appended
 from tests.table_factory import as_pylance, contents, entries, new_table
-
-BEFORE = [("a", 1), ("a", 2)]
-PICKED = [*BEFORE, ("wed", 20), ("wed", 21)]
 
 
 @pytest.fixture
@@ -21,25 +18,6 @@ def table(tmp_path: Path) -> LanceTable:
     made.branches.create("run")
     made.branches.create("redo")
     return made
-
-
-def _append(table: LanceTable) -> Version:
-    return table.append(entries("wed", 20, 21), branch="run")
-
-
-def _replace(table: LanceTable) -> Version:
-    return table.replace_where("key = 'wed'", entries("wed", 20, 21), branch="run")
-
-
-def _replace_partition(table: LanceTable) -> Version:
-    return table.replace_where("key = 'wed'", entries("wed", 20, 21), branch="run", partitions=["wed"])
-
-
-CHANGES: dict[str, Callable[[LanceTable], Version]] = {
-    "append": _append,
-    "replace": _replace,
-    "partition": _replace_partition,
-}
 
 
 def reverted(table: LanceTable, change: str = "append") -> Version:
@@ -78,7 +56,7 @@ def test_a_sync_leaves_what_was_picked(table: LanceTable) -> None:
 @pytest.mark.parametrize("undo", ["revert", "restore", "delete"])
 def test_a_branch_keeps_what_it_picked(table: LanceTable, undo: str) -> None:
     """A revert or restore is about the version it names, and not about its pick; a deletion is about the rows."""
-    good = _append(table)
+    good = appended(table)
     table.cherry_pick(str(good), "redo")
     {
         "revert": lambda: table.revert(str(good), "run"),
@@ -153,7 +131,7 @@ def test_picked_rows_that_the_dest_deleted_are_in_conflict(table: LanceTable, st
 
 def test_the_rows_of_a_conflict_about_picks_are_shown(table: LanceTable) -> None:
     """They are those of the source."""
-    good = _append(table)
+    good = appended(table)
     table.merge("run")
     table.delete("value = 20")
     table.cherry_pick(str(good), "redo")
@@ -166,7 +144,7 @@ def test_the_rows_of_a_conflict_about_picks_are_shown(table: LanceTable) -> None
 @pytest.mark.parametrize("again", ["run", "redo"])
 def test_rows_that_came_by_one_merge_to_both_stay_deleted(table: LanceTable, again: str) -> None:
     """Both sides merged one branch, whose versions both contain, or one branch is merged again: nothing was picked."""
-    good = _append(table)
+    good = appended(table)
     table.append(entries("n", 5), branch="run")
     table.branches.create("third", "main")
     table.cherry_pick(str(good), "third")
@@ -205,7 +183,7 @@ def test_a_pick_of_rows_that_a_strategy_dropped(table: LanceTable, reverts: int,
 @pytest.mark.parametrize("back", ["reset", "revert", "restore"])
 def test_a_picked_change_stays_where_its_branch_went_back(table: LanceTable, back: str, *, later: bool) -> None:
     """Main picked a change that the branch takes back: a merge of the branch leaves the pick, as in git."""
-    before, picked = str(table.head("run")), str(_append(table))
+    before, picked = str(table.head("run")), str(appended(table))
     table.cherry_pick(picked)
     if back == "reset":
         table.branches.reset("run", before)
@@ -226,7 +204,7 @@ def test_a_picked_change_stays_where_its_branch_went_back(table: LanceTable, bac
 
 def test_a_reset_of_a_branch_that_had_merged_leaves_the_pick(table: LanceTable) -> None:
     """The dropped version is the merge of a third branch, and main picked it from there."""
-    picked = str(_append(table))
+    picked = str(appended(table))
     before = str(table.head("redo"))
     table.merge("run", "redo")
     table.cherry_pick(picked)
@@ -243,7 +221,7 @@ def test_rows_that_come_again_after_a_reset_are_known_to_their_first_branch(tabl
     """The reset dropped the record of a merge, and the rows came back by way of main, which had picked the merge."""
     table.update({"value": "10"}, where="value = 1", branch="run")
     before = str(table.merge("run", "redo"))
-    _append(table)
+    appended(table)
     table.cherry_pick(str(table.merge("run", "redo")), parent=1)
     table.branches.reset("redo", before)
     if later:

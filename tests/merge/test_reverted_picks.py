@@ -8,7 +8,8 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.history.versions import Version
-from tests.merge.test_merged_picks import BEFORE, CHANGES, PICKED
+from tests.merge.picked_changes import BEFORE, CHANGES, PICKED
+from tests.raising import raises
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 
@@ -97,7 +98,7 @@ def test_a_replacement_and_rows_updated_after_the_revert(table: LanceTable) -> N
     table.revert(str(table.cherry_pick(str(made))))
     table.update({"value": "10"}, where="value = 1")
     for source, into in (("run", "main"), ("main", "run")):
-        with pytest.raises(MergeConflictError, match="rows where key = 'a'"):
+        with raises(MergeConflictError, units=("rows where key = 'a'", "1 row in fragment 0 of the merge base")):
             table.merge(source, into)
     table.merge("run", strategy="source-wins")
     assert contents(table) == [("a", 20)]

@@ -12,6 +12,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.format.transaction import UPDATED_IN_PLACE
 from lance_dagster.merge.merge_commit import MergeMode
+from tests.raising import raises
 from tests.table_factory import as_pylance
 
 Values = dict[int, tuple[int | None, ...]]
@@ -120,7 +121,7 @@ def test_the_same_row_is_a_conflict(table: LanceTable, same: str, other: str, co
     write_in_place(table, one, "a", {1: 7, 3: 7})
     if compacted is not None:
         table.maintenance.compact(branch=compacted)
-    with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
+    with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)):
         table.merge("run")
     table.branches.create("again", "main")
     table.merge("run", into="again", strategy="source-wins" if one == "run" else "dest-wins")
@@ -149,7 +150,7 @@ def test_a_row_that_was_merged_is_not_lost_to_a_deletion(table: LanceTable) -> N
     write_in_place(table, "run", "a", {1: 7})
     table.merge("run")
     table.delete("id = 1", branch="late")
-    with pytest.raises(MergeConflictError, match="1 row"):
+    with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)):
         table.merge("late")
     write_in_place(table, "run", "a", {2: 8, 1: 9})
     table.merge("run")
@@ -178,7 +179,7 @@ def test_a_column_that_is_added_on_the_other_side(table: LanceTable, other: str)
     table.columns.add({"more": "id"}, branch=other)
     write_in_place(table, "run" if other == "main" else "main", "a", {1: 7})
     if other == "main":
-        with pytest.raises(MergeConflictError, match="column more"):
+        with raises(MergeConflictError, units=("column more",)):
             table.merge("run")
     else:
         table.merge("run")
@@ -198,12 +199,12 @@ def test_without_stable_row_ids_a_deletion_in_the_fragment_is_a_conflict(
     write_in_place(table, one, "a", {1: 7, 3: 7})
     if compacted is not None:
         table.maintenance.compact(branch=compacted)
-    with pytest.raises(MergeConflictError, match="1 row in fragment 0") as caught:
+    with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)) as caught:
         table.merge("run")
     (conflict,) = caught.value.conflicts
     assert "may have given them new values" in (conflict.source if one == "run" else conflict.dest)
     assert "as far as the history shows without stable row ids" in (conflict.dest if one == "run" else conflict.source)
-    with pytest.raises(MergeConflictError, match="1 row in fragment 0"):
+    with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)):
         table.merge("run", strategy="source-wins" if one == "run" else "dest-wins")
     table.merge("run", strategy="source-wins" if other == "run" else "dest-wins")
     assert {1: (), 3: (7, 0)} == values_of(table)
@@ -300,7 +301,7 @@ def test_without_stable_row_ids_a_merge_that_passes_new_values_on_says_so(
     expected = {number: row[:2] for number, row in values_of(table).items()}
     assert {1: (7, 0), 3: (7, 0)} == {number: row for number, row in expected.items() if any(row)}
     table.delete("id = 1", branch="late")
-    with pytest.raises(MergeConflictError, match="1 row in fragment 0") as caught:
+    with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)) as caught:
         table.merge("late")
     assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
     if how != "compaction and merge":

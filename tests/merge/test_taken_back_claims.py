@@ -7,6 +7,7 @@ import pytest
 
 from lance_dagster import LanceTable, MergeConflictError, Version
 from lance_dagster.transactions.claims import decode_claims
+from tests.raising import raises
 from tests.table_factory import contents, entries, new_table
 
 Write = Callable[[LanceTable, str], Version]
@@ -111,7 +112,7 @@ def test_another_write_of_the_same_rows_claims_them(table: LanceTable) -> None:
     take_back(table, "run", write="replace", restored=True, between=False)
     replace(table, "run", 20)
     replace(table, "main", 99)
-    with pytest.raises(MergeConflictError, match="partition tue"):
+    with raises(MergeConflictError, units=("partition tue",)):
         table.merge("run")
 
 
@@ -133,7 +134,7 @@ def test_a_revert_with_a_strategy_leaves_the_claim(table: LanceTable) -> None:
     table.update({"key": "'late'"}, where="value = 20", branch="run")
     table.revert(str(made), branch="run", strategy="dest-wins")
     replace(table, "main", 99)
-    with pytest.raises(MergeConflictError, match="partition tue"):
+    with raises(MergeConflictError, units=("partition tue",)):
         table.merge("run")
 
 
@@ -176,5 +177,5 @@ def test_a_replacement_by_no_rows_claims_its_partition(table: LanceTable) -> Non
     table.replace_where("key = 'thu'", entries("thu"), partitions=["thu"])
     table.append(entries("wed", 3), partitions=["wed"])
     table.append(entries("thu", 4), branch="run", partitions=["thu"])
-    with pytest.raises(MergeConflictError, match="partition thu"):
+    with raises(MergeConflictError, units=("partition thu",)):
         table.merge("run")

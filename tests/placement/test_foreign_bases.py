@@ -19,7 +19,7 @@ from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import with_base
 from tests.history.rewritten_manifests import manifest_file
-from tests.table_factory import contents, entries, new_table
+from tests.table_factory import contents, context_of, entries, new_table
 
 VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
 PRIVATE = [("salary", 9), ("salary", 10)]
@@ -43,7 +43,7 @@ EVERY_USE: dict[str, Callable[[LanceTable], object]] = {
 def hostile(folder: Path, place: str) -> LanceTable:
     """A table whose newest manifest references the fragments of another table, of one row each, by a base path."""
     table = new_table(folder / "uploads", entries("a", 1))
-    private = LanceTable.open(place)._context.head("main").manifest  # noqa: SLF001 - its files are the point
+    private = context_of(LanceTable.open(place)).head("main").manifest
     path = manifest_file(table, "main", 2)
     manifest, _ = decode_manifest_file(path.read_bytes(), str(path))
     base = BasePath(id=7, name="other", path=place, is_dataset_root=True)

@@ -1,7 +1,6 @@
 """The package and pylance use each other's base paths, clones and moved tables."""
 
 import shutil
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lance import DatasetBasePath
 from lance_dagster import InvalidInputError, LanceTable, Relocation
 from tests.compat.tables import assert_sound
 from tests.conftest import S3Storage
+from tests.placement.tables_with_bases import ALL_ROWS, INNER_ROWS, RUN_ROWS, TABLES_OF, made_by_pylance
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table, sorted_rows
 
 CLEAN_UPS: dict[str, dict[str, Any]] = {
@@ -32,58 +32,7 @@ def _allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANCE_DAGSTER_ALLOWED_BASE_PATHS", str(tmp_path))
 
 
-def made_by_pylance(folder: Path) -> LanceTable:
-    """A table that pylance made, with an index, deletions, two bases, a branch, a branch forked from it and a tag."""
-    uri = folder / "pylance"
-    dataset = lance.write_dataset(entries("a", 1, 2, 3), uri, enable_stable_row_ids=True)
-    dataset.create_scalar_index("value", "BTREE")
-    cold = DatasetBasePath(str(folder / "cold"), name="cold", is_dataset_root=True)
-    dataset.add_bases([cold, DatasetBasePath(str(folder / "flat"), name="flat")])
-    lance.write_dataset(entries("cold", 1, 2), uri, mode="append", target_bases=["cold"])
-    lance.write_dataset(entries("flat", 1, 2), uri, mode="append", target_bases=["flat"])
-    dataset = lance.dataset(uri)
-    dataset.delete("key = 'cold' and value = 1")
-    run = dataset.create_branch("run")
-    run.insert(entries("r", 1, 2))
-    run.delete("value = 2 and key <> 'flat'")
-    inner = run.create_branch("inner", ("run", None))
-    inner.insert(entries("i", 1))
-    inner.delete("key = 'a' and value = 3 or key = 'flat' and value = 1")
-    run.insert(entries("r", 3))
-    dataset.insert(entries("m", 1))
-    dataset.tags.create("candidate", ("run", None))
-    return LanceTable.open(uri)
-
-
-MAIN_ROWS: Rows = [("a", 1), ("a", 2), ("a", 3), ("cold", 2), ("flat", 1), ("flat", 2), ("m", 1)]
-RUN_ROWS: Rows = [("a", 1), ("a", 3), ("flat", 1), ("flat", 2), ("r", 1), ("r", 3)]
-INNER_ROWS: Rows = [("a", 1), ("flat", 2), ("i", 1), ("r", 1)]
-ALL_ROWS = {"main": MAIN_ROWS, "run": RUN_ROWS, "inner": INNER_ROWS}
-
-
-def made_by_package(folder: Path) -> LanceTable:
-    """A table that this package made, with the same rows."""
-    table = new_table(folder, entries("a", 1, 2, 3))
-    table.maintenance.add_base("cold", folder / "cold", is_dataset_root=True)
-    table.maintenance.add_base("flat", folder / "flat")
-    table.append(table.stage(entries("cold", 1, 2), base="cold"))
-    table.append(table.stage(entries("flat", 1, 2), base="flat"))
-    as_pylance(table).create_scalar_index("value", "BTREE")
-    table.replace_where("key = 'cold' and value = 1", entries("x"))
-    table.branches.create("run")
-    table.append(entries("r", 1, 2), branch="run")
-    table.replace_where("value = 2 and key <> 'flat'", entries("x"), branch="run")
-    table.branches.create("inner", "run")
-    table.append(entries("i", 1), branch="inner")
-    table.replace_where("key = 'a' and value = 3 or key = 'flat' and value = 1", entries("x"), branch="inner")
-    table.append(entries("r", 3), branch="run")
-    table.append(entries("m", 1))
-    table.tags.create("candidate", "run")
-    return table
-
-
-MAKERS: dict[str, Callable[[Path], LanceTable]] = {"package": made_by_package, "pylance": made_by_pylance}
-EITHER = pytest.mark.parametrize("maker", MAKERS)
+EITHER = pytest.mark.parametrize("maker", TABLES_OF)
 
 
 def check_all(table: LanceTable, expected: dict[str, Rows]) -> None:
@@ -105,14 +54,14 @@ def assert_sound_rows(dataset: lance.LanceDataset, rows: Rows) -> None:
 @EITHER
 def test_a_table_under_base_paths_is_read_by_both(tmp_path: Path, maker: str) -> None:
     """Data files lie at two other places, and deletion files and indices with the table."""
-    check_all(MAKERS[maker](tmp_path), ALL_ROWS)
+    check_all(TABLES_OF[maker](tmp_path), ALL_ROWS)
 
 
 @EITHER
 @pytest.mark.parametrize("branch", ["main", "run"])
 def test_both_write_to_the_same_base(tmp_path: Path, maker: str, branch: str) -> None:
     """Both write on main and on a branch, whichever of them added the base."""
-    table = MAKERS[maker](tmp_path)
+    table = TABLES_OF[maker](tmp_path)
     if maker == "pylance's" and branch == "run":
         # pylance's own base for the root has the id 0, which pylance reads as no base when a base is named.
         lance.write_dataset(entries("p", 1), as_pylance(table, branch), mode="append", target_bases=["flat"])
@@ -146,7 +95,7 @@ def test_both_add_bases_to_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ref", ["main", "inner"])
 def test_pylance_works_on_clones_of_the_package(tmp_path: Path, maker: str, kind: str, ref: str) -> None:
     """Pylance inserts, deletes, updates, indexes, branches, clones and cleans up."""
-    clone = MAKERS[maker](tmp_path).maintenance.clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
+    clone = TABLES_OF[maker](tmp_path).maintenance.clone(tmp_path / "clone", ref, shallow=kind == SHALLOW)
     rows = ALL_ROWS[ref]
     check_all(clone, {"main": rows})
     dataset = as_pylance(clone)
@@ -195,7 +144,7 @@ def test_clones_are_written_as_pylance_writes_its_own(tmp_path: Path, kind: str,
 @EITHER
 def test_the_package_works_on_clones_of_pylance(tmp_path: Path, maker: str, kind: str) -> None:
     """Pylance's clones reference the source by a base of the id 0."""
-    table = MAKERS[maker](tmp_path)
+    table = TABLES_OF[maker](tmp_path)
     if kind == DEEP:
         shutil.copytree(tmp_path / "flat", tmp_path / "flat" / "data")
     source = as_pylance(table, "run")
@@ -228,7 +177,7 @@ def moved(table: LanceTable, *, copy: bool = False) -> LanceTable:
 @pytest.mark.parametrize("way", ["moved", "copied"])
 def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options: str, way: str) -> None:
     """Pylance reads, writes and cleans up each branch without a loss, also when the old place is gone."""
-    table = MAKERS[maker](tmp_path)
+    table = TABLES_OF[maker](tmp_path)
     there = moved(table, copy=way == "copied")
     there.maintenance.relocate()
     if way == "copied":
@@ -253,7 +202,7 @@ def test_pylance_works_on_a_relocated_table(tmp_path: Path, maker: str, options:
 @EITHER
 def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> None:
     """Pylance handles from before the relocation commit on top of it."""
-    there = moved(MAKERS[maker](tmp_path))
+    there = moved(TABLES_OF[maker](tmp_path))
     stale = [as_pylance(there, "run") for _ in range(5)]
     there.maintenance.relocate()
     stale[0].insert(entries("p", 1))
@@ -270,7 +219,7 @@ def test_writers_that_were_there_first_follow(tmp_path: Path, maker: str) -> Non
 @EITHER
 def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, maker: str) -> None:
     """Pylance restores the old places with the rows, and a second call corrects them."""
-    table = MAKERS[maker](tmp_path)
+    table = TABLES_OF[maker](tmp_path)
     number = table.head("run").number
     there = moved(table)
     there.maintenance.relocate()
@@ -283,7 +232,7 @@ def test_pylance_going_back_to_before_the_move_is_put_right(tmp_path: Path, make
 @EITHER
 def test_relocated_branches_are_merged(tmp_path: Path, maker: str) -> None:
     """The branches are merged into their parents and into main."""
-    table = MAKERS[maker](tmp_path)
+    table = TABLES_OF[maker](tmp_path)
     there = moved(table)
     there.maintenance.relocate()
     there.merge("inner", into="run")

@@ -25,7 +25,7 @@ def shop(lake: LanceResource) -> Shop:
 
 @pytest.fixture
 def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """A Dagster instance on disk, which re-execution and other processes need."""
+    """A Dagster instance on disk, for runs in threads and other processes; a run takes three times as long with it."""
     (tmp_path / "dagster").mkdir()
     quiet = {"telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=quiet) as stored:
@@ -33,6 +33,12 @@ def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def depot(tmp_path: Path, stored_instance: dg.DagsterInstance) -> Depot:
+def depot(tmp_path: Path, instance: dg.DagsterInstance) -> Depot:
     """A depot without tables."""
+    return Depot(str(tmp_path / "lake"), instance)
+
+
+@pytest.fixture
+def depot_on_disk(tmp_path: Path, stored_instance: dg.DagsterInstance) -> Depot:
+    """A depot without tables, two runs of which can be executed at the same time."""
     return Depot(str(tmp_path / "lake"), stored_instance)

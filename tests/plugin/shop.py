@@ -153,6 +153,13 @@ def recorded(instance: dg.DagsterInstance, key: dg.AssetKey) -> Recorded:
     return Recorded({name: value.value for name, value in made.metadata.items()}, made.tags or {})
 
 
+def materialize(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
+    """Materialize assets, which the IO manager of a lake stores; a run that failed is returned too."""
+    options.setdefault("resources", {"lance": lake, "io_manager": LanceIOManager(lance=lake)})
+    options.setdefault("raise_on_error", False)
+    return dg.materialize(list(assets), **options)
+
+
 def failure(result: dg.ExecuteInProcessResult | dg.JobExecutionResult, step: str = "publish_production") -> str:
     """The text of a step's failure, with its causes."""
     (event,) = [event for event in result.get_step_failure_events() if event.step_key == step]
@@ -219,3 +226,36 @@ def _script_file(root: str) -> Path:
 
 def _reads_file(root: str) -> Path:
     return Path(root).with_name("reads.jsonl")
+
+
+def ids_of(rows: pa.Table) -> list[int]:
+    """The ids of rows, sorted."""
+    return sorted(found for found in rows["id"].to_pylist() if found is not None)
+
+
+CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
+
+PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
+
+
+def reasons(result: dg.ExecuteInProcessResult) -> str:
+    """The reasons with which the publisher refused."""
+    assert not result.success
+    return failure(result)
+
+
+def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
+    """Write and audit both tables without a publication; return the id of the run."""
+    result = shop.run(instance, selection=CANDIDATES)
+    assert result.success
+    return result.run_id
+
+
+ORDERS_PY = """
+import dagster as dg
+import pyarrow as pa
+
+@dg.asset(key=["shop", "orders"])
+def orders() -> pa.Table:
+    return pa.table({"id": [1, 2]})
+"""

@@ -94,7 +94,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize("partitions,reports,older,newer", cases())
 def test_the_later_run_is_published(
     lake: LanceResource,
-    stored_instance: dg.DagsterInstance,
+    instance: dg.DagsterInstance,
     *,
     partitions: int,
     reports: int,
@@ -102,7 +102,7 @@ def test_the_later_run_is_published(
     newer: timedelta,
 ) -> None:
     """The newer of two waiting runs supersedes the older one in all partitions, whatever the clocks of both say."""
-    replaced = Replaced(lake, stored_instance, partitions)
+    replaced = Replaced(lake, instance, partitions)
     replaced.write(1, ahead=older)
     replaced.write(2, ahead=newer)
     replaced.report(reports)
@@ -114,10 +114,10 @@ def test_the_later_run_is_published(
 @pytest.mark.parametrize("ahead", [HOURS, -HOURS], ids=["ahead", "behind"])
 @pytest.mark.parametrize("partitions,reports", [(0, MANY), pytest.param(MANY, 0, marks=pytest.mark.soak)])
 def test_a_run_that_is_older_than_what_was_published_is_not_published(
-    lake: LanceResource, stored_instance: dg.DagsterInstance, *, partitions: int, reports: int, ahead: timedelta
+    lake: LanceResource, instance: dg.DagsterInstance, *, partitions: int, reports: int, ahead: timedelta
 ) -> None:
     """An older waiting run does not take the place of a newer one that was published before it."""
-    replaced = Replaced(lake, stored_instance, partitions)
+    replaced = Replaced(lake, instance, partitions)
     replaced.write(1, ahead=ahead)
     newer = replaced.write(2)
     replaced.report(reports)

@@ -21,8 +21,8 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
+from tests.plugin.appending_location import KEYS, Location
 from tests.plugin.shop import Shop, failure
-from tests.plugin.test_repository_default import KEYS, Location
 
 
 class Strict(Location):
@@ -160,15 +160,13 @@ def test_a_table_whose_rows_are_on_main_keeps_nothing_back(strict: Strict, *, by
     assert [1, 2] == strict.seen("lines")
 
 
-def test_a_step_that_is_executed_again_does_not_make_a_run_whole(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_a_step_that_is_executed_again_does_not_make_a_run_whole(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A table that a run was to write stays missing when a re-execution of another step succeeds."""
     shop.play(customers_fail=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(instance)
     options = dg.ReexecutionOptions(failed.run_id, step_selection=["shop__orders_row_count"])
-    assert shop.execute(stored_instance, options).success
-    assert shop.publish(stored_instance).success
+    assert shop.execute(instance, options).success
+    assert shop.publish(instance).success
     assert {} == shop.table().tags.list()
 
 

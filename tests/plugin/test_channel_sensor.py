@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.measure import requests
 from lance_dagster import LanceRepository, LanceResource, StoreError, build_ref_sensor
+from tests.plugin.appending_location import Location
 from tests.plugin.scripted_lake import ScriptedLake
-from tests.plugin.test_repository_default import Location
-from tests.plugin.test_sensors import Ticks
+from tests.plugin.ticks import Ticks
 from tests.store.scripted import Request, obedient
 
 READS = ("get", "get_with_etag", "list", "list_some", "folders")

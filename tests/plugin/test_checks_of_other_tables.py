@@ -17,8 +17,7 @@ from lance_dagster import (
     table_check,
 )
 from tests.plugin.scripted_lake import ScriptedLake
-from tests.plugin.shop import failure
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.shop import failure, ids_of
 from tests.store.scripted import Request
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])

@@ -31,8 +31,8 @@ from lance_dagster.plugin.operate.branch_decisions import (
     decide,
 )
 from tests.backdating import manifest, say
-from tests.plugin import test_conditions, test_sensors
 from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop
+from tests.plugin.ticks import ConditionTicks, Ticks
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AHEAD = pytest.mark.parametrize("ahead", [8 * HOUR, -8 * HOUR], ids=["ahead", "behind"])
@@ -96,8 +96,8 @@ def test_a_check_of_what_waits_goes_by_the_end_of_the_run(
 def test_each_commit_is_reported_once(lake: LanceResource, instance: dg.DagsterInstance, ahead: timedelta) -> None:
     """Commits and moves of a tag are reported in their order and once, though their times go back or lie ahead."""
     orders = LanceTable.create(lake.uri_of(ORDERS), ROWS.schema)
-    refs = test_sensors.Ticks(build_ref_sensor("refs", [ORDERS], refs=("main", "production")), lake, instance)
-    guard = test_sensors.Ticks(build_protected_branch_sensor("guard", [ORDERS]), lake, instance)
+    refs = Ticks(build_ref_sensor("refs", [ORDERS], refs=("main", "production")), lake, instance)
+    guard = Ticks(build_protected_branch_sensor("guard", [ORDERS]), lake, instance)
     assert ([], []) == (refs.announced(), guard.announced())
     for number, by in ((2, ahead), (3, -ahead), (4, 2 * ahead)):
         orders.append(ROWS)
@@ -121,7 +121,7 @@ def test_each_move_of_a_channel_is_reported_once(shop: Shop, instance: dg.Dagste
     for ids in ([1], [2], [3]):
         shop.play(orders=ids)
         assert shop.run(instance).success
-    ticks = test_sensors.Ticks(build_ref_sensor("refs", [ORDERS], refs=("production",)), shop.lance, instance)
+    ticks = Ticks(build_ref_sensor("refs", [ORDERS], refs=("production",)), shop.lance, instance)
     assert [] == ticks.announced()
     channels = LanceRepository.open(shop.lance.root).channels
     entries = Path(shop.lance.root, "_repository/channels/production")
@@ -136,8 +136,8 @@ def test_each_move_of_a_channel_is_reported_once(shop: Shop, instance: dg.Dagste
 @AHEAD
 def test_conditions_request_one_run_for_each_event(shop: Shop, instance: dg.DagsterInstance, ahead: timedelta) -> None:
     """Events of a worker with another clock request one run each, as the order of Dagster's records decides."""
-    moved = test_conditions.Ticks(shop, instance, tag_moved(), [PRODUCTION_ORDERS])
-    newer = test_conditions.Ticks(shop, instance, newer_than(CUSTOMERS))
+    moved = ConditionTicks(shop, instance, tag_moved(), [PRODUCTION_ORDERS])
+    newer = ConditionTicks(shop, instance, newer_than(CUSTOMERS))
     for ids in ([1], [2]):
         with dg.DagsterInstance.ephemeral() as worker:
             shop.play(orders=ids, customers=ids)

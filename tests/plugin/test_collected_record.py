@@ -11,7 +11,7 @@ import pytest
 from lance_dagster import CommitRetention, ConflictError, LanceRepository, LanceResource, Unique
 from lance_dagster.plugin.publish.record_view import RecordView
 from tests.plugin.shop import failure
-from tests.plugin.test_reaudit import ITEMS, Stall
+from tests.plugin.stall import ITEMS, Stall
 
 OLD = CommitRetention(promotions=1, keep_for=timedelta(0))
 """Everything that is a day old, while other processes are at work."""

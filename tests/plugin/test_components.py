@@ -19,21 +19,13 @@ from lance_dagster import (
     Satisfies,
     validate_definitions,
 )
-from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS
+from tests.plugin.shop import ORDERS, ORDERS_PY, PRODUCTION_ORDERS
 
 # Dagster's loader of projects calls functions that pydantic deprecates, and functions that Dagster marks as beta.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
     pytest.mark.filterwarnings("ignore:.*is currently in (beta|preview)"),
 ]
-ORDERS_PY = """
-import dagster as dg
-import pyarrow as pa
-
-@dg.asset(key=["shop", "orders"])
-def orders() -> pa.Table:
-    return pa.table({"id": [1, 2]})
-"""
 AT_LEAST_TWO = {"kind": "row_count", "settings": {"minimum": 2}}
 UNIQUE = {"kind": "unique", "settings": {"columns": ["id"]}}
 OPERATED = {"watch": True, "keep_failed_days": 7, "maintenance": "0 3 * * 0"}

@@ -8,13 +8,11 @@ not repeated, and the publisher is executed at once. The steps get new keys: whe
 
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
 from lance_dagster import LanceResource
-from tests.plugin.test_daemon_retries import DAGSTER_YAML, daemon_on, runs_of
-from tests.plugin.test_daemon_zombies import until
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.daemon import daemon, runs_of
+from tests.plugin.shop import ids_of
 
 pytestmark = pytest.mark.soak
 
@@ -120,18 +118,14 @@ def published(lake: LanceResource, name: str) -> list[int]:
 
 def test_rows_of_a_step_that_failed_are_not_published_by_a_retry(tmp_path: Path) -> None:
     """Rows of steps that raised after they stored them are not published; those of a step that was repeated are."""
-    home, location = tmp_path / "dagster", tmp_path / "location.py"
-    home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
-    location.write_text(LOCATION.replace("TOP_FOLDER", repr(str(tmp_path))))
-    lake = LanceResource(root=str(tmp_path / "lake"))
-    with dg.DagsterInstance.from_config(str(home)) as instance, daemon_on(home, location) as log:
+    with daemon(tmp_path, LOCATION) as running:
+        instance, lake = running.instance, running.lake
 
         def is_over(job: str) -> bool:
             runs = runs_of(instance, job)
             return any(run.is_success for run in runs) or len([run for run in runs if run.is_finished]) > RETRIES
 
-        until(lambda: all(map(is_over, JOBS)), log)
+        running.until(lambda: all(map(is_over, JOBS)))
         assert all("dagster/is_asset_resume_retry" in runs_of(instance, job)[1].tags for job in JOBS)
     tables = [*(f"{job}/items" for job in JOBS[:-1]), "optional/c"]
     expected: dict[str, list[int]] = {table: [] for table in tables} | {"raises_before/items": [1]}

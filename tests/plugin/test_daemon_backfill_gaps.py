@@ -10,13 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
-from lance_dagster import LanceResource
-from tests.plugin.test_daemon_retries import DAGSTER_YAML, daemon_on
-from tests.plugin.test_daemon_zombies import until
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.daemon import daemon
+from tests.plugin.shop import ids_of
 
 pytestmark = pytest.mark.soak
 
@@ -88,19 +85,15 @@ def run(home: Path, *command: str) -> str:
 
 def test_partitions_without_rows(tmp_path: Path) -> None:
     """With None the publisher is started; where outputs were skipped, the guide's command publishes the others."""
-    home, location = tmp_path / "dagster", tmp_path / "location.py"
-    home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
-    location.write_text(LOCATION.replace("TOP_FOLDER", repr(str(tmp_path))))
-    lake = LanceResource(root=str(tmp_path / "lake"))
-    with dg.DagsterInstance.from_config(str(home)) as instance, daemon_on(home, location) as log:
+    with daemon(tmp_path, LOCATION) as running:
+        instance, lake = running.instance, running.lake
         for name in ("skipped", "none"):
             variables = json.dumps({"assets": [{"path": [name]}, {"path": ["production", name]}]})
-            run(home, "dagster-graphql", "-f", str(location), "-t", LAUNCH, "-v", variables)
-        until(lambda: all(each.status.name.startswith("COMPLETED") for each in instance.get_backfills()), log)
+            run(running.home, "dagster-graphql", "-f", str(running.location), "-t", LAUNCH, "-v", variables)
+        running.until(lambda: all(each.status.name.startswith("COMPLETED") for each in instance.get_backfills()))
         assert {"COMPLETED_SUCCESS", "COMPLETED_FAILED"} == {each.status.name for each in instance.get_backfills()}
         assert all(each.is_success for each in instance.get_runs())
         assert [1, 3] == ids_of(lake.table("none").read("production"))
         assert "production" not in lake.table("skipped").tags.list()
-    run(home, *BY_HAND, "-f", str(location))
+    run(running.home, *BY_HAND, "-f", str(running.location))
     assert [1, 3] == ids_of(lake.table("skipped").read("production"))

@@ -1,28 +1,15 @@
 """The daemon's automatic retries of runs that failed or whose process was killed, with a publisher at their end."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from lance_dagster import LanceRepository, LanceResource
-from tests.conftest import CHECKOUT
-from tests.plugin.test_repository_publish import ids_of
+from lance_dagster import LanceRepository
+from tests.plugin.daemon import daemon, runs_of
+from tests.plugin.shop import ids_of
 
 pytestmark = pytest.mark.slow
-PATIENCE_SECONDS = 600  # for machines with much else to do; the test usually takes a minute
-DAGSTER_YAML = """
-telemetry: {enabled: false}
-run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}
-run_retries: {enabled: true, max_retries: 2}
-"""
 # Each job appends to two tables of a lake of its own, and breaks once, at the second table.
 LOCATION = """
 import os
@@ -94,51 +81,15 @@ defs = dg.Definitions.merge(
 """
 
 
-@contextmanager
-def daemon_on(home: Path, location: Path) -> Iterator[Path]:
-    """Run `dagster-daemon` over a code location until the block ends; yield its log."""
-    log = home / "daemon.log"
-    command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(location), "-d", str(CHECKOUT)]
-    environment = {**os.environ, "DAGSTER_HOME": str(home)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        yield log
-    finally:
-        process.send_signal(signal.SIGINT)  # then it takes its code server with it
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=60)
-        # Dagster sometimes waits for its code server for ever, and a code server for a run that was killed.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def runs_of(instance: dg.DagsterInstance, job: str) -> Sequence[dg.DagsterRun]:
-    """The runs of a job, oldest first."""
-    return instance.get_runs(dg.RunsFilter(job_name=job), ascending=True)
-
-
 def test_the_daemon_retries_and_publishes_once(tmp_path: Path) -> None:
     """A run that raised, and runs that were killed before and after a commit, are retried from failure and published.
 
     Rows are in production once, both tables of a run at one commit, and no run branch is left.
     """
-    home, location = tmp_path / "dagster", tmp_path / "location.py"
-    home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
-    location.write_text(LOCATION.replace("TOP_FOLDER", repr(str(tmp_path))))
-    lake = LanceResource(root=str(tmp_path / "lake"))
     jobs = ("raises", "killed", "killed_after_commit")
-    with dg.DagsterInstance.from_config(str(home)) as instance, daemon_on(home, location) as log:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not all(any(run.is_success for run in runs_of(instance, job)) for job in jobs):
-            if time.monotonic() > deadline or "Error while importing code" in log.read_text():
-                statuses = {job: [run.status.value for run in runs_of(instance, job)] for job in jobs}
-                pytest.fail(f"the retries did not succeed in time: {statuses}\n{log.read_text()}")
-            time.sleep(0.5)
+    with daemon(tmp_path, LOCATION) as running:
+        instance, lake = running.instance, running.lake
+        running.until(lambda: all(any(run.is_success for run in runs_of(instance, job)) for job in jobs))
         for job in jobs:
             broken, retried = runs_of(instance, job)
             assert (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS) == (broken.status, retried.status)

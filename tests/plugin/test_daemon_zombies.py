@@ -1,15 +1,13 @@
 """A worker that the daemon takes for dead, and whose run it retries, publishes nothing when it wakes up."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from lance_dagster import LanceRepository, LanceResource
-from tests.plugin.test_daemon_retries import DAGSTER_YAML, PATIENCE_SECONDS, daemon_on, runs_of
-from tests.plugin.test_repository_publish import ids_of
+from lance_dagster import LanceRepository
+from tests.plugin.daemon import daemon, runs_of
+from tests.plugin.shop import ids_of
 
 pytestmark = pytest.mark.slow
 
@@ -90,15 +88,6 @@ JOBS = [f"{strategy}_{step}".lower() for strategy in STRATEGIES for step in ("or
 _ENDED = {dg.DagsterEventType.RUN_SUCCESS, dg.DagsterEventType.RUN_FAILURE}
 
 
-def until(happened: Callable[[], bool], log: Path) -> None:
-    """Wait for something, and fail with the log of the daemon if it does not happen in time."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not happened():
-        if time.monotonic() > deadline or "Error while importing code" in log.read_text():
-            pytest.fail(f"it did not happen in time\n{log.read_text()}")
-        time.sleep(0.5)
-
-
 def ends(instance: dg.DagsterInstance, run_id: str) -> int:
     """How often a run was reported as ended: once by whoever took its worker for dead, once by the worker."""
     return len(instance.get_records_for_run(run_id, of_type=_ENDED).records)
@@ -106,23 +95,15 @@ def ends(instance: dg.DagsterInstance, run_id: str) -> int:
 
 def test_a_worker_that_wakes_up_publishes_nothing_twice(tmp_path: Path) -> None:
     """The rows are in production once, whichever step slept and from where the daemon retried the run."""
-    home, location = tmp_path / "dagster", tmp_path / "location.py"
-    home.mkdir()
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
-    names = {"TOP_FOLDER": repr(str(tmp_path)), "STRATEGIES": repr(STRATEGIES)}
-    text = LOCATION
-    for name, value in names.items():
-        text = text.replace(name, value)
-    location.write_text(text)
-    lake = LanceResource(root=str(tmp_path / "lake"))
-    with dg.DagsterInstance.from_config(str(home)) as instance, daemon_on(home, location) as log:
-        until(lambda: all((tmp_path / f"{job} sleeps").exists() for job in JOBS), log)
+    with daemon(tmp_path, LOCATION, STRATEGIES=STRATEGIES) as running:
+        instance, lake = running.instance, running.lake
+        running.until(lambda: all((tmp_path / f"{job} sleeps").exists() for job in JOBS))
         sleeping = {job: runs_of(instance, job)[0] for job in JOBS}
         for run in sleeping.values():
             instance.report_run_failed(run)
-        until(lambda: all(any(run.is_finished for run in runs_of(instance, job)[1:]) for job in JOBS), log)
+        running.until(lambda: all(any(run.is_finished for run in runs_of(instance, job)[1:]) for job in JOBS))
         (tmp_path / "wake up").touch()
-        until(lambda: all(ends(instance, run.run_id) > 1 for run in sleeping.values()), log)
+        running.until(lambda: all(ends(instance, run.run_id) > 1 for run in sleeping.values()))
     production = LanceRepository.open(tmp_path / "lake").at("production")
     for job in JOBS:
         for name, expected in (("orders", [1, 2]), ("lines", [3])):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.test_components import ORDERS_PY
+from tests.plugin.shop import ORDERS_PY
 
 pytestmark = pytest.mark.soak
 HERE = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from lance_dagster import LanceResource, LanceTable, TableNotFoundError, build_discovery_sensor
 from lance_dagster.plugin.environment import environment_folder
 from tests.plugin.shop import ORDERS, PRODUCTION_ORDERS, Shop, shop_at
-from tests.plugin.test_sensors import Ticks
+from tests.plugin.ticks import Ticks
 
 
 def of_branch(lake: LanceResource) -> Shop:

@@ -89,9 +89,9 @@ class Fragile:
 
 
 @pytest.fixture(params=["unchecked", "check_specs", "table check"])
-def fragile(request: pytest.FixtureRequest, lake: LanceResource, stored_instance: dg.DagsterInstance) -> Fragile:
+def fragile(request: pytest.FixtureRequest, lake: LanceResource, instance: dg.DagsterInstance) -> Fragile:
     """Items without rows, whose audit is none, the result of a check by the step itself, or a table check."""
-    return Fragile(lake, stored_instance, request.param)
+    return Fragile(lake, instance, request.param)
 
 
 ENDS = pytest.mark.parametrize("tags", [{}, BACKFILL], ids=["materialize", "backfill"])

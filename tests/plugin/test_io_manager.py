@@ -23,6 +23,7 @@ from lance_dagster import (
     VersionNotFoundError,
     write_files,
 )
+from tests.plugin.shop import materialize
 
 NUMBERS = dg.AssetKey(["lab", "numbers"])
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", "b", None]})
@@ -36,12 +37,6 @@ class FailsAfterWriting(LanceIOManager):
         super().handle_output(context, obj)
         if context.step_context.previous_attempt_count == 0:
             raise ConnectionError("the worker lost its network")
-
-
-def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
-    """Materialize some assets with the IO manager."""
-    options.setdefault("resources", {"lance": lake, "io_manager": LanceIOManager(lance=lake)})
-    return dg.materialize(list(assets), raise_on_error=False, **options)
 
 
 def error_of(result: dg.ExecuteInProcessResult) -> str:
@@ -77,7 +72,7 @@ def test_values_of_every_library_are_stored_equally(lake: LanceResource, value: 
     def numbers() -> Any:
         return value
 
-    result = run(lake, numbers)
+    result = materialize(lake, numbers)
     assert result.success
     assert ROWS == written(lake, result)
 
@@ -92,7 +87,7 @@ def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:
         batches = pa.table({"id": [0, 1, 2], "name": ["a", "a", "a"]}).to_batches(max_chunksize=1)
         return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
 
-    result = run(lake, numbers, partition_key="a")
+    result = materialize(lake, numbers, partition_key="a")
     (event,) = result.asset_materializations_for_node("lab__numbers")
     assert event.metadata["dagster/partition_row_count"].value == 3
     assert written(lake, result).num_rows == 3
@@ -106,7 +101,7 @@ def test_staged_files_are_committed_as_they_are(lake: LanceResource) -> None:
         table = LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
         return StagedFiles(ROWS.schema, write_files(table.write_target(), ROWS.to_batches()))
 
-    result = run(lake, numbers)
+    result = materialize(lake, numbers)
     assert result.success, error_of(result)
     assert ROWS == written(lake, result)
 
@@ -128,7 +123,7 @@ def test_inputs_are_what_they_are_annotated_with(lake: LanceResource, kind: type
 
     reader.__annotations__ = {"numbers": kind, "return": None}
     read = dg.asset(ins={"numbers": dg.AssetIn(NUMBERS)})(reader)
-    result = run(lake, numbers, read)
+    result = materialize(lake, numbers, read)
     assert result.success, error_of(result)
     assert isinstance(seen[0], PinnedTable if kind is Any else kind)
     assert seen[1] == [1, 2, 3]
@@ -161,8 +156,8 @@ def test_spark_frames_go_both_ways(lake: LanceResource, spark: SparkSession) -> 
         seen.append(sorted(row.id for row in numbers.collect()))
 
     manager = LanceIOManager(lance=lake, spark=SparkResource())
-    assert run(lake, numbers, reader).success
-    result = run(lake, numbers, reader, resources={"io_manager": manager})
+    assert materialize(lake, numbers, reader).success
+    result = materialize(lake, numbers, reader, resources={"io_manager": manager})
     assert result.success, error_of(result)
     assert seen == [[1, 2], [1, 2]]
     assert pa.list_(pa.float32(), 2) == written(lake, result).schema.field("embedding").type
@@ -177,7 +172,7 @@ def test_vectors_get_a_fixed_length(lake: LanceResource, make: Any, mode: str) -
     def numbers() -> Any:
         return make()
 
-    result = run(lake, numbers)
+    result = materialize(lake, numbers)
     assert result.success, error_of(result)
     assert pa.list_(pa.float64(), 2) == written(lake, result).schema.field("v").type
 
@@ -199,7 +194,7 @@ def test_retried_step_leaves_no_row_twice(lake: LanceResource, mode: str) -> Non
     def numbers() -> pa.Table:
         return pa.table({"id": [1, 2], "name": ["a", "a"]})
 
-    result = run(lake, numbers, partition_key="a", resources={"io_manager": FailsAfterWriting(lance=lake)})
+    result = materialize(lake, numbers, partition_key="a", resources={"io_manager": FailsAfterWriting(lance=lake)})
     assert result.success
     assert written(lake, result)["id"].to_pylist() == [1, 2]
     # Created, and two attempts; no fork. Before it matches again, an upsert restores the version before the first one.
@@ -214,7 +209,7 @@ def test_commit_says_which_run_and_step_made_it(lake: LanceResource) -> None:
     def numbers() -> pa.Table:
         return pa.table({"id": [1], "name": ["a"]})
 
-    result = run(lake, numbers, partition_key="a", tags={"dagster/backfill": "bf1"})
+    result = materialize(lake, numbers, partition_key="a", tags={"dagster/backfill": "bf1"})
     table = lake.table(NUMBERS)
     properties = table.head(f"run/{result.run_id}").properties
     assert properties["dagster/run_id"] == result.run_id
@@ -235,7 +230,7 @@ def test_output_metadata_overrides_the_assets_write_mode(lake: LanceResource) ->
         return ROWS
 
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema).append(ROWS)
-    assert written(lake, run(lake, numbers)).num_rows == 6
+    assert written(lake, materialize(lake, numbers)).num_rows == 6
 
 
 def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
@@ -246,7 +241,7 @@ def test_overwrite_may_change_the_columns(lake: LanceResource) -> None:
     def numbers() -> pd.DataFrame:
         return pd.DataFrame({"other": [1.5]}, index=pd.Index(["x"], name="key"))
 
-    assert written(lake, run(lake, numbers)).to_pylist() == [{"key": "x", "other": 1.5}]
+    assert written(lake, materialize(lake, numbers)).to_pylist() == [{"key": "x", "other": 1.5}]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +276,7 @@ def test_an_index_that_is_a_column_too_is_stored_once(lake: LanceResource) -> No
         frame = pd.DataFrame({"a": [1], "b": [2], "c": [3]})
         return frame.set_index(["a", "c"], drop=False).drop(columns="c")
 
-    assert written(lake, run(lake, numbers)).to_pylist() == [{"a": 1, "b": 2, "c": 3}]
+    assert written(lake, materialize(lake, numbers)).to_pylist() == [{"a": 1, "b": 2, "c": 3}]
 
 
 def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
@@ -292,7 +287,7 @@ def test_rows_that_do_not_fit_are_refused(lake: LanceResource) -> None:
     def numbers() -> pa.Table:
         return ROWS.append_column("extra", pa.array([1, 2, 3]))
 
-    result = run(lake, numbers)
+    result = materialize(lake, numbers)
     assert SchemaMismatchError.__name__ in error_of(result)
     assert "column 'extra' is int64 and not in the table" in error_of(result)
     assert written(lake, result).num_rows == 3
@@ -330,7 +325,7 @@ def test_output_that_cannot_work_is_refused_before_anything_is_written(
     lake: LanceResource, asset: dg.AssetsDefinition, says: str
 ) -> None:
     """An output that cannot work is one error, and no table is created."""
-    assert says in error_of(run(lake, asset))
+    assert says in error_of(materialize(lake, asset))
     assert not LanceTable.exists(lake.uri_of(NUMBERS))
 
 
@@ -371,7 +366,7 @@ def read_with(lake: LanceResource, kind: type, **metadata: object) -> tuple[dg.E
 
     reader.__annotations__ = {"numbers": kind, "return": None}
     read = dg.asset(ins={"numbers": dg.AssetIn(NUMBERS, metadata=metadata)})(reader)
-    return run(lake, dg.AssetSpec(NUMBERS), read), seen
+    return materialize(lake, dg.AssetSpec(NUMBERS), read), seen
 
 
 def test_input_can_be_pinned_and_narrowed(lake: LanceResource) -> None:
@@ -399,7 +394,7 @@ def test_input_of_a_table_nobody_wrote(lake: LanceResource) -> None:
 def test_runs_own_branch_is_named_by_a_tag(lake: LanceResource) -> None:
     """A run tagged lance/branch works on that branch, and later runs with the tag read it."""
     tags = {"lance/branch": "dev"}
-    run(lake, returned(ROWS), tags=tags)
+    materialize(lake, returned(ROWS), tags=tags)
     table = lake.table(NUMBERS)
     assert table.count_rows("dev") == 3
     assert table.count_rows("main") == 0
@@ -407,7 +402,7 @@ def test_runs_own_branch_is_named_by_a_tag(lake: LanceResource) -> None:
 
 def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
     """A run whose tag tells it to write main is refused, since nothing would audit its rows."""
-    result = run(lake, returned(ROWS), tags={"lance/branch": "main"})
+    result = materialize(lake, returned(ROWS), tags={"lance/branch": "main"})
     assert "tag lance/branch names main" in error_of(result)
     assert lake.table(NUMBERS).count_rows() == 0
 
@@ -415,7 +410,7 @@ def test_run_that_is_told_to_write_main(lake: LanceResource) -> None:
 @pytest.mark.parametrize("prefix", ["published/", "preview/", "reads/"])
 def test_run_that_is_told_to_write_a_branch_of_publications(lake: LanceResource, prefix: str) -> None:
     """A run whose tag names a branch of the package's own namespaces is refused: such branches are deleted."""
-    result = run(lake, returned(ROWS), tags={"lance/branch": f"{prefix}x"})
+    result = materialize(lake, returned(ROWS), tags={"lance/branch": f"{prefix}x"})
     assert f"tag lance/branch names {prefix}x" in error_of(result)
     assert {} == lake.table(NUMBERS).branches.list(f"{prefix}*")
 
@@ -423,9 +418,9 @@ def test_run_that_is_told_to_write_a_branch_of_publications(lake: LanceResource,
 @pytest.mark.parametrize("tag", ["lance/brnch", "lance_branch", "Lance/Branch"])
 def test_misspelt_tag_of_a_run(lake: LanceResource, tag: str) -> None:
     """A run with a tag that resembles lance/branch fails before its first step; other tags are the user's own."""
-    failed = run(lake, returned(ROWS), tags={tag: "dev"}).get_run_failure_event()
+    failed = materialize(lake, returned(ROWS), tags={tag: "dev"}).get_run_failure_event()
     assert f"tag '{tag}' would be ignored; did you mean 'lance/branch'?" in str(failed.job_failure_data.error)
-    assert run(lake, returned(ROWS), tags={"git/branch": "dev", "release": "a"}).success
+    assert materialize(lake, returned(ROWS), tags={"git/branch": "dev", "release": "a"}).success
 
 
 def test_direct_calls_write_and_read_main(lake: LanceResource) -> None:

@@ -15,10 +15,9 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceResource
 from tests.forked_program import start
+from tests.plugin.daemon import DAGSTER_YAML, daemon_on, until
 from tests.plugin.killed_requests import FOLDER, LINES, ORDERS, ROLLBACK, execute, execute_and_die, options_of
-from tests.plugin.test_daemon_retries import DAGSTER_YAML, daemon_on
-from tests.plugin.test_daemon_zombies import until
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.shop import ids_of
 from tests.soak import FACTOR
 
 pytestmark = [pytest.mark.slow, pytest.mark.scaled]

@@ -7,7 +7,7 @@ import pytest
 from lance_dagster import LanceTable
 from tests.plugin.depot import LINES, Depot
 from tests.plugin.shop import failure
-from tests.repository.test_branches_that_went_away import WAYS
+from tests.repository.lost_branches import WAYS
 
 pytestmark = pytest.mark.slow
 
@@ -29,14 +29,16 @@ def test_a_waiting_run_that_lost_a_branch_is_not_published(
 
 
 @pytest.mark.parametrize("lose", WAYS)
-def test_a_run_that_loses_a_branch_publishes_nothing(depot: Depot, lose: Callable[[LanceTable, str], None]) -> None:
+def test_a_run_that_loses_a_branch_publishes_nothing(
+    depot_on_disk: Depot, lose: Callable[[LanceTable, str], None]
+) -> None:
     """The publisher of the run itself refuses, and names the table, when the branch goes away before it looks."""
-    with depot.paused("check of lines", depot.execute) as run:
-        (branch,) = depot.table().branches.list("run/*")
-        lose(depot.table(LINES), branch)
+    with depot_on_disk.paused("check of lines", depot_on_disk.execute) as run:
+        (branch,) = depot_on_disk.table().branches.list("run/*")
+        lose(depot_on_disk.table(LINES), branch)
     result = run.result()
     assert not result.success
-    assert ([], []) == (depot.table().read()["id"].to_pylist(), list(depot.table().tags.list()))
+    assert ([], []) == (depot_on_disk.table().read()["id"].to_pylist(), list(depot_on_disk.table().tags.list()))
 
 
 @pytest.mark.parametrize("lose", WAYS)

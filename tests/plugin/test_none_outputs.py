@@ -15,7 +15,7 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.shop import ids_of, materialize
 
 ORDERS, RETURNS = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "returns"])
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -39,20 +39,14 @@ def asset(value: Any, **options: Any) -> dg.AssetsDefinition:
     return made
 
 
-def run(lake: LanceResource, instance: dg.DagsterInstance, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
-    """Materialize some assets."""
-    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
-    return dg.materialize(list(assets), resources=resources, instance=instance, raise_on_error=False, **options)
-
-
 def test_none_stores_nothing(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """There is no version and no branch; the event says so, and the asset counts as materialized."""
-    result = run(lake, instance, asset(lambda _: None))
+    result = materialize(lake, asset(lambda _: None), instance=instance)
     (event,) = result.asset_materializations_for_node("shop__orders")
     assert event.metadata["lance/stored_nothing"].value is True
     assert lake.open_repository() is None
-    assert run(lake, instance, asset(lambda _: rows(1))).success
-    assert run(lake, instance, asset(lambda _: None)).success
+    assert materialize(lake, asset(lambda _: rows(1)), instance=instance).success
+    assert materialize(lake, asset(lambda _: None), instance=instance).success
     assert 1 == len(lake.table(ORDERS).branches.list("run/*"))
 
 
@@ -73,9 +67,9 @@ def test_a_publisher_has_nothing_to_publish(lake: LanceResource, instance: dg.Da
     orders = asset(lambda _: values.pop(0))
     nodes = [orders, build_publisher([orders]), *build_table_checks(orders, [RowCount(minimum=1)])]
     alone = dg.AssetSelection.assets(*nodes[:2]).without_checks()
-    assert run(lake, instance, *nodes, selection=alone).success
-    assert run(lake, instance, *nodes).success
-    assert run(lake, instance, *nodes).success
+    assert materialize(lake, *nodes, selection=alone, instance=instance).success
+    assert materialize(lake, *nodes, instance=instance).success
+    assert materialize(lake, *nodes, instance=instance).success
     assert [1] == ids_of(lake.table(ORDERS).read("production"))
     assert {} == lake.table(ORDERS).branches.list("run/*")
 
@@ -83,7 +77,9 @@ def test_a_publisher_has_nothing_to_publish(lake: LanceResource, instance: dg.Da
 def test_other_tables_are_published(lake: LanceResource, instance: dg.DagsterInstance) -> None:
     """A table of which a run has nothing to store keeps none back."""
     orders, returns = asset(lambda _: rows(1)), asset(lambda _: None, key=RETURNS)
-    assert run(lake, instance, orders, returns, build_publisher([orders, returns], unchecked=True)).success
+    assert materialize(
+        lake, orders, returns, build_publisher([orders, returns], unchecked=True), instance=instance
+    ).success
     assert [1] == ids_of(lake.table(ORDERS).read("production"))
 
 
@@ -103,7 +99,7 @@ def test_an_earlier_attempt_is_taken_back(lake: LanceResource, instance: dg.Dags
     def reader(upstream: pa.Table) -> None:
         seen.append(ids_of(upstream))
 
-    assert run(lake, instance, orders, reader, build_publisher([orders], unchecked=True)).success
+    assert materialize(lake, orders, reader, build_publisher([orders], unchecked=True), instance=instance).success
     assert [[]] == seen
     assert 0 == lake.table(ORDERS).count_rows()
 
@@ -116,7 +112,7 @@ def test_partitions_without_rows_are_done(lake: LanceResource, instance: dg.Dags
     publisher = build_publisher([orders], unchecked=True)
     backfill = {"dagster/backfill": "all"}
     for day in stored:
-        assert run(lake, instance, orders, partition_key=day, tags=backfill).success
+        assert materialize(lake, orders, partition_key=day, tags=backfill, instance=instance).success
     assert {"a", "b", "c"} == instance.get_materialized_partitions(ORDERS)
-    assert run(lake, instance, orders, publisher, selection=[*publisher.keys], tags=backfill).success
+    assert materialize(lake, orders, publisher, selection=[*publisher.keys], tags=backfill, instance=instance).success
     assert [1, 3] == ids_of(lake.table(ORDERS).read("production"))

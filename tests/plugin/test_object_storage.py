@@ -21,7 +21,7 @@ from lance_dagster import (
 )
 from tests.conftest import S3Storage
 from tests.plugin.leaks import leaks
-from tests.plugin.test_repository_publish import ids_of
+from tests.plugin.shop import ids_of
 
 pytestmark = pytest.mark.slow
 

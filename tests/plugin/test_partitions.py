@@ -386,7 +386,6 @@ def rows_for(context: dg.AssetExecutionContext) -> pa.Table:
 def run(lake: LanceResource, *assets: Any, **options: Any) -> dg.ExecuteInProcessResult:
     """Materialize some assets."""
     resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
-    """Materialize some assets."""
     # There is one branch for all runs, so that each test can see the rows of several runs.
     tags = {"lance/branch": "dev", **options.pop("tags", {})}
     return dg.materialize(list(assets), resources=resources, tags=tags, **options)

@@ -19,30 +19,18 @@ from lance_dagster import (
 )
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from tests.plugin.shop import (
+    CANDIDATES,
     CUSTOMERS,
     ORDERS,
     PRODUCTION_CUSTOMERS,
     PRODUCTION_ORDERS,
+    PROMOTED,
     Shop,
+    candidates,
     failure,
+    reasons,
     recorded,
 )
-
-CANDIDATES = dg.AssetSelection.assets(ORDERS, CUSTOMERS)
-PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
-
-
-def reasons(result: dg.ExecuteInProcessResult) -> str:
-    """The reasons with which the publisher refused."""
-    assert not result.success
-    return failure(result)
-
-
-def candidates(shop: Shop, instance: dg.DagsterInstance) -> str:
-    """Write and audit both tables without a publication; return the id of the run."""
-    result = shop.run(instance, selection=CANDIDATES)
-    assert result.success
-    return result.run_id
 
 
 def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -509,18 +497,18 @@ def test_a_run_that_selects_one_of_its_promoted_nodes(shop: Shop, instance: dg.D
     assert ("main@2", "main@2") == (shop.tag(), shop.tag(CUSTOMERS))
 
 
-def test_a_continued_run_selects_one_of_the_promoted_nodes(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_a_continued_run_selects_one_of_the_promoted_nodes(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A re-execution does not publish a part of what it continues, until the other part is published."""
     shop.play(check_raises=True)
-    broken = shop.execute(stored_instance, job="one_promoted")
+    broken = shop.execute(instance, job="one_promoted")
     shop.play()
-    options = dg.ReexecutionOptions.from_failure(broken.run_id, stored_instance)
-    again = shop.execute(stored_instance, options, job="one_promoted")
+    options = dg.ReexecutionOptions.from_failure(broken.run_id, instance)
+    again = shop.execute(instance, options, job="one_promoted")
     assert "the run also writes shop/customers" in failure(again)
-    assert shop.publish(stored_instance, *PROMOTED).success
+    assert shop.publish(instance, *PROMOTED).success
     assert ("main@2", "main@2") == (shop.tag(), shop.tag(CUSTOMERS))
-    options = dg.ReexecutionOptions.from_failure(again.run_id, stored_instance)
-    assert shop.execute(stored_instance, options, job="one_promoted").success
+    options = dg.ReexecutionOptions.from_failure(again.run_id, instance)
+    assert shop.execute(instance, options, job="one_promoted").success
 
 
 def test_the_status_of_the_repository_names_superseded_runs(shop: Shop, instance: dg.DagsterInstance) -> None:

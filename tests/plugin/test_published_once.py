@@ -104,19 +104,19 @@ def test_what_another_reexecution_published_is_not_repeated(depot: Depot, strate
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("step", [*STEPS, "publisher"])
 def test_of_two_reexecutions_that_overlap_one_is_published(
-    depot: Depot, step: str, first: Strategy, second: Strategy
+    depot_on_disk: Depot, step: str, first: Strategy, second: Strategy
 ) -> None:
     """Of two re-executions of a failed run that are executed at the same time, one alone publishes its rows."""
-    others = others_of(depot, step)
+    others = others_of(depot_on_disk, step)
     # Both re-executions write what the run had not written.
-    depot.plan(fails=["orders" if "orders" in step else "lines"])
-    failed = depot.execute()
-    depot.plan(meanwhile=others[1:])
-    with depot.paused(step, lambda: depot.reexecute(failed.run_id, first, launcher="daemon")) as slow:
-        depot.plan()
-        fast = depot.reexecute(failed.run_id, second)
+    depot_on_disk.plan(fails=["orders" if "orders" in step else "lines"])
+    failed = depot_on_disk.execute()
+    depot_on_disk.plan(meanwhile=others[1:])
+    with depot_on_disk.paused(step, lambda: depot_on_disk.reexecute(failed.run_id, first, launcher="daemon")) as slow:
+        depot_on_disk.plan()
+        fast = depot_on_disk.reexecute(failed.run_id, second)
     assert fast.success or slow.result().success
-    depot.is_published_once(([1, *others], [10, *others]))
+    depot_on_disk.is_published_once(([1, *others], [10, *others]))
 
 
 @LAUNCHERS
@@ -157,28 +157,28 @@ def test_a_check_that_passes_in_a_later_reexecution_lets_the_run_through(depot: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("step", [*STEPS, "publisher"])
-def test_a_worker_that_wakes_up_publishes_nothing_twice(depot: Depot, step: str, strategy: Strategy) -> None:
+def test_a_worker_that_wakes_up_publishes_nothing_twice(depot_on_disk: Depot, step: str, strategy: Strategy) -> None:
     """A run that counts as failed, while a step of it sleeps, does not add its rows to those of its re-execution."""
-    others = others_of(depot, step)
-    depot.plan(meanwhile=others[1:])
-    with depot.paused(step, depot.execute) as sleeping:
-        run_id = fail_run(depot.instance)
-        depot.plan()
-        again = depot.reexecute(run_id, strategy, launcher="daemon")
+    others = others_of(depot_on_disk, step)
+    depot_on_disk.plan(meanwhile=others[1:])
+    with depot_on_disk.paused(step, depot_on_disk.execute) as sleeping:
+        run_id = fail_run(depot_on_disk.instance)
+        depot_on_disk.plan()
+        again = depot_on_disk.reexecute(run_id, strategy, launcher="daemon")
     assert again.success or sleeping.result().success
-    depot.is_published_once(([1, *others], [10, *others]))
+    depot_on_disk.is_published_once(([1, *others], [10, *others]))
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_worker_that_wakes_up_does_not_change_what_is_published(depot: Depot, step: str) -> None:
+def test_a_worker_that_wakes_up_does_not_change_what_is_published(depot_on_disk: Depot, step: str) -> None:
     """Rows of a worker that was taken for dead are not published beside other rows of its re-execution."""
-    with depot.paused(step, depot.execute) as sleeping:
-        run_id = fail_run(depot.instance)
-        depot.plan(orders=[2], lines=[20])
-        depot.reexecute(run_id, "all steps", launcher="daemon")
+    with depot_on_disk.paused(step, depot_on_disk.execute) as sleeping:
+        run_id = fail_run(depot_on_disk.instance)
+        depot_on_disk.plan(orders=[2], lines=[20])
+        depot_on_disk.reexecute(run_id, "all steps", launcher="daemon")
     sleeping.result()
-    assert depot.rows() in (([1], [10]), ([2], [20]))
-    depot.is_published_once(depot.rows())
+    assert depot_on_disk.rows() in (([1], [10]), ([2], [20]))
+    depot_on_disk.is_published_once(depot_on_disk.rows())
 
 
 def others_of(depot: Depot, step: str) -> list[int]:

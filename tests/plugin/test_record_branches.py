@@ -8,7 +8,7 @@ from lance_dagster import LanceRepository, LanceResource, LanceTable, RunBranch,
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_events import event_metadata
 from tests.plugin.shop import failure
-from tests.plugin.test_reaudit import ITEMS, Stall
+from tests.plugin.stall import ITEMS, Stall
 
 AUDITED = dg.AssetSelection.assets(ITEMS) | dg.AssetSelection.checks_for_assets(ITEMS)
 SCHEMA = pa.schema([("id", pa.int64())])

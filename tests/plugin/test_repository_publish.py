@@ -21,17 +21,13 @@ from lance_dagster import (
     build_table_checks,
 )
 from tests.plugin.scripted_lake import ScriptedLake
+from tests.plugin.shop import ids_of
 from tests.store.scripted import Request
 
 pytestmark = pytest.mark.slow
 
 ORDERS, LINES = dg.AssetKey(["shop", "orders"]), dg.AssetKey(["shop", "lines"])
 PROMOTED = [dg.AssetKey(["production", *key.path]) for key in (ORDERS, LINES)]
-
-
-def ids_of(rows: pa.Table) -> list[int]:
-    """The ids of rows, sorted."""
-    return sorted(found for found in rows["id"].to_pylist() if found is not None)
 
 
 class Shop:

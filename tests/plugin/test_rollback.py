@@ -6,15 +6,16 @@ import pytest
 
 from lance_dagster import InRange, build_table_checks
 from tests.plugin.shop import (
+    CANDIDATES,
     CUSTOMERS,
     ORDERS,
     PRODUCTION_CUSTOMERS,
     PRODUCTION_ORDERS,
     Shop,
     failure,
+    reasons,
     recorded,
 )
-from tests.plugin.test_publish import CANDIDATES, reasons
 
 BACK = {"ref": "main@2", "reason": "wrong prices"}
 

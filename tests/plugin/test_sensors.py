@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import json
 import shutil
 from pathlib import Path
@@ -18,34 +17,10 @@ from lance_dagster import (
     build_ref_sensor,
     ref_asset_specs,
 )
-from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
-from tests.plugin.test_publish import candidates
+from tests.plugin.shop import CUSTOMERS, ORDERS, Shop, candidates
+from tests.plugin.ticks import Ticks
 
 ROWS = pa.table({"id": [1]})
-
-
-class Ticks:
-    """A sensor that is evaluated tick by tick, as by the daemon."""
-
-    def __init__(self, sensor: dg.SensorDefinition, lance: LanceResource, instance: dg.DagsterInstance) -> None:
-        self.sensor, self.lance, self.instance = sensor, lance, instance
-        self.cursor: str | None = None
-
-    def tick(self) -> Any:
-        """Evaluate once, and keep the cursor."""
-        context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor, resources={"lance": self.lance})
-        found = self.sensor.evaluate_tick(context)
-        self.cursor = found.cursor
-        return found
-
-    def text(self) -> str:
-        """Evaluate once; return the text of the tick."""
-        return str(self.tick().skip_message)
-
-    def announced(self) -> list[tuple[str, Any]]:
-        """Evaluate once; return the assets and versions of its events."""
-        events = self.tick().asset_events
-        return [(event.asset_key.to_user_string(), int(str(event.metadata["lance/version"].value))) for event in events]
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """After a publisher was killed that had moved `main`, the next *Materialize* does the rest, and nothing beyond it."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -20,38 +18,22 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.plugin.table_asset import TableAddress
-from tests.plugin.scripted_lake import ScriptedLake
+from tests.plugin.dying_publisher import Dying, Meanwhile, channel_moves, killed, main_moves, written
 from tests.plugin.shop import (
     CUSTOMERS,
     ORDERS,
     PRODUCTION_CUSTOMERS,
     PRODUCTION_ORDERS,
+    PROMOTED,
     Shop,
     failure,
     recorded,
     shop_at,
 )
-from tests.repository.scripted_repository import Plug, opened
-from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import context_on
+from tests.repository.scripted_repository import Plug
+from tests.store.scripted import Request
 
 pytestmark = pytest.mark.slow
-
-PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
-
-
-class Dying(ScriptedLake):
-    """A scripted lake whose script also sees the requests of the tables that the publisher opens."""
-
-    def open_at(self, address: TableAddress) -> LanceTable:
-        """Open the table at an address."""
-        return LanceTable(context_on(ScriptedStore(opened(self.uri_at(address)), self.scripts[-1])))
-
-
-def main_moves(request: Request) -> bool:
-    """Whether a request puts a manifest of `main`."""
-    return request.commits and request.key.startswith("_versions/")
 
 
 def tag_moves(request: Request) -> bool:
@@ -59,52 +41,9 @@ def tag_moves(request: Request) -> bool:
     return request.writes and request.key.startswith("_refs/tags/production")
 
 
-def channel_moves(request: Request) -> bool:
-    """Whether a request puts an entry of the channel."""
-    return request.writes and request.key.startswith("_repository/channels/")
-
-
 def pinned(request: Request) -> bool:
     """Whether a request writes the pin of the publisher's run, after the channel and the tags have moved."""
     return request.writes and "/pins/" in request.key
-
-
-class Meanwhile:
-    """A script that does something before a request that matches, after some others that matched were answered."""
-
-    def __init__(self, number: int, at: Callable[[Request], bool], act: Callable[[], object]) -> None:
-        """Take the number of matching requests that are made before."""
-        self.left, self.at, self.act = number, at, act
-        # Held during the request: the requests of several threads that match are made one after the other.
-        self._lock = threading.Lock()
-
-    def __call__(self, request: Request) -> Any:  # noqa: ANN401 - what the verb answers
-        """Send the request."""
-        if not self.at(request):
-            return request.send()
-        with self._lock:
-            self.left -= 1
-            if self.left == -1:
-                self.act()
-            return request.send()
-
-
-def written(shop: Shop, instance: dg.DagsterInstance) -> None:
-    """Write and check orders 4 and customer 30, which wait."""
-    shop.play(orders=[1, 2, 3, 4], customers=[10, 20, 30])
-    selection = dg.AssetSelection.assets(ORDERS, CUSTOMERS) | dg.AssetSelection.checks_for_assets(ORDERS)
-    assert shop.run(instance, selection=selection).success
-
-
-def killed(shop: Shop, instance: dg.DagsterInstance, at: Callable[[Request], bool], after: int = 0) -> None:
-    """Publish orders 4 and customer 30, and die before a request that matches, after some others that matched."""
-    written(shop, instance)
-    plug = Plug(after, at)
-    Dying.scripts.append(plug)
-    lance, shop.lance = shop.lance, Dying(root=shop.lance.root)
-    assert not shop.publish(instance, *PROMOTED).success
-    assert plug.pulled
-    shop.lance = lance
 
 
 @pytest.mark.parametrize(
@@ -136,21 +75,21 @@ def test_the_next_publication_does_the_rest(
     assert reported == list(map(instance.get_latest_materialization_event, PROMOTED))
 
 
-def test_a_published_append_that_main_lacks_is_not_repeated(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
+def test_a_published_append_that_main_lacks_is_not_repeated(shop: Shop, instance: dg.DagsterInstance) -> None:
     """After a publisher died between the commit of the repository and `main`, the append is refused all the same."""
-    assert shop.run(stored_instance).success
+    assert shop.run(instance).success
     shop.play(mode="append", orders=[4])
-    first = shop.execute(stored_instance, job="candidates")
+    first = shop.execute(instance, job="candidates")
     Dying.scripts.append(Plug(0, main_moves))
     lance, shop.lance = shop.lance, Dying(root=shop.lance.root)
-    assert not shop.publish(stored_instance, *PROMOTED).success
+    assert not shop.publish(instance, *PROMOTED).success
     shop.lance = lance
     assert [1, 2, 3] == shop.ids("main")
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), "candidates")
+    again = shop.execute(instance, dg.ReexecutionOptions(first.run_id), "candidates")
     said = failure(again, "shop__orders")
     assert first.run_id in said
     assert "is published; repeating the step would add its rows again" in said
-    assert shop.publish(stored_instance, *PROMOTED).success
+    assert shop.publish(instance, *PROMOTED).success
     assert [1, 2, 3, 4] == shop.ids("main") == shop.ids("production")
 
 

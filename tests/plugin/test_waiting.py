@@ -19,10 +19,9 @@ from lance_dagster import (
     build_publisher,
     table_check,
 )
-from tests.plugin.shop import CUSTOMERS, ORDERS, PRODUCTION_ORDERS, Shop, failure
-from tests.plugin.test_publish import CANDIDATES, PROMOTED, candidates
-from tests.plugin.test_reaudit import ITEMS, PRODUCTION_ITEMS, Stall
-from tests.plugin.test_unfinished import Dying, Meanwhile, channel_moves, killed, main_moves
+from tests.plugin.dying_publisher import Dying, Meanwhile, channel_moves, killed, main_moves
+from tests.plugin.shop import CANDIDATES, CUSTOMERS, ORDERS, PRODUCTION_ORDERS, PROMOTED, Shop, candidates, failure
+from tests.plugin.stall import ITEMS, PRODUCTION_ITEMS, Stall
 from tests.store.scripted import Request
 
 
@@ -273,37 +272,35 @@ def test_a_full_reexecution_supersedes_the_run_that_it_repeats(
 
 
 def test_a_full_reexecution_that_was_finished_later_supersedes_the_run_that_it_repeats(
-    shop: Shop, stored_instance: dg.DagsterInstance
+    shop: Shop, instance: dg.DagsterInstance
 ) -> None:
     """Appended rows are published once, also when the re-execution failed like the run and was continued."""
     shop.play(mode="append", customers_fail=True)
-    failed = shop.execute(stored_instance, job="candidates")
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), "candidates")
+    failed = shop.execute(instance, job="candidates")
+    again = shop.execute(instance, dg.ReexecutionOptions(failed.run_id), "candidates")
     shop.play(mode="append")
-    options = dg.ReexecutionOptions.from_failure(again.run_id, stored_instance)
-    assert shop.execute(stored_instance, options, "candidates").success
-    published = shop.publish(stored_instance, *PROMOTED)
+    options = dg.ReexecutionOptions.from_failure(again.run_id, instance)
+    assert shop.execute(instance, options, "candidates").success
+    published = shop.publish(instance, *PROMOTED)
     assert (True, [1, 2, 3]) == (published.success, shop.ids("production"))
     assert [f"run/{failed.run_id}"] == list(shop.table().branches.list("run/*"))
 
 
-def test_of_two_reexecutions_that_repeat_an_append_one_is_published(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_of_two_reexecutions_that_repeat_an_append_one_is_published(shop: Shop, instance: dg.DagsterInstance) -> None:
     """Each of them removes the rows of the run that both continue, but not those of the other one."""
     shop.play(mode="append", orders=[-1])
-    failed = shop.execute(stored_instance, job="candidates")
+    failed = shop.execute(instance, job="candidates")
     steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count", "shop__customers"]
     continued = dg.ReexecutionOptions(failed.run_id, step_selection=steps)
     for number in (1, 2):
         shop.play(mode="append", orders=[number])
-        repaired = shop.execute(stored_instance, continued, "candidates")
+        repaired = shop.execute(instance, continued, "candidates")
         assert repaired.success
     for _ in range(2):
-        assert shop.publish(stored_instance, *PROMOTED).success
+        assert shop.publish(instance, *PROMOTED).success
         assert [2] == shop.ids("production")
     assert f"run/{repaired.run_id}" not in shop.table().branches.list("run/*")
-    again = shop.execute(stored_instance, continued, "candidates")
+    again = shop.execute(instance, continued, "candidates")
     assert f"run {repaired.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
 
 
@@ -318,36 +315,36 @@ def test_a_reexecution_that_failed_supersedes_nothing(lake: LanceResource, insta
 
 
 def test_a_branch_that_a_published_reexecution_continued_does_not_wait(
-    shop: Shop, stored_instance: dg.DagsterInstance
+    shop: Shop, instance: dg.DagsterInstance
 ) -> None:
     """A failed branch that `main` contains, through a re-execution, does not wait, whatever the newest run wrote."""
     shop.play(orders=[-1])
-    broken = shop.execute(stored_instance)
+    broken = shop.execute(instance)
     assert not broken.success
     shop.play(orders=[2])
     steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count", "shop__customers"]
     continued = dg.ReexecutionOptions(broken.run_id, step_selection=steps)
-    assert shop.execute(stored_instance, continued).success
-    assert shop.publish(stored_instance, *PROMOTED).success
+    assert shop.execute(instance, continued).success
+    assert shop.publish(instance, *PROMOTED).success
     assert ([2], [f"run/{broken.run_id}"]) == (shop.ids("production"), list(shop.table().branches.list("run/*")))
     shop.play(orders=[-3])
-    assert not shop.run(stored_instance, selection=CANDIDATES).success
-    pressed = shop.publish(stored_instance, *PROMOTED)
-    said = [entry.user_message for entry in stored_instance.all_logs(pressed.run_id)]
+    assert not shop.run(instance, selection=CANDIDATES).success
+    pressed = shop.publish(instance, *PROMOTED)
+    said = [entry.user_message for entry in instance.all_logs(pressed.run_id)]
     assert [] == [text for text in said if "it waits" in text and broken.run_id in text]
 
 
 def test_what_a_reexecution_from_python_adds_is_published_with_the_rest(
-    shop: Shop, stored_instance: dg.DagsterInstance
+    shop: Shop, instance: dg.DagsterInstance
 ) -> None:
     """A table that failed, repaired by a re-execution without Dagster's tags, is published with the other table."""
     shop.play(orders=[1], customers_fail=True)
-    broken = shop.execute(stored_instance)
+    broken = shop.execute(instance)
     assert not broken.success
     shop.play(orders=[2])
     continued = dg.ReexecutionOptions(broken.run_id, step_selection=["shop__customers"])
-    assert shop.execute(stored_instance, continued).success
-    published = shop.publish(stored_instance, *PROMOTED)
+    assert shop.execute(instance, continued).success
+    published = shop.publish(instance, *PROMOTED)
     assert (True, set(PROMOTED)) == (published.success, events(published))
     assert ([1], [10, 20]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
 

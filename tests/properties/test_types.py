@@ -15,7 +15,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.schema import fields_from_arrow, stored_field_ids
-from tests.format.test_schema import EXTENSIONS, columns, nested, of_pylance, read_by_pylance, types
+from tests.format.schemas import EXTENSIONS, columns, nested, of_pylance, read_by_pylance, types
 
 _EXTENDED = st.recursive(st.one_of(types, st.sampled_from(EXTENSIONS)), nested, max_leaves=4)
 

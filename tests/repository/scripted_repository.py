@@ -38,6 +38,14 @@ def new_repository(root: Path | str, *names: str, options: Mapping[str, str] = F
     return repository
 
 
+def uncommitted_repository(root: Path, *names: str) -> LanceRepository:
+    """A repository with empty tables, which no commit has yet, and whose files are synced."""
+    repository = LanceRepository.create(root)
+    for name in names:
+        repository.create_table(name, SCHEMA)
+    return repository
+
+
 def run(repository: LanceRepository, number: int, *names: str) -> str:
     """Make a branch with one more row in each table."""
     branch = f"run/{number}"
@@ -141,3 +149,26 @@ def _by_pylance(uri: str, ref: str) -> list[int]:
 def in_order(found: pa.Table) -> list[int]:
     """The ids of rows, sorted."""
     return sorted(value for value in found["id"].to_pylist() if value is not None)
+
+
+class Counting:
+    """A script that counts the requests of all threads."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.made: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> object:
+        """Count the request, unless it is about a folder, which object stores do not have."""
+        if request.verb not in ("sync_folder", "prune"):
+            with self._lock:
+                self.made.append(f"{request.verb} {request.key}")
+        return request.send()
+
+
+def made_by(repository: LanceRepository, act: Callable[[LanceRepository], object]) -> int:
+    """The number of requests of a process that has just started."""
+    counting = Counting()
+    act(scripted(repository.root, counting))
+    return len(counting.made)

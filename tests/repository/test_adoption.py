@@ -9,8 +9,18 @@ import pytest
 
 from lance_dagster import AlreadyExistsError, LanceRepository, LanceTable, RefNotFoundError, TableNotFoundError
 from tests.process_race import race
-from tests.repository.scripted_repository import FAST, Plug, ids, in_order, new_repository, rows, run, scripted, seen
-from tests.repository.test_repository_requests import made_by
+from tests.repository.scripted_repository import (
+    FAST,
+    Plug,
+    ids,
+    in_order,
+    made_by,
+    new_repository,
+    rows,
+    run,
+    scripted,
+    seen,
+)
 from tests.store.scripted import PlugPulledError
 
 TAG = "production"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceRepository, RecordedWrite, Verdict, WriteRequest
-from tests.repository.scripted_repository import Plug, new_repository, rows, scripted
-from tests.repository.test_repository_requests import made_by
+from tests.repository.scripted_repository import Plug, made_by, new_repository, rows, scripted
 
 
 @pytest.fixture

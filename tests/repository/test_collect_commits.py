@@ -22,9 +22,17 @@ from lance_dagster import (
 )
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import new_commit
-from tests.repository.scripted_repository import FAST, Plug, opened, rows, run, scripted
-from tests.repository.test_repository import ids, new_repository
-from tests.repository.test_repository_requests import made_by
+from tests.repository.scripted_repository import (
+    FAST,
+    Plug,
+    ids,
+    made_by,
+    opened,
+    rows,
+    run,
+    scripted,
+    uncommitted_repository,
+)
 from tests.soak import thinned
 from tests.store.scripted import PlugPulledError, Request
 
@@ -50,7 +58,7 @@ def backdate(paths: Iterable[Path]) -> None:
 
 def published(root: Path, times: int) -> LanceRepository:
     """A repository of one table with several publications."""
-    repository = new_repository(root, "a")
+    repository = uncommitted_repository(root, "a")
     for number in range(1, times + 1):
         repository.publish(run(repository, number, "a"), channel="production")
     return repository
@@ -172,7 +180,7 @@ def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> No
 
 def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> None:
     """A version of main loses its tag when the only commit that names it is collected."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     for number in range(3):
         repository.table("a").append(rows(number))
         repository.commit(f"day {number}")
@@ -184,7 +192,7 @@ def test_versions_of_main_are_kept_by_tags_as_long_as_needed(tmp_path: Path) -> 
 
 def test_a_refused_publication_leaves_nothing(tmp_path: Path) -> None:
     """A publication that its audit refuses leaves no branch or tag that holds a version."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
     def refuse(staged: object) -> None:
@@ -217,7 +225,7 @@ def test_a_collection_is_linear(tmp_path: Path) -> None:
 
 def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
     """Versions that main cannot follow stay on branches forked from each other, until main has their rows."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     table = repository.table("a")
     table.append(rows(0))
     repository.commit("begin")
@@ -249,7 +257,7 @@ def test_branches_that_were_forked_from_each_other_go(tmp_path: Path) -> None:
 
 def with_new_version(root: Path) -> LanceRepository:
     """Make a table whose main has a version that is not committed yet."""
-    repository = new_repository(root, "a")
+    repository = uncommitted_repository(root, "a")
     repository.table("a").append(rows(1))
     return repository
 
@@ -277,7 +285,7 @@ def read_after_garbage(root: Path) -> list[int]:
 
 def with_old_branch(root: Path) -> LanceRepository:
     """A run branch, two days after the process died that was about to publish it."""
-    repository = new_repository(root, "a")
+    repository = uncommitted_repository(root, "a")
     run(repository, 1, "a")
     with pytest.raises(PlugPulledError):
         scripted(repository.root, Plug(0, _stores_a_commit)).publish("run/1")
@@ -320,7 +328,7 @@ def _collected_meanwhile(folder: Path, prepare: Prepare, act: Callable[[LanceRep
 
 def test_a_publisher_whose_clock_is_behind_keeps_its_branches(tmp_path: Path) -> None:
     """A collection goes by the clock of the storage: a branch that looks old may have been made just now."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     run(repository, 1, "a")
 
     def script(request: Request) -> object:

@@ -32,6 +32,7 @@ from tests.repository.scripted_repository import (
 )
 from tests.soak import DEEP, FACTOR
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
+from tests.table_factory import context_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
@@ -104,9 +105,9 @@ def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
 
     with pytest.raises(PlugPulledError):
         scripted(repository.root, before_the_branch_ends(mark=2, act=die)).publish(branch)
-    assert repository.table("a")._context.refs.branch(branch) is not None  # noqa: SLF001 - those being deleted included
+    assert context_of(repository.table("a")).refs.branch(branch) is not None
     repository.publish(branch)
-    assert repository.table("a")._context.refs.branch(branch) is None  # noqa: SLF001 - those being deleted included
+    assert context_of(repository.table("a")).refs.branch(branch) is None
 
 
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:

@@ -28,26 +28,12 @@ from lance_dagster import (
 )
 from lance_dagster.repository.commits.snapshot import new_commit
 from lance_dagster.repository.projection import Lagging
-from tests.repository.scripted_repository import SCHEMA, rows, run
-
-
-def new_repository(root: Path, *names: str) -> LanceRepository:
-    """A repository with empty tables."""
-    repository = LanceRepository.create(root)
-    for name in names:
-        repository.create_table(name, SCHEMA)
-    return repository
-
-
-def ids(repository: LanceRepository, ref: str) -> dict[str, list[int]]:
-    """The ids in each table at a ref."""
-    view = repository.at(ref)
-    return {name: sorted(found for found in view[name].read()["id"].to_pylist() if found is not None) for name in view}
+from tests.repository.scripted_repository import SCHEMA, ids, rows, run, uncommitted_repository
 
 
 def test_a_publication_moves_all_tables(tmp_path: Path) -> None:
     """One publication of two tables is one commit of main and one promotion of the channel."""
-    repository = new_repository(tmp_path, "shop/orders", "shop/lines", "other")
+    repository = uncommitted_repository(tmp_path, "shop/orders", "shop/lines", "other")
     done = repository.publish(run(repository, 1, "shop/orders", "shop/lines"), channel="production")
     assert {"shop/orders": [1], "shop/lines": [1]} == ids(repository, "production")
     assert {"shop/orders", "shop/lines"} == set(done.changed)
@@ -57,7 +43,7 @@ def test_a_publication_moves_all_tables(tmp_path: Path) -> None:
 
 def test_other_readers_see_it_by_main_and_by_the_tag(tmp_path: Path) -> None:
     """Pylance reads the published rows on main and at the tag with the name of the channel."""
-    repository = new_repository(tmp_path, "orders")
+    repository = uncommitted_repository(tmp_path, "orders")
     repository.publish(run(repository, 1, "orders"), channel="production")
     dataset = lance.dataset(str(tmp_path / "orders.lance"))
     dataset.validate()
@@ -67,7 +53,7 @@ def test_other_readers_see_it_by_main_and_by_the_tag(tmp_path: Path) -> None:
 
 def test_nothing_is_visible_when_one_table_conflicts(tmp_path: Path) -> None:
     """All conflicts of all tables are named, and main of every table stays as it was."""
-    repository = new_repository(tmp_path, "a", "b", "c")
+    repository = uncommitted_repository(tmp_path, "a", "b", "c")
     for name in ("a", "b", "c"):
         repository.table(name).append(rows(7))
     repository.commit("start")
@@ -86,7 +72,7 @@ def test_nothing_is_visible_when_one_table_conflicts(tmp_path: Path) -> None:
 
 def test_two_runs_on_the_same_tables_are_merged(tmp_path: Path) -> None:
     """A run that began before another one was published is merged with it, table by table."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     first, second = run(repository, 1, "a", "b"), run(repository, 2, "a")
     repository.publish(first, channel="production")
     repository.publish(second, channel="production")
@@ -95,7 +81,7 @@ def test_two_runs_on_the_same_tables_are_merged(tmp_path: Path) -> None:
 
 def test_a_publication_can_be_repeated(tmp_path: Path) -> None:
     """The second publication of a branch changes nothing and returns the commit of the first one."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
     first = repository.publish(branch, channel="production")
     again = repository.publish(branch, channel="production")
@@ -105,7 +91,7 @@ def test_a_publication_can_be_repeated(tmp_path: Path) -> None:
 
 def test_a_rollback_goes_back_for_all_tables_and_holds(tmp_path: Path) -> None:
     """After a rollback readers see all tables as they were, and nothing is published until the channel is released."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.publish(run(repository, 2, "a", "b"), channel="production")
     repository.channels.rollback("production", reason="doubled rows")
@@ -121,7 +107,7 @@ def test_a_rollback_goes_back_for_all_tables_and_holds(tmp_path: Path) -> None:
 
 def test_a_held_channel_goes_further_back_and_never_forward(tmp_path: Path) -> None:
     """A rollback with another reason goes back from there; one that goes forward, or releases the hold, is refused."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     for number in (1, 2, 3):
         repository.publish(run(repository, number, "a"), channel="production")
     newest = repository.head("production").id
@@ -139,7 +125,7 @@ def test_a_held_channel_goes_further_back_and_never_forward(tmp_path: Path) -> N
 
 def test_the_entries_after_one_are_read_by_their_numbers(tmp_path: Path) -> None:
     """A program that watches a channel sees each entry once, oldest first, and none of an unknown channel."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     assert () == repository.channels.entries_after("production", 0)
     for number in (1, 2, 3):
         repository.publish(run(repository, number, "a"), channel="production")
@@ -150,7 +136,7 @@ def test_the_entries_after_one_are_read_by_their_numbers(tmp_path: Path) -> None
 
 def test_the_history_says_who_and_why(tmp_path: Path) -> None:
     """Each move of a channel is an entry with its action and reason, newest first."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production", message="first day")
     repository.publish(run(repository, 2, "a"), channel="production", message="second day")
     repository.channels.rollback("production", reason="wrong", who="Ada")
@@ -174,7 +160,7 @@ def test_the_history_says_who_and_why(tmp_path: Path) -> None:
 )
 def test_ref_expressions(tmp_path: Path, ref: str, expected: list[int]) -> None:
     """`~n` follows a channel back by its promotions, without rolled back ones, and a branch by first parents."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     repository.publish(run(repository, 2, "a"), channel="production")
     repository.channels.rollback("production", reason="wrong", hold=False)
@@ -188,7 +174,7 @@ def test_ref_expressions(tmp_path: Path, ref: str, expected: list[int]) -> None:
 @pytest.mark.parametrize("ref", ["staging", "production~9", "production@77", "production@{2020-01-01}", "main~9", "v1"])
 def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
     """A ref without a commit is an error that names it."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     with pytest.raises(RefNotFoundError, match=r"no .* in"):
         repository.at(ref)
@@ -196,7 +182,7 @@ def test_refs_that_name_nothing(tmp_path: Path, ref: str) -> None:
 
 def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) -> None:
     """A step back from a rollback does not lead to the withdrawn commit, and the error says how to name its entry."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     for number in (1, 2):
         repository.publish(run(repository, number, "a"), channel="production")
     repository.channels.rollback("production", reason="wrong")
@@ -207,7 +193,7 @@ def test_an_entry_that_was_rolled_back_is_named_by_its_number(tmp_path: Path) ->
 
 def test_a_release_tag_never_moves(tmp_path: Path) -> None:
     """A repository tag names one commit permanently, and each table has an immutable tag of that name."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     tag, lagging = repository.tags.create("v1", "production", message="first")
     repository.publish(run(repository, 2, "a"), channel="production")
@@ -230,7 +216,7 @@ def test_tables_that_exist_are_adopted(tmp_path: Path) -> None:
 
 def test_commits_of_other_programs_are_committed_on_request(tmp_path: Path) -> None:
     """`commit` takes the newest main of every table that changed, and the version stays readable."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.commit("start")
     repository.table("a").append(rows(5))
     commit = repository.commit("what the stream brought")
@@ -242,7 +228,7 @@ def test_commits_of_other_programs_are_committed_on_request(tmp_path: Path) -> N
 
 def test_a_foreign_commit_does_not_stop_a_publication(tmp_path: Path) -> None:
     """A foreign commit on main of a table becomes part of the next publication of that table."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
     lance.write_dataset(rows(9), str(tmp_path / "a.lance"), mode="append")
     repository.publish(branch, channel="production")
@@ -251,7 +237,7 @@ def test_a_foreign_commit_does_not_stop_a_publication(tmp_path: Path) -> None:
 
 def test_a_moved_table_keeps_its_history(tmp_path: Path) -> None:
     """After its folder was moved, a table is read under its new name, at present and in earlier commits."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     (tmp_path / "a.lance").rename(tmp_path / "moved.lance")
     commit = repository.move_table("a", "moved")
@@ -263,7 +249,7 @@ def test_a_moved_table_keeps_its_history(tmp_path: Path) -> None:
 
 def test_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
     """Files that a file manager or an editor leaves in the folders of a repository change nothing."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.publish(run(repository, 1, "a"), channel="production")
     repository.tags.create("v1")
     for folder in ("tables", "identities", "branches", "branches/main", "channels/production", "tags", "commits"):
@@ -280,7 +266,7 @@ def test_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
 
 def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
     """A copy of a table's folder has the identity of the original and is refused until it gets its own."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     shutil.copytree(tmp_path / "a.lance", tmp_path / "b.lance")
     with pytest.raises(AlreadyExistsError, match="identity of 'a'"):
         repository.adopt(["b"])
@@ -291,7 +277,7 @@ def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
 
 def test_a_removed_table_stays_in_older_commits(tmp_path: Path) -> None:
     """A removed table is in no new commit, and can still be read in older commits."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.remove_table("b")
     assert ({"a": [1]}, {"a": [1], "b": [1]}) == (ids(repository, "main"), ids(repository, "production"))
@@ -299,7 +285,7 @@ def test_a_removed_table_stays_in_older_commits(tmp_path: Path) -> None:
 
 def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
     """An audit gets the merged versions, and nothing is published that it refuses."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     first, second = run(repository, 1, "a"), run(repository, 2, "a")
     repository.publish(first, channel="production")
     seen: list[int] = []
@@ -315,7 +301,7 @@ def test_an_audit_sees_what_will_be_published(tmp_path: Path) -> None:
 
 def test_an_audit_is_repeated_when_a_table_that_it_reads_moved(tmp_path: Path) -> None:
     """A publication of another table, committed after the audit has read it, is audited before the next attempt."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     run(repository, 2, "a"), run(repository, 3, "b")
     seen: list[list[int]] = []
@@ -333,7 +319,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     """A root without a repository, a missing table and an unusable name are errors that name them."""
     with pytest.raises(NotFoundError, match="no repository at"):
         LanceRepository.open(tmp_path)
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     with pytest.raises(TableNotFoundError, match="'b'"):
         repository.table("b")
     with pytest.raises(TableNotFoundError, match="no table 'b'; its tables: none"):
@@ -345,7 +331,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 def test_a_branch_name_can_be_used_again(tmp_path: Path) -> None:
     """A branch that is forked again after its publication is published again, with its tables of the second time."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.fork("a", "nightly").append(rows(1), branch="nightly")
     repository.publish("nightly", channel="production")
     repository.fork("b", "nightly").append(rows(2), branch="nightly")
@@ -355,7 +341,7 @@ def test_a_branch_name_can_be_used_again(tmp_path: Path) -> None:
 
 def test_rows_after_the_publication_are_not_deleted(tmp_path: Path) -> None:
     """A branch that got rows during its publication is kept, and reported."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     branch = run(repository, 1, "a")
 
     def audit(staged: object) -> None:
@@ -371,7 +357,7 @@ def test_rows_after_the_publication_are_not_deleted(tmp_path: Path) -> None:
 
 def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     """A revert undoes the changes of one publication in each of its tables, and keeps later changes."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.commit("start")
     repository.publish(run(repository, 1, "a", "b"))
     wrong = repository.publish(run(repository, 2, "a", "b")).commit
@@ -389,7 +375,7 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
 
 def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:
     """The next commit of all tables does not bring it back, and `adopt` does."""
-    lake = new_repository(tmp_path, "a")
+    lake = uncommitted_repository(tmp_path, "a")
     lake.create_table("extra", SCHEMA)
     added = lake.commit("add extra").id
     lake.revert(added)
@@ -404,7 +390,7 @@ def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:
 
 def test_what_was_done_again_after_a_revert_is_reverted_again(tmp_path: Path) -> None:
     """A table that was added or removed once more; the rows of other tables that the commit changed are kept."""
-    lake = new_repository(tmp_path, "a")
+    lake = uncommitted_repository(tmp_path, "a")
     lake.commit("start")
     lake.table("a").append(rows(1))
     lake.create_table("extra", SCHEMA)
@@ -438,7 +424,7 @@ def test_a_publication_of_many_tables_fits_on_a_screen() -> None:
 
 def test_a_removal_is_reverted(tmp_path: Path) -> None:
     """The revert of a removal registers the table again, and tags its version, which only old commits named."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a"))
     repository.revert(repository.remove_table("a").id)
     assert (["a", "b"], [1]) == (repository.tables(), ids(repository, "main")["a"])
@@ -448,7 +434,7 @@ def test_a_removal_is_reverted(tmp_path: Path) -> None:
 
 def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path: Path) -> None:
     """A revert does not bring back a table that was removed later, which only the revert of the removal does."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.commit("start")
     wrong = repository.publish(run(repository, 1, "a", "b")).commit
     removed = repository.remove_table("b")
@@ -460,7 +446,7 @@ def test_a_table_that_was_removed_later_is_not_brought_back_by_a_revert(tmp_path
 
 def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
     """A revert changes a table that was moved since under its new name, and not another table at its former place."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.commit("start")
     wrong = repository.publish(run(repository, 1, "a")).commit
     shutil.move(tmp_path / "a.lance", tmp_path / "b.lance")
@@ -481,7 +467,7 @@ def test_a_revert_finds_tables_by_their_ids(tmp_path: Path) -> None:
 
 def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
     """A diff of two commits names each table that differs, and compares rows on request."""
-    repository = new_repository(tmp_path, "a", "b", "c")
+    repository = uncommitted_repository(tmp_path, "a", "b", "c")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.publish(run(repository, 2, "a", "c"))
     found = repository.diff("production", "main")
@@ -493,7 +479,7 @@ def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
 
 def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     """The status names foreign commits, moved tags, branches that wait, and held channels that fell behind."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.channels.hold("production", reason="audit")
     repository.publish(run(repository, 2, "b"))
@@ -512,7 +498,7 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
 
 def test_the_status_names_tags_that_are_missing_or_held_alone(tmp_path: Path) -> None:
     """A tag that was deleted, or is held although its channel is not, is named until it follows the channel again."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     assert "tag" not in str(repository.status())
     repository.table("a").tags.delete("production", force=True)
@@ -533,7 +519,7 @@ def test_the_status_names_tags_that_are_missing_or_held_alone(tmp_path: Path) ->
 
 def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
     """A fork of a missing table is refused, and leaves no branch that waits for a publication."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     with pytest.raises(TableNotFoundError, match="no Lance table at"):
         repository.fork("b", "run/1")
     assert {} == repository.status().waiting
@@ -541,7 +527,7 @@ def test_a_misspelt_table_leaves_no_branch(tmp_path: Path) -> None:
 
 def test_only_tables_of_the_repository_are_removed(tmp_path: Path) -> None:
     """The removal of a table that is not in the repository is refused."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     with pytest.raises(TableNotFoundError, match="has no table 'b'"):
         repository.remove_table("b")
     repository.remove_table("a")
@@ -550,7 +536,7 @@ def test_only_tables_of_the_repository_are_removed(tmp_path: Path) -> None:
 
 def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
     """The status names a table whose folder was deleted or moved, and still reports on the other tables."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.commit("start")
     shutil.rmtree(tmp_path / "a.lance")
     status = LanceRepository.open(tmp_path).status()
@@ -560,7 +546,7 @@ def test_the_status_names_a_table_that_is_gone(tmp_path: Path) -> None:
 
 def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
     """`in` answers for any name, and the error for a missing table has the names of the existing ones."""
-    view = new_repository(tmp_path, "a").at("main")
+    view = uncommitted_repository(tmp_path, "a").at("main")
     assert ("a" in view, view.get("a")) == (False, None)
     with pytest.raises(TableNotFoundError, match="has no table 'a'; its tables: none"):
         view["a"]
@@ -568,7 +554,7 @@ def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
 
 def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
     """The revert of a publication that resolved a conflict with a foreign commit also reverts that commit."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.table("a").append(rows(1, 2))
     repository.commit("start")
     repository.fork("a", "run/1").update({"price": "10"}, where="id = 1", branch="run/1")
@@ -584,7 +570,7 @@ def test_a_commit_of_several_versions_is_reverted_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("use", ["read", "fork"])
 def test_a_table_that_another_process_made_again_is_opened_anew(tmp_path: Path, use: str) -> None:
     """A running process opens a table anew that another process made again with the version numbers that it cached."""
-    repository = new_repository(tmp_path, "a")
+    repository = uncommitted_repository(tmp_path, "a")
     repository.table("a").append(rows(1))
     repository.commit("first")
     held = LanceRepository.open(tmp_path)
@@ -603,7 +589,7 @@ def test_a_table_that_another_process_made_again_is_opened_anew(tmp_path: Path, 
 
 def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
     """Readers of a table that was made again get an error, not its rows; removed and adopted, it is a new table."""
-    repository = new_repository(tmp_path, "a", "b")
+    repository = uncommitted_repository(tmp_path, "a", "b")
     repository.publish(run(repository, 1, "a", "b"), channel="production")
     repository.table("a").append(rows(2))
     repository.commit("by hand")
@@ -643,7 +629,7 @@ READS: dict[str, Callable[[LanceRepository], object]] = {
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000], ids=["bytes that are no text", "brackets nested too deep"])
 def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
     """Runs may write some of these files, so a person has to find the one that ended a job of somebody else."""
-    repository = new_repository(tmp_path, "orders")
+    repository = uncommitted_repository(tmp_path, "orders")
     repository.publish(run(repository, 1, "orders"), channel="production")
     repository.tags.create("v1")
     repository.pinned("run-7", "production")

@@ -1,7 +1,6 @@
 """The number of requests of each operation on many tables; docs/reliability.md has the same table."""
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,34 +9,10 @@ import pytest
 
 from lance_dagster import CommitRetention, LanceRepository, LanceTable
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
-from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, opened, run, scripted
-from tests.store.scripted import Request
+from tests.repository.scripted_repository import FAST, SCHEMA, made_by, new_repository, opened, run
 
 TABLES = ("a", "b", "c", "d", "e")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
-
-
-class Counting:
-    """A script that counts the requests of all threads."""
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.made: list[str] = []
-        self._lock = threading.Lock()
-
-    def __call__(self, request: Request) -> object:
-        """Count the request, unless it is about a folder, which object stores do not have."""
-        if request.verb not in ("sync_folder", "prune"):
-            with self._lock:
-                self.made.append(f"{request.verb} {request.key}")
-        return request.send()
-
-
-def made_by(repository: LanceRepository, act: Callable[[LanceRepository], object]) -> int:
-    """The number of requests of a process that has just started."""
-    counting = Counting()
-    act(scripted(repository.root, counting))
-    return len(counting.made)
 
 
 def published(repository: LanceRepository, number: int, *names: str) -> int:

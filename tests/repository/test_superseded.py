@@ -7,7 +7,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.repository.superseded import superseded_branches
-from tests.table_factory import entries, new_table
+from tests.table_factory import context_of, entries, new_table
 
 Write = Callable[[LanceTable, str], object]
 
@@ -53,4 +53,4 @@ def test_a_branch_is_superseded_when_all_that_it_replaced_was_replaced_since(
     waiting(table, "run/1")
     later(table, "main")
     expected = {"run/1": str(table.head())} if superseded else {}
-    assert expected == superseded_branches(table._context, ["run/1"])  # noqa: SLF001 - what the repository passes
+    assert expected == superseded_branches(context_of(table), ["run/1"])

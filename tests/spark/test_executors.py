@@ -114,7 +114,7 @@ def test_one_core_and_two_give_equal_results(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_the_memory_of_workers_is_bounded() -> None:
     """The bound holds for rows of every shape and for large partitions."""
-    command = [sys.executable, "-m", "benchmarks", "--only", "Spark, memory of workers"]
+    command = [sys.executable, "-m", "benchmarks", "--print", "--only", "Spark, memory of workers"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     peaks = [int(peak) for peak in re.findall(r"(\d+) MiB \|", done.stdout)]

@@ -29,7 +29,7 @@ from lance_dagster.format import layout
 from lance_dagster.history.refs.branch_deletion import FENCE_SECONDS
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT
-from tests.repository.test_readers import READS, WRITES, prepared
+from tests.repository.reads_and_writes import READS, WRITES, prepared
 from tests.table_factory import SCHEMA, contents, entries
 
 PAGE = CHECKOUT / "docs" / "guides" / "access.md"

@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import sys
+import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import S3Storage, free_port, server, server_process
+from tests.servers.objects import REQUESTS
 
 AZURITE = Path(sys.prefix, "azurite", "node_modules", "azurite", "dist", "src", "blob", "main.js")
 # Azurite's own account, which is in its documentation.
@@ -79,3 +81,19 @@ def emulator_key(endpoint: str) -> dict[str, str]:
 def canary_sas() -> str:
     """A signature in a query, such as Azure gives out, that opens nothing."""
     return f"sv=2025-01-05&sp=racwdl&sig={base64.b64encode(b'canary-signature').decode()}"
+
+
+def endpoint_of(storage: S3Storage) -> str:
+    """The address of the server of S3 or Google."""
+    options = storage.storage_options
+    return options.get("aws_endpoint") or str(json.loads(options["google_service_account_key"])["gcs_base_url"])
+
+
+def requests_of(storage: S3Storage, act: Callable[[], object]) -> list[str]:
+    """The methods of the requests that the server of S3 or Google gets while something is done."""
+    endpoint = endpoint_of(storage)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.open(endpoint + REQUESTS).close()
+    act()
+    with opener.open(endpoint + REQUESTS) as answer:
+        return [line.partition(" ")[0] for line in json.load(answer)]

@@ -10,7 +10,7 @@ from tests.conftest import S3Storage
 from tests.process_race import race
 from tests.servers.ceph import ceph, new_bucket
 from tests.store.conformance import StoreConformance
-from tests.store.test_providers import live_a_whole_life
+from tests.store.whole_life import live_a_whole_life
 from tests.table_factory import SCHEMA, entries
 
 pytestmark = pytest.mark.ceph

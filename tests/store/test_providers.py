@@ -3,14 +3,13 @@
 import json
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
 import threading
 import traceback
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,12 +18,14 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import InvalidInputError, PermissionRefusedError, StoreError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, PermissionRefusedError, StoreError
 from lance_dagster.store import Store, open_store
 from tests.conftest import CHECKOUT, S3Storage, bucket_on, free_port
-from tests.servers.objects import FAULTS, REQUESTS
+from tests.servers.objects import FAULTS
 from tests.store import providers
 from tests.store.conformance import StoreConformance
+from tests.store.providers import endpoint_of, requests_of
+from tests.store.whole_life import live_a_whole_life
 from tests.table_factory import SCHEMA, contents, entries
 
 SECRET = "canary-secret"
@@ -67,32 +68,6 @@ class TestEveryProvider(StoreConformance):
     def store(self, storage: S3Storage) -> Store:
         """A place where nothing is yet."""
         return open_store(f"{storage.uri}/deep/prefix", storage.storage_options)
-
-
-def live_a_whole_life(storage: S3Storage) -> None:
-    """Create, append, branch, replace, merge, tag, move, collect; pylance reads and writes it with the same options."""
-    uri, options = f"{storage.uri}/lake/table", dict(storage.storage_options)
-    with pytest.raises(TableNotFoundError, match="no Lance table at "):
-        LanceTable.open(uri, options)
-    table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
-    table.append(entries("a", 1, 2, 3))
-    table.branches.create("run/1")
-    table.replace_where("value IN (2, 9)", entries("b", 9), branch="run/1")
-    table.append(entries("c", 1))
-    table.merge("run/1")
-    assert [("a", 1), ("a", 3), ("b", 9), ("c", 1)] == contents(table)
-    table.tags.move("production", "main")
-    table.tags.move("production", "main@1", expected=table.head())
-    table.branches.delete("run/1")
-    again = pickle.loads(pickle.dumps(table))  # noqa: S301 - bytes of this test
-    assert [] == contents(again, "production")
-    dataset = lance.dataset(uri, storage_options=options)
-    dataset.validate()
-    dataset.insert(entries("d", 1))
-    assert 5 == LanceTable.open(uri, options).count_rows()
-    table.maintenance.collect_garbage()
-    assert not table.maintenance.verify(deep=False).problems
-    assert 5 == lance.dataset(uri, storage_options=options).count_rows()
 
 
 def test_a_table_lives_a_whole_life(storage: S3Storage) -> None:
@@ -318,22 +293,6 @@ def set_faults(storage: S3Storage, *faults: dict[str, object]) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     given = urllib.request.Request(endpoint_of(storage) + FAULTS, json.dumps(faults).encode())  # noqa: S310 - of this machine
     opener.open(given).close()
-
-
-def endpoint_of(storage: S3Storage) -> str:
-    """The address of the server of S3 or Google."""
-    options = storage.storage_options
-    return options.get("aws_endpoint") or str(json.loads(options["google_service_account_key"])["gcs_base_url"])
-
-
-def requests_of(storage: S3Storage, act: Callable[[], object]) -> list[str]:
-    """The methods of the requests that the server of S3 or Google gets while something is done."""
-    endpoint = endpoint_of(storage)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    opener.open(endpoint + REQUESTS).close()
-    act()
-    with opener.open(endpoint + REQUESTS) as answer:
-        return [line.partition(" ")[0] for line in json.load(answer)]
 
 
 @pytest.mark.parametrize("storage", ["s3", "google"], indirect=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from lance_dagster import LanceTable
 from tests.store.scripted import Request, ScriptedStore
-from tests.table_factory import context_on
+from tests.table_factory import context_of, context_on
 
 
 def interrupted(table: LanceTable, act: Callable[[], object]) -> LanceTable:
@@ -16,4 +16,4 @@ def interrupted(table: LanceTable, act: Callable[[], object]) -> LanceTable:
             waiting.pop()()
         return request.send()
 
-    return LanceTable(context_on(ScriptedStore(table._context.store, script)))  # noqa: SLF001 - the store below
+    return LanceTable(context_on(ScriptedStore(context_of(table).store, script)))

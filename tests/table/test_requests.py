@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from tests.conftest import S3Storage
-from tests.store.test_providers import requests_of
+from tests.store.providers import requests_of
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
 ROWS = pa.table({"key": ["a"], "value": pa.array([1], pa.int64())})

@@ -16,7 +16,7 @@ from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_r
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Update
 from lance_dagster.transactions.row_lineage import restamped, stamped
-from tests.table_factory import as_pylance, entries, new_table
+from tests.table_factory import as_pylance, context_of, entries, new_table
 
 
 def fragment(rows: int, ids: list[int] | None = None, created: list[int] | None = None) -> Fragment:
@@ -116,7 +116,7 @@ def test_pylance_sees_which_rows_got_values_in_place(tmp_path: Path) -> None:
 
 
 def _fragment(table: LanceTable) -> Fragment:
-    found = table._context.head("main").manifest.fragments.find(0)  # noqa: SLF001 - the one way to a manifest
+    found = context_of(table).head("main").manifest.fragments.find(0)
     assert found is not None
     return found
 

@@ -49,7 +49,7 @@ from tests.damage import (
     written,
 )
 from tests.format.codec.framing import changed
-from tests.placement.test_placement_with_pylance import MAKERS as PLACES
+from tests.placement.tables_with_bases import TABLES_OF as PLACES
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 

@@ -10,9 +10,7 @@ moved the branch first, tables that it did not change keep their staged versions
 again on top of its versions.
 """
 
-import random
 import reprlib
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -23,10 +21,11 @@ from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import Recorded, RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.publish.staging import Staging, for_each_table
+from lance_dagster.store.retries import Pauses
 
 _TRIES = 50
 # In seconds.
-_LONGEST_WAIT = 2.0
+_PAUSES = Pauses(first=0.02, longest=2.0)
 T = TypeVar("T")
 Stage = Callable[[str, TableVersion | None], TableVersion | None]
 """Stages one table, given its name and the version the repository names; returns None when nothing changes."""
@@ -134,7 +133,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
                 request.staging.drop_unused(commit)
             return CommittedTables(commit=commit, changed=changed)
         # Wait for a random time: publishers that lost at the same moment would meet again at the next put.
-        time.sleep(random.uniform(0, min(_LONGEST_WAIT, 0.02 * 2**attempt)))  # noqa: S311  # no secret
+        _PAUSES.wait(attempt)
     raise ConflictError(
         f"other processes moved branch {request.branch!r} of {logs.store.uri} during each of {_TRIES} attempts; "
         "publish again"

@@ -12,7 +12,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import LanceDagsterError, RefNotFoundError
 from lance_dagster.history.refs.ref_files import READY, REMOVER
 from lance_dagster.store import LocalStore
-from tests.table_factory import SCHEMA, entries
+from tests.table_factory import SCHEMA, context_of, entries
 
 _numbers = count(1)
 
@@ -52,7 +52,7 @@ def assert_free(table: LanceTable, name: str) -> None:
     """The name can be deleted, created, committed to and deleted again, whatever a failed actor left."""
     for old, new in (("run", "new"), ("new", "run")):
         # An interrupted renaming is completed by repeating it.
-        found = table._context.refs.branch(new)  # noqa: SLF001 - also one that is not ready
+        found = context_of(table).refs.branch(new)
         if found is not None and found.state != READY and "lance_dagster.renamed_from" in found.metadata:
             with suppress(LanceDagsterError):
                 table.branches.rename(old, new)

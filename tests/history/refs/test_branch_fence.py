@@ -22,7 +22,7 @@ from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.store import LocalStore
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
-from tests.table_factory import Rows, contents, context_on, entries, new_table
+from tests.table_factory import Rows, contents, context_of, context_on, entries, new_table
 
 BEFORE: Rows = [("a", 1), ("b", 2), ("c", 3), ("old", 1), ("old", 2)]
 AFTER: Rows = [("a", 1), ("b", 2)]
@@ -70,7 +70,7 @@ REPLACEMENTS = [reset, delete_and_create, delete_and_create_from_newer]
 def staged(table: LanceTable) -> Transaction:
     """A transaction made on the present branch, which adds one row."""
     made = table.append(entries(*LATE), branch="run")
-    head = table._context.head("run")  # noqa: SLF001 - the one way to a manifest
+    head = context_of(table).head("run")
     fragment = head.manifest.fragments[-1]
     table.branches.reset("run", "main@4")
     table.append(entries("old", 1), branch="run")
@@ -298,7 +298,7 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
             for user in users:
                 table.branches.create(user, "run")
             request.send()
-            states.append(table._context.refs.branch("run"))  # noqa: SLF001 - branches that are going are not shown
+            states.append(context_of(table).refs.branch("run"))
             raise PlugPulledError
         return request.send()
 
@@ -390,7 +390,7 @@ def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable
     def script(request: Request) -> object:
         answer = request.send()
         if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
-            branch = table._context.refs.branch("run")  # noqa: SLF001 - branches that are going are not shown
+            branch = context_of(table).refs.branch("run")
             if branch is not None and branch.state == state:
                 raise PlugPulledError
         return answer

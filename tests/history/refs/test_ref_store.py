@@ -9,6 +9,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, RefMovedError, RefNotFoundError, StoreError
 from lance_dagster.store import LocalStore
+from tests.raising import raises
 from tests.store.scripted import Request, Script, ScriptedStore
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
@@ -71,7 +72,7 @@ def test_moving_to_where_it_is_changes_nothing(table: LanceTable) -> None:
 def test_a_tag_elsewhere_than_expected_is_not_moved(table: LanceTable) -> None:
     """The error has both versions."""
     table.tags.move("production", "main@3")
-    with pytest.raises(RefMovedError, match="'production' points to main@3, not to main@2") as caught:
+    with raises(RefMovedError, ref="production", expected="main@2", found="main@3") as caught:
         table.tags.move("production", "main@4", expected=table.at("main@2"))
     assert ("main@2", "main@3") == (caught.value.expected, caught.value.found)
     assert "main@3" == table.tags.list()["production"].ref
@@ -79,7 +80,7 @@ def test_a_tag_elsewhere_than_expected_is_not_moved(table: LanceTable) -> None:
 
 def test_a_tag_expected_somewhere_has_to_be_there(table: LanceTable) -> None:
     """A deleted tag is not created again by a move with an expected version."""
-    with pytest.raises(RefNotFoundError, match="no tag 'production'"):
+    with raises(RefNotFoundError, ref="production", kind="tag"):
         table.tags.move("production", "main@4", expected=table.at("main@2"))
     assert {} == table.tags.list()
 
@@ -93,7 +94,7 @@ def test_a_mover_who_was_overtaken_is_told(table: LanceTable) -> None:
             as_pylance(table).tags.update("production", 3)
         return request.send()
 
-    with pytest.raises(RefMovedError, match="points to main@3, not to main@2"):
+    with raises(RefMovedError, ref="production", expected="main@2", found="main@3"):
         through(table, script).tags.move("production", "main@4")
     assert "main@3" == table.tags.list()["production"].ref
 
@@ -128,7 +129,7 @@ def test_a_tag_is_deleted_once(table: LanceTable) -> None:
     """The second deletion finds no tag."""
     table.tags.create("release", "main@2")
     table.tags.delete("release")
-    with pytest.raises(RefNotFoundError, match="no tag 'release'"):
+    with raises(RefNotFoundError, ref="release", kind="tag"):
         table.tags.delete("release")
 
 

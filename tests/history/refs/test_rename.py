@@ -20,7 +20,7 @@ from lance_dagster.errors import (
 from lance_dagster.store import LocalStore
 from tests.backdating import DAY, age, stored
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
-from tests.table_factory import Rows, as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import Rows, as_pylance, contents, context_of, context_on, entries, new_table
 
 ROWS: Rows = [("a", 1), ("b", 3), ("p", 1)]
 
@@ -205,7 +205,7 @@ def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) ->
     """The new name is free, the branch takes commits, and it can be renamed once there is no reference."""
     with pytest.raises(ConflictError, match=r"cannot rename branch 'old' of .*: tag 'kept' refers to it"):
         through(table, refer_before_the_mark(table)).branches.rename("old", "new")
-    assert ["old"] == list(table._context.refs.branches())  # noqa: SLF001 - those being made are not shown
+    assert ["old"] == list(context_of(table).refs.branches())
     table.append(entries("late", 1), branch="old")
     table.delete("key = 'late'", branch="old")
     table.tags.delete("kept")
@@ -221,7 +221,7 @@ def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: Lanc
     as_pylance(table).tags.create("kept", ("old", 4))
     with pytest.raises(ConflictError, match="tag 'kept' refers to it"):
         table.branches.rename("old", "new")
-    assert ["old"] == list(table._context.refs.branches())  # noqa: SLF001 - those being made are not shown
+    assert ["old"] == list(context_of(table).refs.branches())
     table.append(entries("late", 1), branch="old")
     assert sorted([*ROWS, ("late", 1)]) == contents(table, "old")
     assert [] == list(Path(table.uri, "tree/new").rglob("*.manifest"))

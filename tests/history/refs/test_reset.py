@@ -16,8 +16,9 @@ from lance_dagster.errors import (
     ProtectedError,
     VersionNotFoundError,
 )
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, intruder_at_commit, plug_pulled_before_write
-from tests.table_factory import as_pylance, contents, context_on, entries, new_table
+from tests.table_factory import as_pylance, contents, context_of, context_on, entries, new_table
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def table(tmp_path: Path) -> LanceTable:
 
 def through(table: LanceTable, script: Callable[[Request], object]) -> LanceTable:
     """The table, through a store that passes each request to a script."""
-    return LanceTable(context_on(ScriptedStore(table._context.store, script)))  # noqa: SLF001 - the store below
+    return LanceTable(context_on(ScriptedStore(context_of(table).store, script)))
 
 
 def log(table: LanceTable, ref: str = "run") -> list[str]:
@@ -250,7 +251,7 @@ def test_a_lost_answer_is_recognised(table: LanceTable) -> None:
 def test_a_commit_in_between_is_not_dropped(table: LanceTable) -> None:
     """The commit was acknowledged, so the reset is withdrawn completely."""
     other = through(table, intruder_at_commit(lambda: table.append(entries("i", 1), branch="run")))
-    with pytest.raises(CommitConflictError, match=r"run@6 was committed meanwhile") as caught:
+    with raises(CommitConflictError, committed="run@6", retryable=True) as caught:
         other.branches.reset("run", "run@3")
     assert caught.value.retryable
     assert [("a", 1), ("i", 1), ("r", 2), ("r", 3), ("r", 4)] == contents(table, "run")

@@ -23,7 +23,7 @@ from lance_dagster.store import LocalStore
 from tests import soak
 from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copied, let_time_pass, made_template
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
-from tests.table_factory import context_on, entries, sorted_rows
+from tests.table_factory import context_of, context_on, entries, sorted_rows
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,7 @@ class Actor:
         if request.key.startswith("_refs/branches/") and request.verb.startswith("get"):
             name = Path(request.key).stem
             if name not in self.looked:
-                found = self.scenario.table._context.refs.branch(name)  # noqa: SLF001 - also those being made
+                found = context_of(self.scenario.table).refs.branch(name)
                 self.looked[name] = found.id if found else ""
         return request.send()
 
@@ -170,7 +170,7 @@ def check(scenario: Scenario, actor: Actor, error: LanceDagsterError | None) -> 
         if actor.looked.get(name) == own:
             # The actor read this branch first, so its changes to it are intended.
             continue
-        found = table._context.refs.branch(name)  # noqa: SLF001 - also one that is not ready
+        found = context_of(table).refs.branch(name)
         assert found is not None, (name, "is gone", actor.parts, error)
         assert (own, READY) == (found.id, found.state), (name, actor.parts, error)
         assert rows == sorted_rows(table.read(name)), (name, actor.parts, error)
