@@ -6,7 +6,7 @@ that an output that is refused leaves no commit. The exception is a Spark frame 
 its rows with the branch, so the earlier attempt is taken back before that.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, assert_never, cast
@@ -38,7 +38,7 @@ from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_second_replacement
-from lance_dagster.plugin.recorded_writes import WriteRecorder
+from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
 from lance_dagster.plugin.table_asset import TableAddress
@@ -86,7 +86,12 @@ class OutputWriter:
         # branch would be mistaken for the branch of an earlier run.
         start = branch.start()
         is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        record = self._record_of(write, branch, start)
+        # Outside of a run, nothing is recorded: there the rows go to `main` at once.
+        planned = None
+        if self.chain.run_ids:
+            planned = PlannedWrite.of(
+                self.lance.create_repository(), branch, write.properties, write.mode, is_first=start.branch == MAIN
+            )
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # Only one asset writes its table, and outputs of several ops may share one.
@@ -102,7 +107,7 @@ class OutputWriter:
             rows=rows,
             vectors=vectors,
             is_owned=is_owned,
-            record=record,
+            planned=planned,
         )
         version, tally, change = output.commit(schema, columns)
         if is_shared:
@@ -150,23 +155,6 @@ class OutputWriter:
             }
         )
         set_data_version(context, version.transaction)
-
-    def _record_of(self, write: Write, branch: RunBranch, start: Version) -> Callable[[], Mapping[str, str]]:
-        """Return what records the write before its commit, and returns a property of the commit.
-
-        Outside of a run, nothing is recorded: there the rows go to `main` at once.
-
-        Raises:
-            InvalidInputError: The write would append rows that are published.
-        """
-        if not self.chain.run_ids:
-            return dict
-        recorder = WriteRecorder(self.lance.create_repository(), self.chain)
-        attempts = () if start.branch == MAIN else recorder.attempts(branch, write.properties)
-        reason = recorder.refuse_published(branch, write.properties, attempts) if write.mode == "append" else ""
-        if reason:
-            raise InvalidInputError(reason)
-        return lambda: recorder.put(branch, recorder.request(branch, write.properties, write.mode, attempts))
 
     def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
@@ -263,8 +251,8 @@ class EarlierAttempt:
 class _Output:
     """The rows of one output on their way to the branch of the run, whose newest version was `head`.
 
-    `earlier` are the commits of earlier attempts there; None when the branch was forked for this output. `record`
-    records the write, and returns a property for the commit.
+    `earlier` are the commits of earlier attempts there; None when the branch was forked for this output. `planned` is
+    the write that is recorded before its commit; None outside of a run.
     """
 
     write: Write
@@ -274,7 +262,7 @@ class _Output:
     rows: Rows
     vectors: Mapping[str, int]
     is_owned: bool
-    record: Callable[[], Mapping[str, str]]
+    planned: PlannedWrite | None
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
@@ -294,7 +282,8 @@ class _Output:
         rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
         # Before the first commit: rows on a branch without a recorded write count as rows of another program.
-        recorded = replace(write, properties={**write.properties, **self.record()})
+        mark = self.planned.put() if self.planned else {}
+        recorded = replace(write, properties={**write.properties, **mark})
         # Spark has matched the rows with the branch after the earlier attempt was taken back.
         is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)
         if isinstance(rows, StagedFiles) and within:

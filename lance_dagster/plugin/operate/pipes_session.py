@@ -20,7 +20,7 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
-from lance_dagster.plugin.recorded_writes import WriteRecorder
+from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
 from lance_dagster.plugin.settings import WriteMode
@@ -343,12 +343,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         if not self._chain.run_ids:
             return info
         repository = LanceRepository.create(self._settings["root"], self._settings["storage_options"])
-        recorder, properties = WriteRecorder(repository, self._chain), info["properties"]
-        attempts = recorder.attempts(branch, properties)
-        if mode == "append" and (reason := recorder.refuse_published(branch, properties, attempts)):
-            raise InvalidInputError(reason)
-        mark = recorder.put(branch, recorder.request(branch, properties, mode, attempts))
-        return {**info, "properties": {**properties, **mark}}
+        mark = PlannedWrite.of(repository, branch, info["properties"], mode).put()
+        return {**info, "properties": {**info["properties"], **mark}}
 
     def _counted(self, info: "_Commit", result: "WriteResult") -> "WriteResult":
         """Count a write that was committed, and return its result."""
