@@ -55,7 +55,10 @@ def promoted_asset_spec(
         'production/shop/orders'
     """
     candidate, metadata = asset_key_of(table), metadata_of(table)
-    asset = _spec_of(table)
+    if isinstance(table, dg.AssetsDefinition):
+        asset = table.get_asset_spec(table.key)
+    else:
+        asset = table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(candidate)
     about = place_metadata(candidate, metadata)
     # With `partition_expr`, partitioned readers of the node can read their partitions.
     if partitions_def is not None and md.PARTITION_EXPR in metadata:
@@ -81,12 +84,6 @@ def promoted_asset_spec(
             **md.definition_metadata(table_address(candidate, metadata).dotted, None),
         },
     )
-
-
-def _spec_of(table: TableAsset) -> dg.AssetSpec:
-    if isinstance(table, dg.AssetsDefinition):
-        return table.get_asset_spec(table.key)
-    return table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))
 
 
 def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]

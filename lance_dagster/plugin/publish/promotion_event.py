@@ -24,6 +24,10 @@ def promoted_result(
         has_run: Returns whether the instance has the record of a run.
     """
     version = publication.promoted_to or publication.version
+    schema = publication.table.schema(version)
+    # A run may have been deleted from the instance, or belong to another one.
+    runs = [run for run in runs_of(version) if has_run(run)]
+    since = {publication.previous.ref: publication.previous.ref} if publication.previous else {}
     about = {
         "lance/from": publication.previous.ref if publication.previous else "",
         md.MOVED_TO: str(version),
@@ -33,11 +37,17 @@ def promoted_result(
     }
     metadata: dict[str, Any] = {
         md.ROW_COUNT: version.rows,
-        md.COLUMN_SCHEMA: md.column_schema(publication.table.schema(version)),
-        md.COLUMN_LINEAGE: _lineage(publication, version),
+        md.COLUMN_SCHEMA: md.column_schema(schema),
+        # Each column comes from the column of the same name in the candidate.
+        md.COLUMN_LINEAGE: dg.TableColumnLineage(
+            {name: [dg.TableColumnDep(publication.candidate, name)] for name in schema.names}
+        ),
         md.URI: publication.table.uri,
         **md.version_metadata(version),
-        **_links(publication, version, has_run),
+        md.CANDIDATE: dg.MetadataValue.asset(publication.candidate),
+        # Dagster shows the link with the short form of the id.
+        **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
+        **change_entries(publication.table, version, since),
         **{key: value for key, value in about.items() if value},
     }
     reaudit = publication.about.get(md.AUDITED_AGAIN)
@@ -82,23 +92,3 @@ def is_reported(publication: Publication, partitions: Sequence[str], instance: d
     if materialization is None or md.text(materialization.metadata, md.MOVED_TO) != str(publication.promoted_to):
         return False
     return not partitions or set(partitions) <= instance.get_materialized_partitions(publication.promoted)
-
-
-def _links(publication: Publication, version: Version, has_run: Callable[[str], bool]) -> dict[str, Any]:
-    """Return the links from the promoted node's page to where its rows come from: candidate, run and changes."""
-    # A run may have been deleted from the instance, or belong to another one.
-    runs = [run for run in runs_of(version) if has_run(run)]
-    since = {publication.previous.ref: publication.previous.ref} if publication.previous else {}
-    return {
-        md.CANDIDATE: dg.MetadataValue.asset(publication.candidate),
-        # Dagster shows the link with the short form of the id.
-        **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
-        **change_entries(publication.table, version, since),
-    }
-
-
-def _lineage(publication: Publication, version: Version) -> dg.TableColumnLineage:
-    """Return the lineage that derives each column from the column of the same name in the candidate."""
-    names = publication.table.schema(version).names
-    deps = {name: [dg.TableColumnDep(asset_key=publication.candidate, column_name=name)] for name in names}
-    return dg.TableColumnLineage(deps_by_column=deps)

@@ -254,11 +254,11 @@ class PublicationAudit:
         # What cannot be evaluated on the version has at least to pass where the rows come from.
         bound = check_values(self.run.context, [publication.candidate])
         plain = [check for check in missing if check not in bound]
-        reasons = [
-            reason
-            for source in (strings_on_main(version, md.SOURCES) if plain else ())
-            for reason in self._reasons(_subject_of(publication, version, source), plain, publication.table)
-        ]
+        reasons: list[str] = []
+        for source in strings_on_main(version, md.SOURCES) if plain else ():
+            run_id = run_of(source.rpartition("@")[0]) or ""
+            subject = Subject.of_source(publication.candidate, version, source, run_id)
+            reasons += self._reasons(subject, plain, publication.table)
         return (publication, [problem, *reasons]) if reasons else self.audit_main(publication, version, problem)
 
     def replan(self, publication: Publication) -> Publication:
@@ -482,7 +482,7 @@ class PublicationAudit:
             "version": str(version),
             "main": str(publication.base or version),
             "checks": passed,
-            **({"foreign commits": [_committed(commit) for commit in foreign]} if foreign else {}),
+            **({"foreign commits": [f"{of}: {of.operation} by {of.committer}" for of in foreign]} if foreign else {}),
             **({_ACCEPTED: stale} if stale and self.run.accept_stale else {}),
         }
 
@@ -542,11 +542,6 @@ class PublicationAudit:
                 },
             )
         )
-
-
-def _subject_of(publication: Publication, version: Version, source: str) -> Subject:
-    """Return the version of a run branch that a version of `main` published, as what its runs audited."""
-    return Subject.of_source(publication.candidate, version, source, run_of(source.rpartition("@")[0]) or "")
 
 
 def _others(publication: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
@@ -645,7 +640,3 @@ def _described(publication: Publication, version: Version) -> str:
     if version.branch == MAIN or publication.base is None:
         return str(version)
     return f"the merge of {', '.join(map(str, publication.sources))} into {publication.base}"
-
-
-def _committed(version: Version) -> str:
-    return f"{version}: {version.operation} by {version.committer}"

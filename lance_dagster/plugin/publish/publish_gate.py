@@ -379,7 +379,9 @@ def reasons_against(
     """
     family = log.family(subject.run_id, chain)
     events = log.events(subject.asset, family)
-    materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
+    materialized = [
+        event for event in events if event.check is None and md.text(event.metadata, md.BRANCH) == subject.branch
+    ]
     materialization = max(materialized, key=lambda event: event.order, default=None)
     # Verdicts in the record outlive Dagster's record of the run.
     is_recorded = bool(verdicts) and not log.instance.has_run(subject.run_id)
@@ -602,10 +604,6 @@ def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> Audi
     key = evaluation.asset_check_key
     description = evaluation.description or ""
     return AuditEvent(order, at, key.asset_key, key, evaluation.metadata, passed, description, step=event.step_key)
-
-
-def _branch(event: AuditEvent) -> str | None:
-    return md.text(event.metadata, md.BRANCH)
 
 
 def _name(asset: dg.AssetKey) -> str:
