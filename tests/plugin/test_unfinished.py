@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
-from lance_dagster.plugin.table_asset import TableAddress
+from lance_dagster.plugin.table_asset import TableKey
 from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import (
     CUSTOMERS,
@@ -44,9 +44,9 @@ PROMOTED = (PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS)
 class Dying(ScriptedLake):
     """A scripted lake whose script also sees the requests of the tables that the publisher opens."""
 
-    def open_at(self, address: TableAddress) -> LanceTable:
-        """Open the table at an address."""
-        return LanceTable(context_on(ScriptedStore(opened(self.uri_at(address)), self.scripts[-1])))
+    def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> LanceTable:
+        """Open the table of an asset."""
+        return LanceTable(context_on(ScriptedStore(opened(self.uri_of(key, metadata)), self.scripts[-1])))
 
 
 def main_moves(request: Request) -> bool:

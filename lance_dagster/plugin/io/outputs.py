@@ -41,7 +41,6 @@ from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_s
 from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
-from lance_dagster.plugin.table_asset import TableAddress
 from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable
 
@@ -79,8 +78,7 @@ class OutputWriter:
         schema = handler.schema(obj, vectors)
         columns = described_columns(context)
         target = OutputTable.of(context)
-        place = self.lance.address_of(target.key, target.metadata)
-        table = self._table(write, place, with_descriptions(schema, columns))
+        table = self._table(write, target, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
         # Both tests come before the fork: a refused write to a table of another asset must leave no branch, and the new
         # branch would be mistaken for the branch of an earlier run.
@@ -117,6 +115,7 @@ class OutputWriter:
             context.log.info("%s: %s", write.asset, note)
         if change.warning:
             context.log.warning("%s: %s", write.asset, change.warning)
+        place = self.lance.address_of(target.key, target.metadata)
         context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
         self._describe(context, write, table, before=head, version=version)
@@ -156,18 +155,18 @@ class OutputWriter:
         )
         set_data_version(context, version.transaction)
 
-    def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
+    def _table(self, write: Write, target: OutputTable, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
 
         Raises:
             InvalidInputError: The partition column cannot be used; there is no table then.
         """
         with suppress(TableNotFoundError):
-            return self.lance.open_at(place)
+            return self.lance.table(target.key, target.metadata)
         # This is called for its errors: a wrong partition column must not leave an empty table behind.
         write.partitions(schema)
         return LanceTable.create(
-            self.lance.uri_at(place),
+            self.lance.uri_of(target.key, target.metadata),
             schema,
             storage_options=self.lance.connection_options,
             # Another process of the run may create the table at the same time.

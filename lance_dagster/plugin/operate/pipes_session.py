@@ -72,7 +72,6 @@ def pipes_extras(
     # The step's own definition: the asset may be named by its key only.
     spec = context.assets_def.specs_by_key.get(key)
     metadata = dict(spec.metadata) if spec is not None else metadata_of(asset or key)
-    place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
     # Imported here: they import Arrow, which a code location does not need when it is loaded.
@@ -91,13 +90,13 @@ def pipes_extras(
     head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.
     with suppress(TableNotFoundError):
-        table = lance.open_at(place)
+        table = lance.table(key, metadata)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
     settings = {
-        "uri": lance.uri_at(place),
+        "uri": lance.uri_of(key, metadata),
         "root": lance.tables_root(),
-        "dotted": place.dotted,
+        "dotted": lance.address_of(key, metadata).dotted,
         "storage_options": dict(lance.connection_options if storage_options is None else storage_options),
         "chain": {
             "run_ids": list(chain.run_ids),

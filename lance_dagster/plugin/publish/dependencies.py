@@ -11,7 +11,7 @@ the deletion reads `main`, which has the rows.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
@@ -63,7 +63,7 @@ class Dependencies:
 
     instance: dg.DagsterInstance
     record: RecordView
-    open_table: Callable[[str], LanceTable]
+    storage_options: Mapping[str, str]
     # The runs that are not over, and may still publish a version that another run has read.
     under_way: set[str] = field(default_factory=set)
 
@@ -122,7 +122,7 @@ class Dependencies:
     def _is_published(self, version: _Read) -> bool:
         run_id = run_of(version.branch)
         try:
-            table = self.open_table(version.uri)
+            table = LanceTable.open(version.uri, self.storage_options)
         except TableNotFoundError:
             return False
         run = self.instance.get_run_by_id(run_id) if run_id else None

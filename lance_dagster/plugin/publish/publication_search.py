@@ -217,7 +217,7 @@ class PublicationSearch:
         # `ignore_failed_checks` covers these too. Without a backfill a run reads only what is published.
         own = self.run.chain.backfill_id is None and not (self.run.config.ref or self.run.is_alone)
         if not (own or self.run.config.ignore_failed_checks):
-            dependencies = Dependencies(self.run.instance, self.run.record, self.run.lance.open_uri)
+            dependencies = Dependencies(self.run.instance, self.run.record, self.run.lance.connection_options)
             search.publications, waiting = dependencies.keep_back(search.publications)
             # When each run of a backfill publishes, an earlier run may be about to publish what is missing.
             if dependencies.under_way and self.run.chain.backfill_id is not None:
