@@ -32,11 +32,13 @@ SHOWN = 5
 class BuiltInCheck:
     """The fields and the name of the built-in checks. By default, checks evaluate the partitions of the run.
 
-    `kind` is the first part of the name, such as `not_null`.
+    `kind` is the first part of the name, such as `not_null`, and the name of the check in YAML. `sentence` is the
+    description, with the attributes of the check as `{0.column}`.
     """
 
     scope: Scope = "partitions"
     kind: ClassVar[str] = ""
+    sentence: ClassVar[str] = ""
     row_wise: ClassVar[bool] = False
 
     # Before `__init__`, whose error for an unknown argument suggests no argument. mypy takes the signature of
@@ -63,6 +65,11 @@ class BuiltInCheck:
         """The name of the asset check: the kind and the columns, such as `unique_customer_day`."""
         columns = getattr(self, "columns", getattr(self, "column", ()))
         return "_".join([self.kind, *map(_slug, (columns,) if isinstance(columns, str) else columns)])
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return self.sentence.format(self)
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:
