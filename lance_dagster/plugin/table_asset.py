@@ -2,7 +2,7 @@
 
 Two assets on one table would replace each other's rows. The place is derived from the whole key of the asset, so two
 assets share a table only where metadata names the same place; the definitions of one code location are compared when
-they are loaded, and `run_branch.Ownership` keeps the assets of different code locations apart.
+they are loaded, and `RunBranch.is_owned_by` keeps the assets of different code locations apart.
 """
 
 from collections.abc import Mapping, Sequence

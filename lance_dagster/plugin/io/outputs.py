@@ -40,7 +40,7 @@ from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_second_replacement
 from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_restore, is_written
 from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable
 
@@ -83,7 +83,7 @@ class OutputWriter:
         # Both tests come before the fork: a refused write to a table of another asset must leave no branch, and the new
         # branch would be mistaken for the branch of an earlier run.
         start = branch.start()
-        is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
+        is_owned = branch.is_owned_by(write.asset, start)
         # Outside of a run, nothing is recorded: there the rows go to `main` at once.
         planned = None
         if self.chain.run_ids:
@@ -289,7 +289,7 @@ class _Output:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
         if not self.is_owned:
-            Ownership(asset=write.asset, branch=self.branch).record()
+            self.branch.record_owner(write.asset)
         edits = change.apply(table, name, props)
         # An overwrite brings its columns itself. Any other mode needs a table that has the new columns.
         if change.replaced and write.mode != "overwrite":
