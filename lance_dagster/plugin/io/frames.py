@@ -8,74 +8,27 @@ exist when its library is loaded, and an import of a large library costs seconds
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import RowTally
-from lance_dagster.datafiles.writing import StagedFiles, WriteTarget
-from lance_dagster.edit.staged_upsert import StagedUpsert
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.plugin.io.output_rows import (
+    ArrowRows,
+    FileRows,
+    OutputRows,
+    SparkRows,
+    refuse_rows_without_columns,
+    with_vectors,
+)
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
-from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import DataFrame
-
-
-@dataclass(frozen=True, slots=True)
-class SparkRows:
-    """The rows of a Spark frame, which are computed when they are staged or read."""
-
-    frame: "DataFrame"
-
-    def schema(self, current: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
-        """Return the frame's columns, with the types of a table where the frame's values fit them."""
-        from lance_dagster.spark.spark_schema import replacement_schema
-
-        return replacement_schema(self.frame.schema, current, vectors)
-
-    def stage(self, target: WriteTarget, tally: RowTally) -> StagedFiles:
-        """Compute the frame on the executors, which count its rows and write them as data files."""
-        from lance_dagster.spark.writer import stage_counted
-
-        return stage_counted(self.frame, target, tally)
-
-    def stage_upsert(
-        self,
-        table: LanceTable,
-        branch: str,
-        on: Sequence[str],
-        *,
-        schema: pa.Schema,
-        when: Mapping[str, Any],
-        tally: RowTally,
-    ) -> StagedUpsert:
-        """Match the rows by key on the executors, which write them.
-
-        Rows that are updated keep their values in columns that the frame lacks; in new rows these are null.
-
-        Args:
-            table: The table.
-            branch: The branch.
-            on: The key columns.
-            schema: The columns that the table has when the rows are committed.
-            when: The rules of the upsert.
-            tally: Has the scope of the rows, and gets their numbers.
-        """
-        from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
-
-        rules: Any = when
-        write = KeyedWrite(table=table, branch=branch, on=on, rules=rules, schema=schema)
-        return stage_upsert_counted(self.frame, write, tally)
-
-
-Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows
-"""The rows of an output: in memory, as a stream, in files of the table, or where Spark's executors compute them."""
 
 
 # For a date beyond the year 9999, a long duration, or a time zone that is not known.
@@ -94,7 +47,7 @@ class FrameHandler(Protocol):
         """Return the schema of a table that is created for this value."""
         ...
 
-    def rows(self, value: Any) -> Rows:  # noqa: ANN401
+    def rows(self, value: Any) -> OutputRows:  # noqa: ANN401
         """Return the rows of a value, in its own columns and types."""
         ...
 
@@ -135,9 +88,9 @@ class ArrowFrames:
         """Return the value's schema, in which vector columns are lists of a fixed size."""
         return with_vectors(value.schema, vectors)
 
-    def rows(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> pa.Table | pa.RecordBatchReader:
+    def rows(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> ArrowRows:
         """Return the value; a stream is not read into memory."""
-        return pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else value
+        return ArrowRows(pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else value)
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a table in memory, or a stream of batches."""
@@ -169,7 +122,7 @@ class PandasFrames:
             )
         return with_vectors(schema, vectors)
 
-    def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
+    def rows(self, value: Any) -> ArrowRows:  # noqa: ANN401
         """Return the frame as an Arrow table, in which a column without a value has the type null.
 
         pandas has no type for such a column: it holds objects or floats, whatever it is meant to hold.
@@ -179,7 +132,7 @@ class PandasFrames:
         for index, column in enumerate(table.columns):
             if column.null_count == table.num_rows:
                 table = table.set_column(index, table.schema.names[index], pa.nulls(table.num_rows))
-        return table
+        return ArrowRows(table)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a pandas frame in memory."""
@@ -261,16 +214,16 @@ class PolarsFrames:
         empty = value.lazy().collect_schema().to_frame()
         return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
 
-    def rows(self, value: "pl.DataFrame | pl.LazyFrame") -> pa.Table | pa.RecordBatchReader:
+    def rows(self, value: "pl.DataFrame | pl.LazyFrame") -> ArrowRows:
         """Return the frame as an Arrow table; a lazy frame as a stream that computes it batch by batch."""
         import polars as pl
 
         if isinstance(value, pl.DataFrame):
-            return _ordinary(value.to_arrow())
+            return ArrowRows(_ordinary(value.to_arrow()))
         schema = self.schema(value, {})
         frames = value.collect_batches(lazy=True)
         parts = (batch for frame in frames for batch in frame.to_arrow().cast(schema).to_batches())
-        return pa.RecordBatchReader.from_batches(schema, parts)
+        return ArrowRows(pa.RecordBatchReader.from_batches(schema, parts))
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a frame in memory, or a lazy frame over the pinned version."""
@@ -301,12 +254,12 @@ class SparkFrames:
 
         return target_schema(value.schema, vectors)
 
-    def rows(self, value: "DataFrame") -> SparkRows | pa.Table:
+    def rows(self, value: "DataFrame") -> OutputRows:
         """Return the frame without computing it, unless it has no columns."""
         if value.columns:
             return SparkRows(value)
         refuse_rows_without_columns(0 if value.isEmpty() else value.count())
-        return pa.table({})
+        return ArrowRows(pa.table({}))
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a lazy Spark frame, in the active session if there is one."""
@@ -331,45 +284,13 @@ class StagedFrames:
         """Return the schema the files were written with."""
         return value.schema
 
-    def rows(self, value: StagedFiles) -> StagedFiles:
+    def rows(self, value: StagedFiles) -> FileRows:
         """Return the files as they are: they are on storage already."""
-        return value
+        return FileRows(value)
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Refuse, because staged files describe a write and cannot hold the rows of a version."""
         raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
-
-
-def refuse_rows_without_columns(rows: int) -> None:
-    """Refuse rows that hold nothing: a data file could not even record their number.
-
-    Raises:
-        InvalidInputError: There are such rows.
-    """
-    if rows:
-        raise InvalidInputError(f"the output has {rows} {'row' if rows == 1 else 'rows'} and no columns to store")
-
-
-def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
-    """Return a schema in which the named columns are lists of a fixed size.
-
-    Lance builds vector indices only on lists of a fixed size.
-
-    Raises:
-        InvalidInputError: A column does not exist, or its type is not a list.
-    """
-    for name, length in vectors.items():
-        index = schema.get_field_index(name)
-        # An output without columns or values says nothing about the vectors.
-        if not schema.names or (index >= 0 and pa.types.is_null(schema.field(index).type)):
-            continue
-        if index < 0:
-            raise InvalidInputError(f"lance/vectors names {name!r}; the columns are {', '.join(schema.names)}")
-        field = schema.field(index)
-        if not hasattr(field.type, "value_type"):
-            raise InvalidInputError(f"lance/vectors names {name!r}, which is {field.type} and not a list")
-        schema = schema.set(index, field.with_type(pa.list_(field.type.value_type, length)))
-    return schema
 
 
 def _ordinary(table: pa.Table) -> pa.Table:

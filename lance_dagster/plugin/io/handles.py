@@ -16,9 +16,8 @@ from lance_dagster.plugin.io.frames import (
     SparkFrames,
     StagedFrames,
     in_python,
-    refuse_rows_without_columns,
-    with_vectors,
 )
+from lance_dagster.plugin.io.output_rows import ArrowRows, refuse_rows_without_columns, with_vectors
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
 
 if TYPE_CHECKING:
@@ -52,14 +51,14 @@ class LazyFrames:
             return with_vectors(planned_schema(dataset, value.columns, value.filter), vectors)
         return with_vectors(value.projected_schema, vectors)
 
-    def rows(self, value: "Handle") -> pa.RecordBatchReader:
+    def rows(self, value: "Handle") -> ArrowRows:
         """Return the rows of the handle as a stream."""
         if isinstance(value, PinnedTable):
-            return value.scan()
+            return ArrowRows(value.scan())
         import pyarrow.dataset as pds
 
         scanner = value.scanner() if isinstance(value, pds.Dataset) else value
-        return scanner.to_reader()
+        return ArrowRows(scanner.to_reader())
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a handle of the view.
@@ -101,9 +100,9 @@ class DictRows:
         """Return the schema that Arrow infers from the values."""
         return with_vectors(_table(value).schema, vectors)
 
-    def rows(self, value: Sequence[Any]) -> pa.Table:
+    def rows(self, value: Sequence[Any]) -> ArrowRows:
         """Return the dictionaries as an Arrow table; a list without rows has no columns either."""
-        return _table(value)
+        return ArrowRows(_table(value))
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return the rows as dictionaries."""

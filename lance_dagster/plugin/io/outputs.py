@@ -9,13 +9,13 @@ its rows with the branch, so the earlier attempt is taken back before that.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, read_data_file
-from lance_dagster.datafiles.writing import StagedFiles, write_files
+from lance_dagster.datafiles import RowTally
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import ConflictError, InvalidInputError, SchemaMismatchError, TableNotFoundError
 from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN
@@ -24,7 +24,6 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.frames import Rows, SparkRows, refuse_rows_without_columns, with_vectors
 from lance_dagster.plugin.io.handles import handler_for
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
@@ -34,6 +33,7 @@ from lance_dagster.plugin.io.output_events import (
     set_data_version,
     with_descriptions,
 )
+from lance_dagster.plugin.io.output_rows import Destination, OutputRows, SparkRows
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
@@ -258,7 +258,7 @@ class _Output:
     branch: RunBranch
     head: Version
     earlier: EarlierAttempt | None
-    rows: Rows
+    rows: OutputRows
     vectors: Mapping[str, int]
     is_owned: bool
     planned: PlannedWrite | None
@@ -278,7 +278,10 @@ class _Output:
         within = write.partitions(change.schema)
         tally = write.tally(change.schema)
         rows: StagedFiles | StagedUpsert | pa.Table
-        rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
+        if write.mode == "upsert":
+            rows = self._keyed(change, tally, within)
+        else:
+            rows = self.rows.stage(self._destination, change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
         # Before the first commit: rows on a branch without a recorded write count as rows of another program.
         mark = self.planned.put() if self.planned else {}
@@ -297,10 +300,14 @@ class _Output:
             edits = [table.overwrite(empty, branch=name, message="columns", properties=props, partitions=write.keys)]
         elif not change.replaced:
             describe_columns(table, name, columns, props)
-        if edits and isinstance(rows, StagedUpsert):
-            rows, tally = self._after(edits, rows, tally, within)
+        if edits and isinstance(rows, StagedUpsert) and self.rows.on_executors is not None:
+            rows, tally = self._after(edits, rows, self.rows.on_executors, tally=tally, within=within)
         version = self._committed(recorded, rows, within.predicate if within else "true", is_alone=is_alone)
         return version, tally, change
+
+    @property
+    def _destination(self) -> Destination:
+        return Destination(self.write.asset, self.branch.table, self.branch.name, self.head)
 
     @property
     def _begin(self) -> Version:
@@ -316,24 +323,15 @@ class _Output:
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
         """Return the change of the columns of the table."""
-        table, rows = self.branch.table, self.rows
-        output_schema = schema
-        if not schema.names:
-            # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
-            output_schema = current
-        elif isinstance(rows, SparkRows):
-            output_schema = rows.schema(current, self.vectors)
-        elif isinstance(rows, pa.Table):
-            # Unlike in the schema of a new table, the table decides the type of columns without a value.
-            fields = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
-            output_schema = with_vectors(pa.schema(fields), self.vectors)
+        # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
+        output_schema = self.rows.columns(schema, current, self.vectors) if schema.names else current
         # Nobody has read the columns of a table without a write, so the first write may replace them.
         own = Evolution(
             policy=self.write.evolution,
-            where=f"{self.write.asset}, table {table.uri}",
+            where=f"{self.write.asset}, table {self.branch.table.uri}",
             mode=self.write.mode,
             branch=self.branch.name,
-            values=rows if isinstance(rows, pa.Table) else None,
+            values=self.rows.in_memory,
         )
         if not self._never_written():
             return own.change(output_schema, current)
@@ -369,69 +367,17 @@ class _Output:
             return False
         return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self._begin))
 
-    def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
-        """Write the rows to data files that no version names yet, and count them."""
-        table, rows = self.branch.table, self.rows
-        if isinstance(rows, StagedFiles):
-            # The asset wrote these files itself, so their partition columns are read here.
-            if tally.scope is None:
-                tally.rows = rows.rows
-                return rows
-            for batch in self._read_staged(rows, tally.scope.within.columns):
-                tally.add(batch)
-            return rows
-        target = table.write_target(schema, self.head)
-        if isinstance(rows, SparkRows):
-            return rows.stage(target, tally)
-        # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
-        # converted while it is written.
-        batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
-        return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
-
-    def _read_staged(self, staged: StagedFiles, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read columns of files that the asset wrote itself, where they lie.
-
-        Raises:
-            InvalidInputError: They are at a place that is not a named base path of the branch.
-        """
-        table, branch = self.branch.table, self.branch.name
-        names = {base.path: base.name for base in table.maintenance.bases(branch) if base.name}
-        if staged.base is not None and staged.base not in names:
-            raise InvalidInputError(
-                f"{self.write.asset}: files were staged at {staged.base}, and {branch} of {table.uri} has no base path "
-                "with a name there; add_base adds one"
-            )
-        target = table.write_target(ref=branch, base=names.get(staged.base or ""))
-        for file in staged.files:
-            yield from read_data_file(f"{target.data_uri}/{file.name}", columns, target.storage_options)
-
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the columns and types of the table."""
-        if isinstance(self.rows, StagedFiles):
-            raise InvalidInputError(
-                f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame, not StagedFiles"
-            )
-        if isinstance(self.rows, SparkRows):
-            raise InvalidInputError("unreachable: executors write the rows of a Spark frame")
-        for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
-            yield _fitted(batch, schema)
-
     def _keyed(self, change: SchemaChange, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
-        """Return the rows of an upsert: matched and written by Spark, or in memory."""
-        if isinstance(self.rows, SparkRows):
+        """Return the rows of an upsert: matched and written by executors, or in memory."""
+        if self.rows.on_executors is not None:
             # The executors match the rows with the branch, which must have no row of an earlier attempt.
             self._take_back(change)
-            return self._matched(self.rows, change.schema, tally, within)
-        rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+            return self._matched(self.rows.on_executors, change.schema, tally, within)
+        rows = self.rows.keyed(self._destination, change.schema, tally)
         # A table without columns, which a first output without columns has just made, has no key columns either.
-        if not rows.column_names:
-            return rows
-        # Without the columns that the output lacks: the rows that are updated keep their values there. A list without
-        # a dictionary has no columns at all.
-        if not isinstance(self.rows, StagedFiles) and (names := self.rows.schema.names):
-            rows = rows.select([name for name in rows.column_names if name in names])
-        there = [column for column in self.write.on if column in rows.column_names]
-        self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
+        if rows.column_names:
+            there = [column for column in self.write.on if column in rows.column_names]
+            self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
 
     def _matched(
@@ -447,7 +393,13 @@ class _Output:
         return staged
 
     def _after(
-        self, edits: Sequence[Version], rows: StagedUpsert, tally: RowTally, within: PartitionFilter | None
+        self,
+        edits: Sequence[Version],
+        rows: StagedUpsert,
+        executors: SparkRows,
+        *,
+        tally: RowTally,
+        within: PartitionFilter | None,
     ) -> tuple[StagedUpsert, RowTally]:
         """Return the rows of an upsert for the version that the edits of its columns made, and their counts.
 
@@ -463,7 +415,7 @@ class _Output:
             return replace(rows, version=newest), tally
         schema = table.schema(name)
         tally = self.write.tally(schema)
-        rows = self._matched(cast("SparkRows", self.rows), schema, tally, within)
+        rows = self._matched(executors, schema, tally, within)
         self.write.refuse_outside(tally, within.hint if within else "")
         return rows, tally
 
@@ -576,18 +528,6 @@ def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version
                 return None
             before = before or version
     return before if has_attempt else None
-
-
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch in the columns and types of the table; columns that the batch lacks become nulls."""
-    if not batch.num_columns:
-        refuse_rows_without_columns(batch.num_rows)
-    columns: list[pa.Array[Any]] = []
-    for column in schema:
-        index = batch.schema.get_field_index(column.name)
-        values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
-        columns.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
-    return conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:
