@@ -106,8 +106,11 @@ class WaitingCandidates:
         ):
             # The rows of the re-execution are gone, so a person may publish the branch of the first run by `ref`.
             decision = BranchDecision(Action.KEEP, f"its full re-execution {short(decision.repeated_by)} was discarded")
-        if decision.action is Action.WAITING and self._is_dropped(table, head):
-            decision = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
+        if decision.action is Action.WAITING and (record := self.log.record) is not None:
+            write = write_of(record.repository, table, head)
+            if write is not None and record.is_dropped(write):
+                reason = "a newer run took the place of its rows"
+                decision = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
         return head, decision
 
     def close_writes(self, table: "LanceTable") -> None:
@@ -137,12 +140,6 @@ class WaitingCandidates:
         if merged or lost:
             record.repository.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
             record.refresh()
-
-    def _is_dropped(self, table: "LanceTable", head: "Version") -> bool:
-        """Return whether the rows of a branch will never be published."""
-        record = self.log.record
-        write = None if record is None else write_of(record.repository, table, head)
-        return record is not None and write is not None and record.is_dropped(write)
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
         """Return whether every write of a run and its re-executions to a table was dropped from publication."""
