@@ -1,7 +1,7 @@
 """The rows of an output on their way to data files.
 
-A handler (`frames`, `handles`) returns the rows of a value as one of these classes, and the write (`outputs`) uses only
-what all of them have. So another kind of rows, such as frames of another engine, is one more class here.
+A handler (`frames`) returns the rows of a value as one of these classes, and the write (`outputs`) uses only what all
+of them have. So another kind of rows, such as frames of another engine, is one more class here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -24,7 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.handles import handler_for
+from lance_dagster.plugin.io.frames import handler_for
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
     describe_columns,
