@@ -11,7 +11,6 @@ from typing import Any
 
 import dagster as dg
 
-from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.channel_publisher import PromotedCommit
