@@ -32,7 +32,7 @@ from lance_dagster.plugin.operate.branch_decisions import (
     decide,
     short,
 )
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, VersionAudit
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
@@ -198,10 +198,10 @@ class WaitingCandidates:
                 # A sensor has no definitions of checks, so the checks that the runs planned stand for them.
                 checks, record = self._checks(watched_table.key, runs), self.log.record
                 verdicts = {} if record is None else record.verdicts(table, subject.commit_id)
-                against = reasons_against(
-                    subject, checks, log=self.log, chain=RunChain(), verdicts=verdicts, unchecked=True
-                )
-                return against or [str(conflict) for conflict in table.preview_merge(head).conflicts]
+                audit = VersionAudit(subject=subject, log=self.log, chain=RunChain(), verdicts=verdicts)
+                return audit.reasons_against(checks, unchecked=True) or [
+                    str(conflict) for conflict in table.preview_merge(head).conflicts
+                ]
         return []
 
     def _checks(self, asset: dg.AssetKey, runs: Sequence[str]) -> list[dg.AssetCheckKey]:

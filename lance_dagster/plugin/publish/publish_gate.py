@@ -15,10 +15,9 @@ that wrote the version or in a run that continues it.
 A check that did not run counts as failed, and so does a table without blocking checks.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import dagster as dg
 
@@ -31,7 +30,6 @@ from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, rest_of_backfill, run_of
 from lance_dagster.repository.candidates.audits import Verdict
 
-_NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
 _PARENTS_OF_A_MERGE = 2
 # How many evaluations of a check are asked for at once; all pages are read.
 _PAGE = 200
@@ -358,120 +356,147 @@ class AuditLog:
         return self._events[run_id]
 
 
-def reasons_against(
-    subject: Subject,
-    checks: Sequence[dg.AssetCheckKey],
-    *,
-    log: AuditLog,
-    chain: RunChain,
-    verdicts: Mapping[str, Verdict] = _NO_VERDICTS,
-    unchecked: bool = False,
-) -> list[str]:
-    """Return every reason why a version may not be published; empty when it passed its audit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionAudit:
+    """What the event log and the record of the lake say about the audit of one version.
 
-    Args:
+    Attributes:
         subject: The version.
-        checks: The blocking checks.
         log: The event log.
         chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
         verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
-        unchecked: Whether a table without blocking checks may be published.
     """
-    family = log.family(subject.run_id, chain)
-    events = log.events(subject.asset, family)
-    materialized = [
-        event for event in events if event.check is None and md.text(event.metadata, md.BRANCH) == subject.branch
-    ]
-    materialization = max(materialized, key=lambda event: event.order, default=None)
-    # Verdicts in the record outlive Dagster's record of the run.
-    is_recorded = bool(verdicts) and not log.instance.has_run(subject.run_id)
-    reason = None if is_recorded else _reason_against_run(subject, materialization, log=log, family=family)
-    if reason is not None:
-        return [reason]
-    of_table = [check for check in checks if check.asset_key == subject.asset]
-    if not of_table and not unchecked:
-        advice = "add one, or give unchecked=True to build_publisher or lance_assets"
-        return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
-    # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
-    evaluated = [event for event in events if event.check is not None]
-    if materialization is not None:
+
+    subject: Subject
+    log: AuditLog
+    chain: RunChain
+    verdicts: Mapping[str, Verdict]
+
+    def reasons_against(self, checks: Iterable[dg.AssetCheckKey], *, unchecked: bool = False) -> list[str]:
+        """Return every reason why the version may not be published; empty when it passed its audit.
+
+        Args:
+            checks: The blocking checks.
+            unchecked: Whether a table without blocking checks may be published.
+        """
+        subject, events = self.subject, self._events
+        materialized = [
+            event for event in events if event.check is None and md.text(event.metadata, md.BRANCH) == subject.branch
+        ]
+        materialization = max(materialized, key=lambda event: event.order, default=None)
+        # Verdicts in the record outlive Dagster's record of the run.
+        is_recorded = bool(self.verdicts) and not self.log.instance.has_run(subject.run_id)
+        reason = None if is_recorded else self._reason_against_run(materialization)
+        if reason is not None:
+            return [reason]
+        of_table = [check for check in checks if check.asset_key == subject.asset]
+        if not of_table and not unchecked:
+            advice = "add one, or give unchecked=True to build_publisher or lance_assets"
+            return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
+        # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
         evaluated = [
             event
-            for event in evaluated
-            if event.order > materialization.order or event.is_of_same_attempt(materialization)
+            for event in events
+            if materialization is None
+            or event.order > materialization.order
+            or event.is_of_same_attempt(materialization)
         ]
-    reasons: list[str] = []
-    for check in of_table:
-        if (verdict := verdicts.get(check.name)) is not None:
-            reasons += [] if verdict.passed else [_failure(check, subject, verdict.description)]
-        else:
-            newest = _newest_evaluation(check, subject, evaluated, family=family, log=log)
-            reasons += _failed(check, subject, newest)
-    return reasons
+        return [reason for check in of_table if (reason := self._reason_of(check, evaluated)) is not None]
 
+    def passed(self, checks: Iterable[dg.AssetCheckKey]) -> dict[dg.AssetCheckKey, bool | None]:
+        """Return whether each check of the table let the version pass at last; None where it was not evaluated."""
+        passed: dict[dg.AssetCheckKey, bool | None] = {}
+        for check in (check for check in checks if check.asset_key == self.subject.asset):
+            verdict = self.verdicts.get(check.name)
+            newest = None if verdict else self._newest_evaluation(check, self._events)
+            passed[check] = verdict.passed if verdict else newest.passed if newest else None
+        return passed
 
-def verdicts_on(
-    subject: Subject,
-    checks: Iterable[dg.AssetCheckKey],
-    *,
-    log: AuditLog,
-    chain: RunChain,
-    verdicts: Mapping[str, Verdict],
-) -> dict[dg.AssetCheckKey, bool | None]:
-    """Return whether each check of a table let a version pass when it was evaluated last; None for no evaluation.
+    def tables_read(self, check: dg.AssetCheckKey) -> Mapping[str, object] | None:
+        """Return the version of each other table that a check's evaluation read; None when it did not record them."""
+        if check.name in self.verdicts:
+            return self.verdicts[check.name].reads
+        # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
+        newest = self._newest_evaluation(check, self._events)
+        versions = None if newest is None else md.plain(newest.metadata.get(md.READ))
+        return versions if isinstance(versions, Mapping) else None
 
-    The arguments are those of `reasons_against`.
-    """
-    family = log.family(subject.run_id, chain)
-    evaluated = [event for event in log.events(subject.asset, family) if event.check is not None]
-    passed: dict[dg.AssetCheckKey, bool | None] = {}
-    for check in (check for check in checks if check.asset_key == subject.asset):
-        verdict = verdicts.get(check.name)
-        newest = None if verdict else _newest_evaluation(check, subject, evaluated, family=family, log=log)
-        passed[check] = verdict.passed if verdict else newest.passed if newest else None
-    return passed
+    @property
+    def _family(self) -> tuple[str, ...]:
+        """The runs that may have materialized the version, oldest first."""
+        return self.log.family(self.subject.run_id, self.chain)
 
+    @property
+    def _events(self) -> list[AuditEvent]:
+        return self.log.events(self.subject.asset, self._family)
 
-def _reason_against_run(
-    subject: Subject, materialization: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
-) -> str | None:
-    """Return why the runs of a version do not let it count as their result; None where they do.
+    def _reason_against_run(self, materialization: AuditEvent | None) -> str | None:
+        """Return why the runs of the version do not let it count as their result; None where they do.
 
-    Args:
-        subject: The version.
-        materialization: The last materialization of the asset on the branch of the version.
-        log: The event log.
-        family: The runs that may have materialized it, oldest first.
-    """
-    name = _name(subject.asset)
-    if materialization is None:
-        return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
-    if not subject.is_named_by(materialization.metadata):
-        named = md.audited_version(materialization.metadata)
-        version = f"{named[0]}@{named[1]}" if named else "an unknown version"
-        version += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
-        return f"{name}: {subject.ref} is to be published, but what the run materialized was {version}"
-    return log.reason_against_step(subject, family)
+        Args:
+            materialization: The last materialization of the asset on the branch of the version.
+        """
+        subject, name = self.subject, _name(self.subject.asset)
+        if materialization is None:
+            return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
+        if not subject.is_named_by(materialization.metadata):
+            named = md.audited_version(materialization.metadata)
+            version = f"{named[0]}@{named[1]}" if named else "an unknown version"
+            version += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
+            return f"{name}: {subject.ref} is to be published, but what the run materialized was {version}"
+        return self.log.reason_against_step(subject, self._family)
 
+    def _reason_of(self, check: dg.AssetCheckKey, evaluated: Iterable[AuditEvent]) -> str | None:
+        """Return the reason against the version that the verdict or the newest evaluation of a check gives, or None.
 
-def _failure(check: dg.AssetCheckKey, subject: Subject, description: str) -> str:
-    reason = f": {description}" if description else ""
-    return f"{_name(check.asset_key)}: blocking check {check.name!r} failed on {subject.ref}{reason}"
+        Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
+        """
+        subject, title = self.subject, f"{_name(check.asset_key)}: blocking check {check.name!r}"
+        verdict = self.verdicts.get(check.name)
+        newest = None if verdict else self._newest_evaluation(check, evaluated)
+        if verdict is None and newest is None:
+            return f"{title} was not run on {subject.ref}"
+        audited = md.audited_version(newest.metadata) if newest else None
+        # The evaluation of a user's own check may not name a version; then only its position in the log is known.
+        if newest is not None and audited is not None and not subject.is_named_by(newest.metadata):
+            return f"{title} looked at {audited[0]}@{audited[1]}, not at {subject.ref}"
+        result = verdict or newest
+        if result is None or result.passed:
+            return None
+        return f"{title} failed on {subject.ref}{f': {result.description}' if result.description else ''}"
 
+    def _newest_evaluation(self, check: dg.AssetCheckKey, evaluated: Iterable[AuditEvent]) -> AuditEvent | None:
+        """Return the evaluation of a check that counts for the version: of its runs, or of a run outside of them."""
+        of_family = [event for event in evaluated if event.check == check]
+        newest = max(of_family, key=lambda event: event.order, default=None)
+        alone = self._evaluated_alone(check)
+        return alone if alone is not None and (newest is None or self.log.is_later(alone, newest)) else newest
 
-def _newest_evaluation(
-    check: dg.AssetCheckKey,
-    subject: Subject,
-    evaluated: Iterable[AuditEvent],
-    *,
-    family: Collection[str],
-    log: AuditLog,
-) -> AuditEvent | None:
-    """Return the evaluation of a check that counts for a version: of its runs, or of a run outside of them."""
-    of_family = [event for event in evaluated if event.check == check]
-    newest = max(of_family, key=lambda event: event.order, default=None)
-    alone = _evaluated_alone(check, subject, family, log.instance)
-    return alone if alone is not None and (newest is None or log.is_later(alone, newest)) else newest
+    def _evaluated_alone(self, check: dg.AssetCheckKey) -> AuditEvent | None:
+        """Return the newest evaluation of exactly this version by a run outside of its family."""
+        # Without the transaction, an evaluation may be about another branch of the same name.
+        if not self.subject.transaction:
+            return None
+        storage, family = self.log.instance.event_log_storage, self._family
+        # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
+        cursor: int | None = None
+        while True:
+            page = storage.get_asset_check_execution_history(check, limit=_PAGE, cursor=cursor)
+            for record in page:
+                entry = record.event if record.run_id not in family else None
+                event = entry.dagster_event if entry else None
+                # A check that is planned or still runs has a record too, with another event or none.
+                if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                    continue
+                evaluation = _event_of((0, 0), entry.timestamp, event)
+                # A publisher's evaluation read other tables at versions that readers would have got; these may have
+                # moved.
+                is_own = md.PUBLISHED_BY not in evaluation.metadata
+                if is_own and md.text(evaluation.metadata, md.TRANSACTION) == self.subject.transaction:
+                    return replace(evaluation, run_id=record.run_id)
+            if len(page) < _PAGE:
+                return None
+            cursor = page[-1].id
 
 
 def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.AssetCheckKey]) -> None:
@@ -527,71 +552,6 @@ def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
     graph = context.job_def.asset_layer.asset_graph
     # A check whose step failed or was skipped is not evaluated any more; the gate refuses without it.
     return {check for check in planned - evaluated if graph.assets_def_for_key(check).node_def.name not in over}
-
-
-def tables_read(
-    subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain, verdicts: Mapping[str, Verdict]
-) -> Mapping[str, object] | None:
-    """Return the version of each other table that a check's evaluation read; None when it did not record them.
-
-    Args:
-        subject: The version that the check was evaluated on.
-        check: The check.
-        log: The event log.
-        chain: The run that publishes.
-        verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
-    """
-    if check.name in verdicts:
-        return verdicts[check.name].reads
-    family = log.family(subject.run_id, chain)
-    # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
-    newest = _newest_evaluation(check, subject, log.events(subject.asset, family), family=family, log=log)
-    versions = None if newest is None else md.plain(newest.metadata.get(md.READ))
-    return versions if isinstance(versions, Mapping) else None
-
-
-def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None) -> Iterator[str]:
-    """Yield the reason against the version that the newest evaluation of a check gives, if it gives one.
-
-    Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
-    """
-    title = f"{_name(check.asset_key)}: blocking check {check.name!r}"
-    if newest is None:
-        yield f"{title} was not run on {subject.ref}"
-        return
-    audited = md.audited_version(newest.metadata)
-    # The evaluation of a user's own check may not name a version; then its position in the log is all that is known.
-    if audited is not None and not subject.is_named_by(newest.metadata):
-        yield f"{title} looked at {audited[0]}@{audited[1]}, not at {subject.ref}"
-    elif not newest.passed:
-        yield _failure(check, subject, newest.description)
-
-
-def _evaluated_alone(
-    check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
-) -> AuditEvent | None:
-    """Return the newest evaluation of exactly this version by a run outside of the family."""
-    # Without the transaction, an evaluation may be about another branch of the same name.
-    if not subject.transaction:
-        return None
-    # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
-    cursor: int | None = None
-    while True:
-        page = instance.event_log_storage.get_asset_check_execution_history(check, limit=_PAGE, cursor=cursor)
-        for record in page:
-            entry = record.event if record.run_id not in family else None
-            event = entry.dagster_event if entry else None
-            # A check that is planned or still runs has a record too, with another event or none.
-            if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-                continue
-            evaluation = _event_of((0, 0), entry.timestamp, event)
-            # A publisher's evaluation read other tables at versions that readers would have got; these may have moved.
-            is_own = md.PUBLISHED_BY not in evaluation.metadata
-            if is_own and md.text(evaluation.metadata, md.TRANSACTION) == subject.transaction:
-                return replace(evaluation, run_id=record.run_id)
-        if len(page) < _PAGE:
-            return None
-        cursor = page[-1].id
 
 
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
