@@ -412,9 +412,9 @@ class PublicationAudit:
         if isinstance(subject, str):
             return False
         others, audit = _others(publication, all_of), self._audit_of(subject, publication.table)
-        for key in checks:
+        for key, bound in checks.items():
             versions = audit.tables_read(key)
-            for asset in checks[key].check.reads:
+            for asset in bound.check.reads:
                 pinned = others.get(asset) or open_other(self.run.lance, self.run.context, asset)
                 self.pinned_by_check.setdefault(key, {})[asset] = pinned
                 # An evaluation that did not record what it read is taken to have read another version.
