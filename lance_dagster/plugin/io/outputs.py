@@ -84,12 +84,11 @@ class OutputWriter:
         # branch would be mistaken for the branch of an earlier run.
         start = branch.start()
         is_owned = branch.is_owned_by(write.asset, start)
+        is_new, planned = start.branch == MAIN, None
         # Outside of a run, nothing is recorded: there the rows go to `main` at once.
-        planned = None
         if self.chain.run_ids:
-            planned = PlannedWrite.of(
-                self.lance.create_repository(), branch, write.properties, write.mode, is_first=start.branch == MAIN
-            )
+            repository = self.lance.create_repository()
+            planned = PlannedWrite.of(repository, branch, write.properties, write.mode, is_first=is_new)
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # Only one asset writes its table, and outputs of several ops may share one.
@@ -101,7 +100,7 @@ class OutputWriter:
             branch=branch,
             head=head,
             # A branch that was forked just now has no commits of an earlier attempt.
-            earlier=None if start.branch == MAIN else EarlierAttempt.of(branch, write),
+            earlier=None if is_new else EarlierAttempt.of(branch, write),
             rows=rows,
             vectors=vectors,
             is_owned=is_owned,

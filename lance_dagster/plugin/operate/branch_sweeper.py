@@ -63,6 +63,13 @@ class SweeperOptions(TypedDict, total=False):
     description: str
 
 
+def _about(keep_failed: timedelta) -> str:
+    return (
+        f"Deletes branches of runs that were published, that failed at least {keep_failed / timedelta(days=1):g} days "
+        "ago, or that a re-execution replaces. Rows that wait to be published stay."
+    )
+
+
 def build_branch_sweeper(
     name: str,
     tables: Sequence[TableAsset],
@@ -111,17 +118,13 @@ def build_branch_sweeper(
     _check_options(options)
     promoted = _promoted(publisher, watched) if publisher is not None and waiting == "publish" else {}
     together = with_published(watched, publisher)
-    about = (
-        f"Deletes branches of runs that were published, that failed at least {keep_failed / timedelta(days=1):g} days "
-        "ago, or that a re-execution replaces. Rows that wait to be published stay."
-    )
 
     @dg.sensor(
         name=name,
         required_resource_keys={resource_key},
         minimum_interval_seconds=options.get("minimum_interval_seconds", _HOUR),
         default_status=options.get("default_status", dg.DefaultSensorStatus.STOPPED),
-        description=options.get("description", about),
+        description=options.get("description", _about(keep_failed)),
         asset_selection=list(promoted.values()) or None,
     )
     def branch_sweeper(context: dg.SensorEvaluationContext) -> dg.SensorResult:
