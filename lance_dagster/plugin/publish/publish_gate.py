@@ -17,7 +17,7 @@ A check that did not run counts as failed, and so does a table without blocking 
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
@@ -36,6 +36,10 @@ _PAGE = 200
 # How often a publisher looks for a check of its own run, and after how many seconds: about 40 minutes in all.
 _LOOKS = 60
 _LONGEST_WAIT = 60.0
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+_STARTED = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
+_SUCCEEDED = dg.DagsterEventType.STEP_SUCCESS
+_MATERIALIZED, _EVALUATED = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION
 _CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 
@@ -154,7 +158,7 @@ class AuditLog:
     not by asset, so reading them for each table would cost the square of their number.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, record: RecordView | None = None) -> None:
+    def __init__(self, instance: dg.DagsterInstance, record: RecordView) -> None:
         """Start without events; those of a run are read when they are first needed.
 
         Args:
@@ -164,12 +168,8 @@ class AuditLog:
         self.instance = instance
         self.record = record
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
-        self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
-        # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
-        self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
-        self._succeeded: dict[str, dict[str | None, int]] = {}
-        # By run, the assets whose output was None.
-        self._nothing: dict[str, set[dg.AssetKey]] = {}
+        self._candidates: dict[str, tuple[str, ...]] = {}
+        self._events: dict[str, _RunEvents] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -180,10 +180,8 @@ class AuditLog:
 
     def related(self, run_id: str) -> tuple[str, ...]:
         """Return the runs of the candidate of a run that wrote anything, by the record of the lake."""
-        run = None if self.record is None else self.instance.get_run_by_id(run_id)
-        if self.record is None or run is None:
-            return ()
-        return self.record.runs_of_candidate(RunChain.of(run, self.instance).candidate_id)
+        run = self.instance.get_run_by_id(run_id)
+        return self.record.runs_of_candidate(RunChain.of(run, self.instance).candidate_id) if run else ()
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
@@ -199,11 +197,14 @@ class AuditLog:
     def runs_of_candidate(self, run_id: str) -> tuple[str, ...]:
         """Return the runs that wrote the candidate of a run, oldest first: its root run, and those that continue it."""
         instance = self.instance
-        # The chain is newest first: its last run is the one that all others continue.
-        first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
-        # A run whose record was deleted is known only by its branch.
-        family = family_of(first[0], instance, (run_id, *self.related(run_id))) or (run_id,)
-        return (*family, *(run for run in rest_of_backfill(family[-1], instance) if run not in family))
+        if run_id not in self._candidates:
+            # The chain is newest first: its last run is the one that all others continue.
+            first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
+            # A run whose record was deleted is known only by its branch.
+            family = family_of(first[0], instance, (run_id, *self.related(run_id))) or (run_id,)
+            later = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
+            self._candidates[run_id] = (*family, *later)
+        return self._candidates[run_id]
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first.
@@ -229,7 +230,7 @@ class AuditLog:
         return [
             replace(event, order=(place, event.order[1]), run_id=run_id)
             for place, run_id in enumerate(run_ids)
-            for event in self._of_run(run_id).get(asset, ())
+            for event in self._of_run(run_id).audited.get(asset, ())
         ]
 
     def _is_outdated(self, materialization: AuditEvent, run_ids: Sequence[str]) -> bool:
@@ -237,12 +238,8 @@ class AuditLog:
         for place, run_id in enumerate(run_ids):
             # A re-execution may select only some outputs of a step; the others stay as they are. The step is that of
             # the later run: Dagster numbers the steps of a multi-asset anew.
-            planned = self._planned_by(run_id)
-            started = (
-                self._succeeded[run_id].get(planned.get(materialization.asset))
-                if materialization.asset in planned
-                else None
-            )
+            planned, succeeded = self._of_run(run_id).planned, self._of_run(run_id).succeeded
+            started = succeeded.get(planned[materialization.asset]) if materialization.asset in planned else None
             if started is not None and (place, started) > materialization.order:
                 return True
         return False
@@ -259,7 +256,7 @@ class AuditLog:
         events = [event for event in self._all_events(subject.asset, family) if event.check is None]
         writing = [event for event in events if subject.is_named_by(event.metadata)]
         for event in writing:
-            succeeded = self._succeeded[event.run_id].get(event.step)
+            succeeded = self._of_run(event.run_id).succeeded.get(event.step)
             # An event without a step, which a program reported by itself, is no result of a step that could fail.
             if event.step is None or succeeded == event.attempt:
                 return None
@@ -274,13 +271,11 @@ class AuditLog:
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
         """Return whether a run stored rows of an asset, by whichever attempt of a step."""
-        return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+        return any(event.check is None for event in self._of_run(run_id).audited.get(asset, ()))
 
     def stored_nothing(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
         """Return whether a step of some runs had nothing to store for an asset, and said so."""
-        for run_id in run_ids:
-            self._of_run(run_id)
-        return any(asset in self._nothing[run_id] for run_id in run_ids)
+        return any(asset in self._of_run(run_id).nothing for run_id in run_ids)
 
     def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
         """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
@@ -289,14 +284,14 @@ class AuditLog:
 
     def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
         """Return whether a run was to materialize any of some assets when it was launched."""
-        return not self._planned_by(run_id).keys().isdisjoint(assets)
+        return not self._of_run(run_id).planned.keys().isdisjoint(assets)
 
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
         """Return the assets that runs planned to materialize and did not, unless they left them out on purpose."""
         missing: set[dg.AssetKey] = set()
         skipped: set[dg.AssetKey] = set()
         for run_id in family:
-            planned, succeeded = self._planned_by(run_id), self._succeeded[run_id]
+            planned, succeeded = self._of_run(run_id).planned, self._of_run(run_id).succeeded
             run = self.instance.get_run_by_id(run_id)
             missing |= planned.keys()
             # Dagster plans optional outputs too. A step that succeeded without one left it out on purpose, and in a run
@@ -322,38 +317,50 @@ class AuditLog:
         by_run = numbers[evaluation.run_id] > numbers[rival.run_id]
         return by_run if by_run == by_time else not evaluation.passed
 
-    def _planned_by(self, run_id: str) -> Mapping[dg.AssetKey, str | None]:
-        self._of_run(run_id)
-        return self._planned[run_id]
-
-    def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[AuditEvent]]:
+    def _of_run(self, run_id: str) -> "_RunEvents":
         if run_id not in self._events:
-            planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-            succeeding = dg.DagsterEventType.STEP_SUCCESS
-            starting = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
-            audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
-            by_asset: dict[dg.AssetKey, list[AuditEvent]] = {}
-            planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
-            started, nothing = dict[str | None, int](), self._nothing.setdefault(run_id, set())
-            kinds = {*audited, *starting, planning, succeeding}
-            for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
-                entry, occurrence = record.event_log_entry, record.event_log_entry.get_dagster_event()
-                if occurrence.event_type == planning:
-                    planned[occurrence.asset_materialization_planned_data.asset_key] = occurrence.step_key
-                elif occurrence.event_type in starting:
-                    started[occurrence.step_key] = record.storage_id
-                elif occurrence.event_type == succeeding:
-                    succeeded[occurrence.step_key] = started.get(occurrence.step_key, 0)
-                else:
-                    audit_event = _event_of((0, record.storage_id), entry.timestamp, occurrence)
-                    audit_event = replace(audit_event, attempt=started.get(occurrence.step_key, 0))
-                    # Such an output counts as an output that was skipped.
-                    if audit_event.check is None and md.plain(audit_event.metadata.get(md.STORED_NOTHING)):
-                        nothing.add(audit_event.asset)
-                    else:
-                        by_asset.setdefault(audit_event.asset, []).append(audit_event)
-            self._events[run_id] = by_asset
+            self._events[run_id] = _RunEvents.of(run_id, self.instance)
         return self._events[run_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunEvents:
+    """The events of one run.
+
+    Attributes:
+        audited: The materializations and evaluations of each asset.
+        planned: The step that was to materialize each asset.
+        succeeded: The start of the attempt by which each step succeeded.
+        nothing: The assets whose output was None.
+    """
+
+    audited: dict[dg.AssetKey, list[AuditEvent]] = field(default_factory=dict)
+    planned: dict[dg.AssetKey, str | None] = field(default_factory=dict)
+    succeeded: dict[str | None, int] = field(default_factory=dict)
+    nothing: set[dg.AssetKey] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, run_id: str, instance: dg.DagsterInstance) -> "_RunEvents":
+        events, started = cls(), dict[str | None, int]()
+        kinds = {_PLANNED, _SUCCEEDED, *_STARTED, _MATERIALIZED, _EVALUATED}
+        for record in instance.get_records_for_run(run_id, of_type=kinds).records:
+            occurrence = record.event_log_entry.get_dagster_event()
+            kind, step = occurrence.event_type, occurrence.step_key
+            if kind == _PLANNED:
+                events.planned[occurrence.asset_materialization_planned_data.asset_key] = step
+            elif kind in _STARTED:
+                started[step] = record.storage_id
+            elif kind == _SUCCEEDED:
+                events.succeeded[step] = started.get(step, 0)
+            else:
+                event = _event_of((0, record.storage_id), record.event_log_entry.timestamp, occurrence)
+                # Such an output counts as an output that was skipped.
+                if event.check is None and md.plain(event.metadata.get(md.STORED_NOTHING)):
+                    events.nothing.add(event.asset)
+                else:
+                    of_asset = events.audited.setdefault(event.asset, [])
+                    of_asset.append(replace(event, attempt=started.get(step, 0)))
+        return events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,7 +493,7 @@ class VersionAudit:
                 entry = record.event if record.run_id not in family else None
                 event = entry.dagster_event if entry else None
                 # A check that is planned or still runs has a record too, with another event or none.
-                if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                if entry is None or event is None or event.event_type != _EVALUATED:
                     continue
                 evaluation = _event_of((0, 0), entry.timestamp, event)
                 # A publisher's evaluation read other tables at versions that readers would have got; these may have
@@ -537,14 +544,13 @@ def refuse_cancelled(context: dg.AssetExecutionContext) -> None:
 def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
     """Return the checks that the current run has yet to evaluate."""
     planning = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
-    evaluating = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    kinds = {planning, evaluating, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
+    kinds = {planning, _EVALUATED, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
     planned, evaluated, over = set[dg.AssetCheckKey](), set[dg.AssetCheckKey](), set[str]()
     for record in context.instance.get_records_for_run(context.run.run_id, of_type=kinds).records:
         event = record.event_log_entry.get_dagster_event()
         if event.event_type == planning:
             planned.add(event.asset_check_planned_data.asset_check_key)
-        elif event.event_type == evaluating:
+        elif event.event_type == _EVALUATED:
             evaluated.add(event.asset_check_evaluation_data.asset_check_key)
         else:
             # The step of a graph's op is named after the graph.
@@ -555,7 +561,7 @@ def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
 
 
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
-    if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+    if event.event_type == _MATERIALIZED:
         materialization = event.step_materialization_data.materialization
         return AuditEvent(order, at, materialization.asset_key, None, materialization.metadata, step=event.step_key)
     evaluation = event.asset_check_evaluation_data
