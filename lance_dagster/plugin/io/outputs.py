@@ -374,7 +374,7 @@ class _Output:
             return self._matched(self.rows.on_executors, change.schema, tally, within)
         rows = self.rows.keyed(self._destination, change.schema, tally)
         # A table without columns, which a first output without columns has just made, has no key columns either.
-        if rows.column_names:
+        if change.schema.names:
             there = [column for column in self.write.on if column in rows.column_names]
             self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
