@@ -147,11 +147,9 @@ from lance_dagster.plugin.operate.pipes_session import (
     pipes_extras as pipes_extras,
     pipes_table as pipes_table,
 )
-from lance_dagster.plugin.operate.protected_branch_sensor import (
-    build_protected_branch_sensor as build_protected_branch_sensor,
-)
 from lance_dagster.plugin.operate.ref_sensor import (
     SensorOptions as SensorOptions,
+    build_protected_branch_sensor as build_protected_branch_sensor,
     build_ref_sensor as build_ref_sensor,
     ref_asset_specs as ref_asset_specs,
 )

@@ -130,7 +130,7 @@ PARTS_OF_A_NEIGHBOUR = frozenset(
         "lance_dagster/merge/row_values.py",
         "lance_dagster/plugin/definition_findings.py",
         "lance_dagster/plugin/operate/pipes_partitions.py",
-        "lance_dagster/plugin/publish/promotion_event.py",
+        "lance_dagster/plugin/operate/ref_tick.py",
         "lance_dagster/plugin/publish/publish_step.py",
         "lance_dagster/plugin/publish/tag_changes.py",
         "lance_dagster/spark/frame.py",

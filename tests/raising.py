@@ -12,7 +12,7 @@ _Error = TypeVar("_Error", bound=LanceDagsterError)
 
 
 @contextmanager
-def raises(kind: type[_Error], **fields: object) -> Iterator[pytest.ExceptionInfo[_Error]]:
+def raises(kind: type[_Error], /, **fields: object) -> Iterator[pytest.ExceptionInfo[_Error]]:
     """Assert that the block raises an error of a class, and that its fields have these values; yield what is caught.
 
     Example:

@@ -122,8 +122,7 @@ def lance_assets(
 
     check_options(lance_assets, options, LanceAssetsOptions)
     _refuse_wrong_checks(checks or {})
-    _refuse_wrong_schedule(options.get("schedule"))
-    _refuse_wrong_maintenance(options.get("maintenance"))
+    _refuse_wrong_schedules(options.get("schedule"), options.get("maintenance"))
     storage = dict(options.get("storage_options", {}))
     environment = options.get("environment", "")
     providers = {name: options.get(name) for name in ("s3", "azure", "google")}
@@ -181,18 +180,15 @@ def _refuse_wrong_checks(checks: object) -> None:
         require_checks(values, key.to_user_string() if isinstance(key, dg.AssetKey) else str(key), example)
 
 
-def _refuse_wrong_schedule(schedule: object) -> None:
-    if schedule is not None and schedule != _BY_PARTITION and not _is_cron(schedule):
+def _refuse_wrong_schedules(schedule: object, maintenance: object) -> None:
+    if schedule not in (None, _BY_PARTITION) and not _is_cron(schedule):
         raise InvalidInputError(
             f"schedule: {reprlib.repr(schedule)} is not a cron expression; give one such as '0 6 * * *' or '@daily', "
             f"or {_BY_PARTITION!r} to load each partition when it ends"
         )
-
-
-def _refuse_wrong_maintenance(schedule: object) -> None:
-    if schedule is not None and not _is_cron(schedule):
+    if maintenance is not None and not _is_cron(maintenance):
         raise InvalidInputError(
-            f"maintenance: {reprlib.repr(schedule)} is not a cron expression; give one such as {_WEEKLY!r}, or None "
+            f"maintenance: {reprlib.repr(maintenance)} is not a cron expression; give one such as {_WEEKLY!r}, or None "
             "for no such job"
         )
 

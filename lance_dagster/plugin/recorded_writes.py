@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
@@ -23,28 +24,49 @@ if TYPE_CHECKING:
     from lance_dagster.table import LanceTable
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecorder:
-    """Records the writes of one run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWrite:
+    """A write that a run is about to commit to its branch, and records before that.
+
+    Attributes:
+        repository: The repository of the table.
+        branch: The branch of the run.
+        request: The record of the write.
+    """
 
     repository: "LanceRepository"
-    chain: RunChain
+    branch: RunBranch
+    request: "WriteRequest"
 
-    def request(
-        self, branch: RunBranch, properties: Mapping[str, str], mode: WriteMode, replaces: tuple[int, ...] = ()
-    ) -> "WriteRequest":
-        """Return the record of a write that is about to be committed.
+    @classmethod
+    def of(
+        cls,
+        repository: "LanceRepository",
+        branch: RunBranch,
+        properties: Mapping[str, str],
+        mode: WriteMode,
+        *,
+        is_first: bool = False,
+    ) -> "PlannedWrite":
+        """Return the write that a commit with some properties will make, or refuse it before its rows are written.
 
         Args:
+            repository: The repository of the table.
             branch: The branch of the run.
             properties: The properties of the commit with the rows.
             mode: How the write changes rows.
-            replaces: The numbers of writes of earlier attempts on the branch.
+            is_first: Whether the branch has no commits, and so none of an earlier attempt of the step.
+
+        Raises:
+            InvalidInputError: The write would append rows that are published. Its publication would be refused too.
         """
         from lance_dagster.repository.candidates.writes import WriteRequest, work_of
 
-        chain = self.chain
-        return WriteRequest(
+        chain = branch.chain
+        versions = () if is_first else branch.own_versions()
+        attempts = (version for version in versions if branch.is_of_step(version, properties))
+        marks = (_mark_of(repository, branch.table, version) for version in attempts)
+        request = WriteRequest(
             candidate=chain.candidate_id,
             run_id=chain.run_id or "",
             origin=chain.run_ids[-1],
@@ -54,63 +76,52 @@ class WriteRecorder:
             partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),
             mode=mode,
             step=properties.get(md.STEP_KEY, ""),
-            replaces=replaces,
+            replaces=tuple(number for mark in marks if (number := _number(mark))),
         )
+        write = cls(repository=repository, branch=branch, request=request)
+        if mode == "append":
+            write._refuse_published(properties[md.ASSET_KEY])
+        return write
 
-    def refuse_published(self, branch: RunBranch, properties: Mapping[str, str], replaces: tuple[int, ...]) -> str:
-        """Return why an append must not be made, because its rows are published; empty when it may.
+    def put(self) -> dict[str, str]:
+        """Record the write; return the property that its commit needs."""
+        return {_mark(): self.repository.record.put(self._table_id, self.request).mark}
 
-        The publication would be refused as well. This is asked before, because writing the rows takes long.
+    @property
+    def _table_id(self) -> str:
+        return self.repository.table_id(self.repository.name_of(self.branch.table))
 
-        Args:
-            branch: The branch of the run.
-            properties: The properties of the commit with the rows.
-            replaces: The numbers of writes of earlier attempts on the branch.
+    def _refuse_published(self, asset: str) -> None:
+        """Refuse to append rows that are published.
+
+        Raises:
+            InvalidInputError: They are, or may be.
         """
         from lance_dagster.repository.candidates.writes import RecordedWrite, published_duplicate
 
-        related = self.repository.record.candidate(self.chain.candidate_id)
+        chain, table_id = self.branch.chain, self._table_id
+        related = self.repository.record.candidate(chain.candidate_id)
         if related.is_collected:
-            return (
-                f"the record of {self._candidate} was collected, and rows that it appended are published; repeating "
+            candidate = f"backfill {chain.backfill_id}" if chain.backfill_id else f"run {chain.candidate_id}"
+            raise InvalidInputError(
+                f"the record of {candidate} was collected, and rows that it appended are published; repeating "
                 "the step may add its rows again: start a new run"
             )
-        table_id = self.repository.table_id(self.repository.name_of(branch.table))
         of_table = [write for write in related.writes if write.table_id == table_id]
         # The first run of a candidate finds nothing, and reads no commit.
         if not of_table:
-            return ""
-        request = self.request(branch, properties, "append", replaces)
-        write = RecordedWrite(table_id=table_id, number=0, request=request, id="")
+            return
+        write = RecordedWrite(table_id=table_id, number=0, request=self.request, id="")
         duplicate = published_duplicate(write, of_table, self.repository.head().writes)
         if duplicate is None:
-            return ""
-        run_id, asset = duplicate.request.run_id, properties[md.ASSET_KEY]
-        rows = (
-            f"{', '.join(duplicate.request.partitions)} to {asset}" if duplicate.request.partitions else f"to {asset}"
-        )
-        does = "continues" if run_id in self.chain.run_ids else "repeats"
+            return
+        run_id, partitions = duplicate.request.run_id, ", ".join(duplicate.request.partitions)
+        does = "continues" if run_id in chain.run_ids else "repeats"
         advice = "leave the step out" if does == "continues" else "re-execute that run from its failure"
-        return (
-            f"run {run_id}, which this run {does}, appended {rows}, and that is published; repeating the step would "
-            f"add its rows again: {advice}, or start a new run"
+        raise InvalidInputError(
+            f"run {run_id}, which this run {does}, appended {f'{partitions} ' if partitions else ''}to {asset}, and "
+            f"that is published; repeating the step would add its rows again: {advice}, or start a new run"
         )
-
-    @property
-    def _candidate(self) -> str:
-        chain = self.chain
-        return f"backfill {chain.backfill_id}" if chain.backfill_id else f"run {chain.candidate_id}"
-
-    def put(self, branch: RunBranch, request: "WriteRequest") -> dict[str, str]:
-        """Record a write; return the property that its commit needs."""
-        table_id = self.repository.table_id(self.repository.name_of(branch.table))
-        return {_mark(): self.repository.record.put(table_id, request).mark}
-
-    def attempts(self, branch: RunBranch, properties: Mapping[str, str]) -> tuple[int, ...]:
-        """Return the numbers of the writes that earlier attempts of a step committed to the branch."""
-        own = (version for version in branch.own_versions() if branch.is_of_step(version, properties))
-        marks = (_mark_of(self.repository, branch.table, version) for version in own)
-        return tuple(number for mark in marks if (number := _number(mark)))
 
 
 def write_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> "RecordedWrite | None":

@@ -229,41 +229,13 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return table_address(asset_key, metadata or {})
 
     def uri_of(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> str:
-        """Return the URI of an asset's table; the table need not exist."""
-        return self.uri_at(self.address_of(asset_key, metadata))
+        """Return the URI of an asset's table, in the environment if there is one; the table need not exist."""
+        return f"{self.tables_root()}/{self.address_of(asset_key, metadata)}.lance"
 
     def tables_root(self) -> str:
         """Return the folder that the tables are written below: the root, or the environment's folder in it."""
         folder = f"/{environment_folder(self.environment)}" if self.environment else ""
         return f"{self._check_root()}{folder}"
-
-    def uri_at(self, address: TableAddress) -> str:
-        """Return the URI of the table at an address, in the environment if there is one; the table need not exist."""
-        return f"{self.tables_root()}/{address}.lance"
-
-    def open_at(self, address: TableAddress) -> "LanceTable":
-        """Open the table at an address; an environment forks it at its first use.
-
-        Raises:
-            TableNotFoundError: There is no table at the URI.
-        """
-        from lance_dagster.table import LanceTable
-
-        uri = self.uri_at(address)
-        if not self.environment:
-            return LanceTable.open(uri, self.connection_options)
-        shared = f"{self._check_root()}/{address}.lance"
-        return open_forked(uri, shared, self.environment_from, self.connection_options)
-
-    def open_uri(self, uri: str) -> "LanceTable":
-        """Open the table at a URI that a commit names.
-
-        Raises:
-            TableNotFoundError: There is no table.
-        """
-        from lance_dagster.table import LanceTable
-
-        return LanceTable.open(uri, self.connection_options)
 
     def open_repository(self) -> "LanceRepository | None":
         """Return the repository at the root; None where nothing was written yet.
@@ -325,18 +297,20 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return table.at(ref)
 
     def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> "LanceTable":
-        """Open an asset's table.
+        """Open an asset's table; an environment forks it at its first use.
 
         Raises:
             TableNotFoundError: There is no table at the URI.
         """
-        address = self.address_of(key, metadata)
+        from lance_dagster.table import LanceTable
+
+        address, uri, options = self.address_of(key, metadata), self.uri_of(key, metadata), self.connection_options
         try:
-            return self.open_at(address)
+            if self.environment:
+                return open_forked(uri, f"{self._check_root()}/{address}.lance", self.environment_from, options)
+            return LanceTable.open(uri, options)
         except TableNotFoundError:
-            raise TableNotFoundError(
-                f"no table {address} at {self.uri_at(address)}: no run has written it yet"
-            ) from None
+            raise TableNotFoundError(f"no table {address} at {uri}: no run has written it yet") from None
 
     def open(
         self,
@@ -386,9 +360,9 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def definition_metadata(self, asset_key: TableKey, metadata: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return metadata for an asset's definition, which makes its page show the table's name and URI."""
         # A code location may load without the environment of a run, so the value of an EnvVar is unknown here.
-        address = self.address_of(asset_key, metadata)
         is_known = not any(isinstance(field, dg.EnvVar) for field in (self.root, self.environment))
-        return md.definition_metadata(address.dotted, self.uri_at(address) if is_known else None)
+        uri = self.uri_of(asset_key, metadata) if is_known else None
+        return md.definition_metadata(self.address_of(asset_key, metadata).dotted, uri)
 
     def _check_root(self) -> str:
         """Return the root as a canonical URI; computed once for each resource.

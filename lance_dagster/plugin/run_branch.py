@@ -302,6 +302,39 @@ class RunBranch:
         numbers = self.table.branches.version_numbers(after.branch, after=before.number)
         return (self.table.at(f"{after.branch}@{number}") for number in reversed(numbers) if number < after.number)
 
+    def is_owned_by(self, asset: str, start: "Version") -> bool:
+        """Return whether the table names the asset that writes it as its owner; False when it names no owner.
+
+        A code location cannot see the definitions of another one, so each table carries its owner: the config key
+        `dagster/asset`. An asset that is not the owner does not write the table.
+
+        Args:
+            asset: The asset.
+            start: The version that the run's next commit is based on.
+
+        Raises:
+            InvalidInputError: The table belongs to another asset.
+        """
+        owner = self.table.config.get(start).get(md.OWNER)
+        if owner not in (None, asset):
+            raise InvalidInputError(
+                f"{asset} cannot write {self.table.uri}: the table belongs to the asset {owner}, and the two would "
+                f"replace each other's rows. Give {asset} a table of its own by its metadata {md.TABLE!r}. If "
+                f"{owner} no longer writes the table, hand it over: "
+                f"LanceTable.open({self.table.uri!r}).config.set({{{md.OWNER!r}: {asset!r}}})"
+            )
+        return owner is not None
+
+    def record_owner(self, asset: str) -> None:
+        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
+
+        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
+        of the second one conflicts.
+        """
+        # The commit has only the run id: a retried append undoes the newest commit that names its step and asset.
+        properties = {md.RUN_ID: self.chain.run_id} if self.chain.run_id else None
+        self.table.config.set({md.OWNER: asset}, branch=self.name, message=f"owner {asset}", properties=properties)
+
     def retire(self, merged: "Iterable[Version]" = ()) -> tuple[str, ...]:
         """Delete the published run branches of the chain, and return which ones were kept and why.
 
@@ -530,48 +563,3 @@ def _continues_parent(run: dg.DagsterRun, instance: dg.DagsterInstance | None) -
         return False
     # A strict subset: a full re-execution from Python executes the same steps.
     return set(run.step_keys_to_execute) < set(root.step_keys_to_execute)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ownership:
-    """The relation of an asset that writes a table to the owner that the table names.
-
-    A code location cannot see the definitions of another one, so each table carries its owner: the config key
-    `dagster/asset`. An asset that is not the owner does not write the table.
-    """
-
-    asset: str
-    branch: RunBranch
-
-    def is_recorded(self, start: "Version") -> bool:
-        """Return whether the table names the asset as its owner; False when it names no owner.
-
-        Args:
-            start: The version that the run's next commit is based on.
-
-        Raises:
-            InvalidInputError: The table belongs to another asset.
-        """
-        table = self.branch.table
-        owner = table.config.get(start).get(md.OWNER)
-        if owner not in (None, self.asset):
-            raise InvalidInputError(
-                f"{self.asset} cannot write {table.uri}: the table belongs to the asset {owner}, and the two would "
-                f"replace each other's rows. Give {self.asset} a table of its own by its metadata {md.TABLE!r}. If "
-                f"{owner} no longer writes the table, hand it over: "
-                f"LanceTable.open({table.uri!r}).config.set({{{md.OWNER!r}: {self.asset!r}}})"
-            )
-        return owner is not None
-
-    def record(self) -> None:
-        """Name the asset as the owner of a table that another program made, by a commit on the branch of the run.
-
-        The owner reaches `main` with the rows of the run. When two assets claim the table at the same time, the merge
-        of the second one conflicts.
-        """
-        name, run_id = self.branch.name, self.branch.chain.run_id
-        # The commit has only the run id: a retried append undoes the newest commit that names its step and asset.
-        properties = {md.RUN_ID: run_id} if run_id else None
-        self.branch.table.config.set(
-            {md.OWNER: self.asset}, branch=name, message=f"owner {self.asset}", properties=properties
-        )

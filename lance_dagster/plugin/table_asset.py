@@ -2,7 +2,7 @@
 
 Two assets on one table would replace each other's rows. The place is derived from the whole key of the asset, so two
 assets share a table only where metadata names the same place; the definitions of one code location are compared when
-they are loaded, and `run_branch.Ownership` keeps the assets of different code locations apart.
+they are loaded, and `RunBranch.is_owned_by` keeps the assets of different code locations apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,11 +86,21 @@ def asset_key_of(asset: TableAsset) -> dg.AssetKey:
     return dg.AssetKey(parts)
 
 
+def spec_of(asset: TableAsset) -> dg.AssetSpec:
+    """Return the spec of an asset, which has nothing but the key when only the key is given.
+
+    Raises:
+        InvalidInputError: As `asset_key_of` says.
+    """
+    key = asset_key_of(asset)
+    if isinstance(asset, dg.AssetsDefinition):
+        return asset.get_asset_spec(key)
+    return asset if isinstance(asset, dg.AssetSpec) else dg.AssetSpec(key)
+
+
 def metadata_of(asset: TableAsset) -> dict[str, object]:
     """Return the metadata of an asset's definition; empty when only the key is given."""
-    if isinstance(asset, dg.AssetsDefinition):
-        return dict(asset.metadata_by_key[asset.key])
-    return dict(asset.metadata) if isinstance(asset, dg.AssetSpec) else {}
+    return dict(spec_of(asset).metadata)
 
 
 class WatchedTable(NamedTuple):

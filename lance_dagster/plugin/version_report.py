@@ -110,7 +110,9 @@ def _content(table: LanceTable, version: Version, rows: int) -> dict[str, Entry]
         names = dataset.schema.names
         shown = shown_rows(fragments[-1].to_table(columns=names[:_COLUMNS], limit=rows))
         more = f"\n\n{len(names) - _COLUMNS} more columns: {', '.join(names[_COLUMNS:])}" if names[_COLUMNS:] else ""
-        entries[md.PREVIEW] = dg.MetadataValue.md(_markdown(names[:_COLUMNS], (row.values() for row in shown)) + more)
+        cells = [map(_cell, names[:_COLUMNS]), ["---"] * len(names[:_COLUMNS])]
+        cells += [map(_cell, row.values()) for row in shown]
+        entries[md.PREVIEW] = dg.MetadataValue.md("\n".join(f"| {' | '.join(line)} |" for line in cells) + more)
     return entries
 
 
@@ -123,11 +125,6 @@ def _counted(table: LanceTable, diff: Diff, on: Sequence[str]) -> tuple[RowCount
     added = sum(max(0, fragment.rows_after - fragment.rows_before) for fragment in diff.fragments)
     removed = sum(max(0, fragment.rows_before - fragment.rows_after) for fragment in diff.fragments)
     return RowCounts(added, removed, 0), False
-
-
-def _markdown(names: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    lines = [[_cell(name) for name in names], ["---"] * len(names), *([_cell(value) for value in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _one_line(value: object) -> str:

@@ -1,13 +1,13 @@
 """Publishers that die, and others that act, before a request that a test names."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 
 from lance_dagster import LanceTable
-from lance_dagster.plugin.table_asset import TableAddress
+from lance_dagster.plugin.table_asset import TableKey
 from tests.plugin.scripted_lake import ScriptedLake
 from tests.plugin.shop import CUSTOMERS, ORDERS, PROMOTED, Shop
 from tests.repository.scripted_repository import Plug, opened
@@ -18,9 +18,9 @@ from tests.table_factory import context_on
 class Dying(ScriptedLake):
     """A scripted lake whose script also sees the requests of the tables that the publisher opens."""
 
-    def open_at(self, address: TableAddress) -> LanceTable:
-        """Open the table at an address."""
-        return LanceTable(context_on(ScriptedStore(opened(self.uri_at(address)), self.scripts[-1])))
+    def table(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> LanceTable:
+        """Open the table of an asset."""
+        return LanceTable(context_on(ScriptedStore(opened(self.uri_of(key, metadata)), self.scripts[-1])))
 
 
 def main_moves(request: Request) -> bool:

@@ -17,7 +17,6 @@ from lance_dagster import (
     LanceResource,
     LanceTable,
     PinnedTable,
-    TableAddress,
     build_publisher,
     promoted_asset_spec,
 )
@@ -495,7 +494,7 @@ def test_promoted_spec_equals_the_publishers_node(lake: LanceResource) -> None:
     spec = promoted_asset_spec(table, partitions_def=DAYS)
     assert (made.key, made.metadata, made.group_name) == (spec.key, spec.metadata, spec.group_name)
     rows = days(1, 2)
-    made_table = LanceTable.create(lake.uri_at(TableAddress(("raw", "numbers"))), rows.schema)
+    made_table = LanceTable.create(lake.uri_of("raw/numbers"), rows.schema)
     made_table.append(rows)
     made_table.tags.create("production", "main")
     seen: list[Any] = []

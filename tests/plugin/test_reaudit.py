@@ -2,6 +2,7 @@
 """The published version is the audited one, also when `main` moved since the audit."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -10,6 +11,7 @@ import pytest
 
 from lance_dagster import (
     InRange,
+    LanceRepository,
     LanceResource,
     NullRate,
     PinnedTable,
@@ -21,6 +23,7 @@ from lance_dagster import (
 )
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.publish_gate import AuditEvent, AuditLog
+from lance_dagster.plugin.publish.record_view import RecordView
 from tests.plugin.shop import failure, recorded
 from tests.plugin.stall import DAYS, ITEMS, PRODUCTION_ITEMS, Stall
 
@@ -349,9 +352,11 @@ def test_the_audit_of_another_publisher_is_no_audit_of_the_checks_that_it_lacks(
     assert "blocking check 'gold' failed on" in failure(result)
 
 
-def test_of_two_evaluations_the_later_run_counts_and_in_doubt_the_failed_one(instance: dg.DagsterInstance) -> None:
+def test_of_two_evaluations_the_later_run_counts_and_in_doubt_the_failed_one(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
     """A worker's clock that is behind does not make an older evaluation that passed the newest one."""
-    log = AuditLog(instance)
+    log = AuditLog(instance, RecordView(repository=LanceRepository(str(tmp_path))))
     older, newer = (dg.materialize([_nothing], instance=instance).run_id for _ in range(2))
     event = AuditEvent(order=(0, 1), at=100.0, asset=ITEMS, check=dg.AssetCheckKey(ITEMS, "c"), metadata={})
     passed, failed = replace(event, run_id=older), replace(event, run_id=newer, passed=False)

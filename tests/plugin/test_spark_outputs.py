@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lance_dagster import InvalidInputError, LanceIOManager, LanceResource, LanceTable, SchemaMismatchError
 from lance_dagster.datafiles import RowTally
-from lance_dagster.plugin.io.frames import SparkRows
+from lance_dagster.plugin.io.output_rows import SparkRows
 from tests.spark.samples import schema_of
 
 EVENTS = dg.AssetKey(["log", "events"])

@@ -36,16 +36,12 @@ class Freshness(BuiltInCheck):
     maximum_age: dt.timedelta
     scope: Scope = field(default="table", kw_only=True)
     kind: ClassVar[str] = "freshness"
+    sentence: ClassVar[str] = "The newest {0.column!r} is at most {0.maximum_age} old."
 
     def __post_init__(self) -> None:
         """Validate the column, and that the age is a duration."""
         require_column("Freshness", self.column)
         require_duration("maximum_age", self.maximum_age, least=dt.timedelta.resolution)
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"The newest {self.column!r} is at most {self.maximum_age} old."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Find the newest value; reads the column batch by batch.
@@ -110,6 +106,7 @@ class RowCountChange(BuiltInCheck):
     minimum: float | None = None
     maximum: float | None = None
     kind: ClassVar[str] = "row_count_change"
+    sentence: ClassVar[str] = "The number of rows changes by {0._allowed} against the published version."
 
     def __post_init__(self) -> None:
         """Validate that there is a bound, and that it is a share: -10 for per cent would let all rows vanish."""
@@ -120,11 +117,6 @@ class RowCountChange(BuiltInCheck):
         if self.minimum is not None and self.minimum < -1:
             raise InvalidInputError(f"RowCountChange has minimum {self.minimum}; give a share, such as -0.1")
         refuse_bounds("RowCountChange", self.minimum, self.maximum)
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"The number of rows changes by {self._allowed} against the published version."
 
     @property
     def _allowed(self) -> str:
@@ -190,11 +182,7 @@ class NoSchemaChange(BuiltInCheck):
 
     scope: Scope = "table"
     kind: ClassVar[str] = "no_schema_change"
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return "The columns are those of the published version."
+    sentence: ClassVar[str] = "The columns are those of the published version."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Compare the schemas of both versions; reads no row."""

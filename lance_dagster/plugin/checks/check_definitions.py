@@ -12,7 +12,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import require_sequence
 from lance_dagster.plugin.checks.table_check import LANCE_CHECK, Audit, BoundCheck, CheckOutcome, Scope, TableCheck
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, metadata_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of, spec_of
 
 CheckFunction = Callable[..., bool | CheckOutcome | dg.AssetCheckResult]
 
@@ -196,9 +196,9 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
     if check.scope not in get_args(Scope):
         scopes = " or ".join(get_args(Scope))
         raise InvalidInputError(f"the scope of table check {check.name!r} is {check.scope!r}; give {scopes}")
-    key = asset_key_of(asset)
-    partitions_def = asset.partitions_def if isinstance(asset, (dg.AssetsDefinition, dg.AssetSpec)) else None
-    bound = BoundCheck(check=check, asset=key, metadata=metadata_of(asset), partitions_def=partitions_def)
+    spec = spec_of(asset)
+    key = spec.key
+    bound = BoundCheck(check=check, asset=key, metadata=dict(spec.metadata), partitions_def=spec.partitions_def)
 
     def evaluate(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         # Imported only in a run, as all modules are that loading a code location does not need.

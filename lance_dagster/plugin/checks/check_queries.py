@@ -11,6 +11,7 @@ a filter, or the columns that it compares.
 
 import difflib
 import itertools
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -32,11 +33,13 @@ SHOWN = 5
 class BuiltInCheck:
     """The fields and the name of the built-in checks. By default, checks evaluate the partitions of the run.
 
-    `kind` is the first part of the name, such as `not_null`.
+    `kind` is the first part of the name, such as `not_null`, and the name of the check in YAML. `sentence` is the
+    description, with the attributes of the check as `{0.column}`.
     """
 
     scope: Scope = "partitions"
     kind: ClassVar[str] = ""
+    sentence: ClassVar[str] = ""
     row_wise: ClassVar[bool] = False
 
     # Before `__init__`, whose error for an unknown argument suggests no argument. mypy takes the signature of
@@ -62,7 +65,14 @@ class BuiltInCheck:
     def name(self) -> str:
         """The name of the asset check: the kind and the columns, such as `unique_customer_day`."""
         columns = getattr(self, "columns", getattr(self, "column", ()))
-        return "_".join([self.kind, *map(_slug, (columns,) if isinstance(columns, str) else columns)])
+        # Dagster allows fewer characters in the name of a check than Lance in the name of a column.
+        slugs = (re.sub(r"[^A-Za-z0-9]", "_", name) for name in ((columns,) if isinstance(columns, str) else columns))
+        return "_".join([self.kind, *map(str.lower, slugs)])
+
+    @property
+    def description(self) -> str:
+        """The sentence that Dagster's pages show about the check."""
+        return self.sentence.format(self)
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:
@@ -181,16 +191,12 @@ def judged(wrong: Mapping[str | None, str], total: str, audit: Audit, allowed: s
 
     Example: `0 rows in 2026-05-01, 0 rows in 2026-05-02; allowed: at least 1 in each partition`.
     """
-    of = f" {of}" if of else ""
+    of, allowed = f" {of}" if of else "", f"{allowed} in each partition" if audit.partitions else allowed
     named = [f"{number}{of} in {key}" for key, number in wrong.items() if key is not None]
     if not named:
-        return f"{total}{of}; allowed: {allowed}{_of_each(audit)}"
+        return f"{total}{of}; allowed: {allowed}"
     more = f" and {len(named) - SHOWN} more partitions" if len(named) > SHOWN else ""
-    return f"{', '.join(named[:SHOWN])}{more}; allowed: {allowed}{_of_each(audit)}"
-
-
-def _of_each(audit: Audit) -> str:
-    return " in each partition" if audit.partitions else ""
+    return f"{', '.join(named[:SHOWN])}{more}; allowed: {allowed}"
 
 
 def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, int]:
@@ -201,8 +207,3 @@ def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, i
 def such_as(shown: list[str]) -> str:
     """Return examples of wrong values as the end of a sentence."""
     return f"; such as {', '.join(shown)}" if shown else ""
-
-
-def _slug(column: str) -> str:
-    """Replace the characters of a column's name that Dagster does not allow in the name of a check."""
-    return "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in column).lower()

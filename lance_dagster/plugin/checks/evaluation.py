@@ -78,8 +78,9 @@ def check_values(context: CheckContext, assets: Iterable[dg.AssetKey]) -> dict[d
         context: The context of the publisher or of a check.
         assets: The candidates.
     """
-    checks = {key: _bound(check) for key, check in _asset_checks(context, set(assets)).items()}
-    return {key: bound for key, bound in checks.items() if bound is not None}
+    checks = _asset_checks(context, set(assets)).items()
+    bound = {key: getattr(decorated_function(check), LANCE_CHECK, None) for key, check in checks}
+    return {key: check for key, check in bound.items() if isinstance(check, BoundCheck)}
 
 
 def evaluate_check(
@@ -112,6 +113,9 @@ def evaluate_check(
     Raises:
         StoreError: The storage failed.
     """
+    # Imported here, as definitions load without pyarrow.
+    import pyarrow as pa
+
     try:
         bound = bound.described(context)
         others_read = {key: (others or {}).get(key) or open_other(lance, context, key) for key in bound.check.reads}
@@ -123,7 +127,7 @@ def evaluate_check(
     except StoreError:
         # A StoreError is a LanceDagsterError too, and must not count as a failure of the check.
         raise
-    except _broken() as error:
+    except (*_BROKEN, pa.ArrowException) as error:
         context.log.warning("check %s broke", bound.check.name, exc_info=True)
         description = f"the check broke: {type(error).__name__}: {error}"
         return CheckOutcome(passed=False, description=description, counts=md.checked_partitions(partition_keys))
@@ -156,13 +160,6 @@ def record_outcome(
         # Without write permission, the evaluation in Dagster's event log counts, which names the transaction.
         with suppress(PermissionRefusedError):
             put_verdict(repository, candidate.table, candidate.version, verdict)
-
-
-def _broken() -> tuple[type[Exception], ...]:
-    # Called when a check has raised, so that definitions load without pyarrow.
-    import pyarrow as pa
-
-    return (*_BROKEN, pa.ArrowException)
 
 
 def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: str = RESOURCE_KEY) -> PinnedTable:
@@ -242,24 +239,16 @@ def _asset_checks(
     # The graph of a job knows the graph it was cut out of, which still has the deselected checks. Where Dagster divides
     # a publisher into several steps, it makes that graph anew, without deselected checks; then the code location has
     # them.
+    graphs: list[Any] = [graph.source_asset_graph, graph]
+    # `dg.materialize` and `execute_in_process` know no code location.
+    with suppress(CheckError):
+        graphs.insert(0, context.repository_def.asset_graph)
     return {
         key: assets_graph.assets_def_for_key(key)
-        for assets_graph in (*_whole_graph(context), graph.source_asset_graph, graph)
+        for assets_graph in graphs
         for key in assets_graph.asset_check_keys
         if key.asset_key in assets
     }
-
-
-def _whole_graph(context: CheckContext) -> list[Any]:
-    # `dg.materialize` and `execute_in_process` know no code location.
-    with suppress(CheckError):
-        return [context.repository_def.asset_graph]
-    return []
-
-
-def _bound(definition: dg.AssetsDefinition) -> BoundCheck | None:
-    bound = getattr(decorated_function(definition), LANCE_CHECK, None)
-    return bound if isinstance(bound, BoundCheck) else None
 
 
 def open_other(lance: LanceResource, context: CheckContext, asset: dg.AssetKey) -> PinnedTable:

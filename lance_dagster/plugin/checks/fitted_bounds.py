@@ -170,7 +170,13 @@ def _scale(kind: Any) -> _Scale | None:  # noqa: ANN401  # as above
         return _Scale(Fraction(1), least, end - 1, literal)
     if of.is_decimal(kind) and kind.scale >= 0:
         most, sql_type = 10**kind.precision - 1, f"Decimal{kind.bit_width}({kind.precision}, {kind.scale})"
-        return _Scale(Fraction(10**kind.scale), -most, most, lambda count: _cast(_digits(count, kind.scale), sql_type))
+
+        def sql(count: int) -> str:
+            # Not by division, which rounds.
+            digits = Decimal((int(count < 0), tuple(map(int, str(abs(count)))), -kind.scale))
+            return _cast(f"'{digits:f}'", sql_type)
+
+        return _Scale(Fraction(10**kind.scale), -most, most, sql)
     if of.is_date(kind):
         return _Scale(Fraction(1, 86400), -(2**31), 2**31 - 1, lambda count: _cast(str(count), "Date32"))
     if of.is_timestamp(kind):
@@ -179,11 +185,6 @@ def _scale(kind: Any) -> _Scale | None:  # noqa: ANN401  # as above
         sql_type = f"Timestamp({unit}, {zone})"
         return _Scale(Fraction(per), -(2**63), 2**63 - 1, lambda count: _cast(literal(count), sql_type))
     return None
-
-
-def _digits(count: int, scale: int) -> str:
-    """Return a decimal number as a text of SQL, without the rounding of Python's operations."""
-    return f"'{Decimal((int(count < 0), tuple(map(int, str(abs(count)))), -scale)):f}'"
 
 
 def _cast(sql: str, sql_type: str) -> str:

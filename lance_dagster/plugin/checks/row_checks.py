@@ -41,6 +41,7 @@ class RowCount(BuiltInCheck):
     minimum: int = 1
     maximum: int | None = None
     kind: ClassVar[str] = "row_count"
+    sentence: ClassVar[str] = "The table, or each partition of the run, has {0._allowed} rows."
 
     def __post_init__(self) -> None:
         """Validate that a number of rows can lie between the bounds."""
@@ -50,22 +51,17 @@ class RowCount(BuiltInCheck):
         refuse_bounds("RowCount", self.minimum, self.maximum)
 
     @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"The table, or each partition of the run, has {between(self.minimum, self.maximum)} rows."
+    def _allowed(self) -> str:
+        return between(self.minimum, self.maximum)
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows of each partition."""
         rows = audit.count_by_partition()
         wrong = {key: count for key, count in rows.items() if not lies_within(count, self.minimum, self.maximum)}
+        texts = {key: _rows(count) for key, count in wrong.items()}
         return CheckOutcome(
             passed=not wrong,
-            description=judged(
-                {key: _rows(count) for key, count in wrong.items()},
-                _rows(sum(rows.values())),
-                audit,
-                between(self.minimum, self.maximum),
-            ),
+            description=judged(texts, _rows(sum(rows.values())), audit, self._allowed),
             counts={"rows": sum(rows.values()), **partition_counts(audit, wrong)},
         )
 
@@ -146,6 +142,7 @@ class KeysExist(BuiltInCheck):
     in_table: str
     key: str
     kind: ClassVar[str] = "keys_exist"
+    sentence: ClassVar[str] = "Every value of {0.column!r} is a {0.key!r} of {0.in_table}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -156,11 +153,6 @@ class KeysExist(BuiltInCheck):
         if isinstance(table, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
             object.__setattr__(self, "in_table", asset_key_of(table).to_user_string())
         require_text("in_table of KeysExist", self.in_table, "shop/customers")
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every value of {self.column!r} is a {self.key!r} of {self.in_table}."
 
     @property
     def reads(self) -> tuple[dg.AssetKey, ...]:

@@ -58,16 +58,12 @@ class NotNull(BuiltInCheck):
 
     column: str
     kind: ClassVar[str] = "not_null"
+    sentence: ClassVar[str] = "Every row has a value in {0.column!r}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate the column."""
         require_column("NotNull", self.column)
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every row has a value in {self.column!r}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows in which the column is null."""
@@ -86,6 +82,7 @@ class NullRate(BuiltInCheck):
     column: str
     maximum: float
     kind: ClassVar[str] = "null_rate"
+    sentence: ClassVar[str] = "At most {0.maximum:.2%} of the rows have no value in {0.column!r}."
 
     def __post_init__(self) -> None:
         """Validate that the share is from 0 to 1: a percentage such as 5 would let every table pass."""
@@ -93,11 +90,6 @@ class NullRate(BuiltInCheck):
         require_number(f"the maximum of NullRate of {self.column!r}", self.maximum)
         if not 0 <= self.maximum <= 1:
             raise InvalidInputError(f"NullRate of {self.column!r} allows {self.maximum}; give a share from 0 to 1")
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"At most {self.maximum:.2%} of the rows have no value in {self.column!r}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the nulls of each partition, as a share of its rows; without rows the share is 0."""
@@ -131,6 +123,7 @@ class InRange(BuiltInCheck):
     minimum: Bound | None = None
     maximum: Bound | None = None
     kind: ClassVar[str] = "in_range"
+    sentence: ClassVar[str] = "Every value of {0.column!r} is {0._allowed}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -147,9 +140,8 @@ class InRange(BuiltInCheck):
         refuse_bounds(check, self.minimum, self.maximum)
 
     @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every value of {self.column!r} is {between(self.minimum, self.maximum)}."
+    def _allowed(self) -> str:
+        return between(self.minimum, self.maximum)
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values outside the bounds.
@@ -173,9 +165,7 @@ class InRange(BuiltInCheck):
         outside = count_where(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
         return CheckOutcome(
             passed=outside == 0,
-            description=(
-                f"values of {self.column!r} outside: {outside}; allowed: {between(self.minimum, self.maximum)}"
-            ),
+            description=f"values of {self.column!r} outside: {outside}; allowed: {self._allowed}",
             counts={"rows": audit.candidate.count_rows(), "outside": outside},
         )
 
@@ -187,17 +177,13 @@ class IsIn(BuiltInCheck):
     column: str
     values: tuple[Bound, ...]
     kind: ClassVar[str] = "is_in"
+    sentence: ClassVar[str] = "Every value of {0.column!r} is one of {0._allowed}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Validate that the values are a list, and not a text whose letters would be taken for values."""
         require_column("IsIn", self.column)
         object.__setattr__(self, "values", value_tuple(f"IsIn of {self.column!r}", self.values))
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every value of {self.column!r} is one of {self._allowed}."
 
     @property
     def _allowed(self) -> str:
@@ -227,6 +213,7 @@ class Matches(BuiltInCheck):
     column: str
     pattern: str
     kind: ClassVar[str] = "matches"
+    sentence: ClassVar[str] = "Every value of {0.column!r} matches {0.pattern}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -239,11 +226,6 @@ class Matches(BuiltInCheck):
                 f"the pattern {self.pattern!r} of Matches of {self.column!r} is not a regular expression: {wrong}; "
                 "close the bracket, or write a backslash before a bracket that stands for itself"
             )
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every value of {self.column!r} matches {self.pattern}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the values that do not match."""
@@ -268,6 +250,8 @@ class Satisfies(BuiltInCheck):
     # `field()` because a dataclass would take the property `name` of the base class for a default.
     name: str = field()
     nulls_pass: bool = False
+    kind: ClassVar[str] = "satisfies"
+    sentence: ClassVar[str] = "Every row satisfies {0.predicate}."
     row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -276,11 +260,6 @@ class Satisfies(BuiltInCheck):
         require_text(f"the predicate of Satisfies {self.name!r}", self.predicate, "amount >= 0")
         check_flag(f"nulls_pass of Satisfies {self.name!r}", self.nulls_pass)
         check_closed(f"the predicate of Satisfies {self.name!r}", self.predicate)
-
-    @property
-    def description(self) -> str:
-        """The sentence that Dagster's pages show about the check."""
-        return f"Every row satisfies {self.predicate}."
 
     def evaluate(self, audit: Audit) -> CheckOutcome:
         """Count the rows that do not satisfy the predicate."""

@@ -1,7 +1,8 @@
 """Handlers that convert between the values that assets return or take and the rows of a table.
 
-There is one handler for each library. All of them convert through Arrow, except Spark's: Spark's executors
-write and read the data files themselves, so no row passes through the process of the step.
+There is one handler for each library, for lazy handles (`PinnedTable`, pylance's and Arrow's datasets) and for
+dictionaries; `handler_for` finds the handler of a type. All of them convert through Arrow, except Spark's: Spark's
+executors write and read the data files themselves, so no row passes through the process of the step.
 
 A handler looks its library up in `sys.modules` and never imports it to recognise a value: a frame can only
 exist when its library is loaded, and an import of a large library costs seconds.
@@ -9,73 +10,31 @@ exist when its library is loaded, and an import of a large library costs seconds
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import RowTally
-from lance_dagster.datafiles.writing import StagedFiles, WriteTarget
-from lance_dagster.edit.staged_upsert import StagedUpsert
+from lance_dagster.datafiles import planned_schema
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.format.sql_text import enclosed
+from lance_dagster.plugin.io.output_rows import (
+    ArrowRows,
+    FileRows,
+    OutputRows,
+    SparkRows,
+    refuse_rows_without_columns,
+    with_vectors,
+)
 from lance_dagster.plugin.resource import PinnedTable, SparkResource
-from lance_dagster.table import LanceTable
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow.dataset as pds
     from pyspark.sql import DataFrame
 
-
-@dataclass(frozen=True, slots=True)
-class SparkRows:
-    """The rows of a Spark frame, which are computed when they are staged or read."""
-
-    frame: "DataFrame"
-
-    def schema(self, current: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
-        """Return the frame's columns, with the types of a table where the frame's values fit them."""
-        from lance_dagster.spark.spark_schema import replacement_schema
-
-        return replacement_schema(self.frame.schema, current, vectors)
-
-    def stage(self, target: WriteTarget, tally: RowTally) -> StagedFiles:
-        """Compute the frame on the executors, which count its rows and write them as data files."""
-        from lance_dagster.spark.writer import stage_counted
-
-        return stage_counted(self.frame, target, tally)
-
-    def stage_upsert(
-        self,
-        table: LanceTable,
-        branch: str,
-        on: Sequence[str],
-        *,
-        schema: pa.Schema,
-        when: Mapping[str, Any],
-        tally: RowTally,
-    ) -> StagedUpsert:
-        """Match the rows by key on the executors, which write them.
-
-        Rows that are updated keep their values in columns that the frame lacks; in new rows these are null.
-
-        Args:
-            table: The table.
-            branch: The branch.
-            on: The key columns.
-            schema: The columns that the table has when the rows are committed.
-            when: The rules of the upsert.
-            tally: Has the scope of the rows, and gets their numbers.
-        """
-        from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
-
-        rules: Any = when
-        write = KeyedWrite(table=table, branch=branch, on=on, rules=rules, schema=schema)
-        return stage_upsert_counted(self.frame, write, tally)
-
-
-Rows = pa.Table | pa.RecordBatchReader | StagedFiles | SparkRows
-"""The rows of an output: in memory, as a stream, in files of the table, or where Spark's executors compute them."""
+    Handle = PinnedTable | pds.Dataset | pds.Scanner
 
 
 # For a date beyond the year 9999, a long duration, or a time zone that is not known.
@@ -94,7 +53,7 @@ class FrameHandler(Protocol):
         """Return the schema of a table that is created for this value."""
         ...
 
-    def rows(self, value: Any) -> Rows:  # noqa: ANN401
+    def rows(self, value: Any) -> OutputRows:  # noqa: ANN401
         """Return the rows of a value, in its own columns and types."""
         ...
 
@@ -103,7 +62,7 @@ class FrameHandler(Protocol):
         ...
 
 
-def in_python(rows: pa.Table, library: str, convert: Callable[[pa.Table], object]) -> object:
+def _in_python(rows: pa.Table, library: str, convert: Callable[[pa.Table], object]) -> object:
     """Convert rows to a value of Python or of a library that has fewer dates, times and durations than Arrow.
 
     Raises:
@@ -135,9 +94,9 @@ class ArrowFrames:
         """Return the value's schema, in which vector columns are lists of a fixed size."""
         return with_vectors(value.schema, vectors)
 
-    def rows(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> pa.Table | pa.RecordBatchReader:
+    def rows(self, value: pa.Table | pa.RecordBatch | pa.RecordBatchReader) -> ArrowRows:
         """Return the value; a stream is not read into memory."""
-        return pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else value
+        return ArrowRows(pa.Table.from_batches([value]) if isinstance(value, pa.RecordBatch) else value)
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a table in memory, or a stream of batches."""
@@ -169,7 +128,7 @@ class PandasFrames:
             )
         return with_vectors(schema, vectors)
 
-    def rows(self, value: Any) -> pa.Table:  # noqa: ANN401
+    def rows(self, value: Any) -> ArrowRows:  # noqa: ANN401
         """Return the frame as an Arrow table, in which a column without a value has the type null.
 
         pandas has no type for such a column: it holds objects or floats, whatever it is meant to hold.
@@ -179,11 +138,11 @@ class PandasFrames:
         for index, column in enumerate(table.columns):
             if column.null_count == table.num_rows:
                 table = table.set_column(index, table.schema.names[index], pa.nulls(table.num_rows))
-        return table
+        return ArrowRows(table)
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a pandas frame in memory."""
-        return in_python(view.read(), "pandas", self._frame)
+        return _in_python(view.read(), "pandas", self._frame)
 
     def _frame(self, rows: pa.Table) -> Any:  # noqa: ANN401
         frame: Any = rows.to_pandas()
@@ -261,16 +220,16 @@ class PolarsFrames:
         empty = value.lazy().collect_schema().to_frame()
         return with_vectors(_ordinary(empty.to_arrow()).schema, vectors)
 
-    def rows(self, value: "pl.DataFrame | pl.LazyFrame") -> pa.Table | pa.RecordBatchReader:
+    def rows(self, value: "pl.DataFrame | pl.LazyFrame") -> ArrowRows:
         """Return the frame as an Arrow table; a lazy frame as a stream that computes it batch by batch."""
         import polars as pl
 
         if isinstance(value, pl.DataFrame):
-            return _ordinary(value.to_arrow())
+            return ArrowRows(_ordinary(value.to_arrow()))
         schema = self.schema(value, {})
         frames = value.collect_batches(lazy=True)
         parts = (batch for frame in frames for batch in frame.to_arrow().cast(schema).to_batches())
-        return pa.RecordBatchReader.from_batches(schema, parts)
+        return ArrowRows(pa.RecordBatchReader.from_batches(schema, parts))
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Return a frame in memory, or a lazy frame over the pinned version."""
@@ -301,12 +260,12 @@ class SparkFrames:
 
         return target_schema(value.schema, vectors)
 
-    def rows(self, value: "DataFrame") -> SparkRows | pa.Table:
+    def rows(self, value: "DataFrame") -> OutputRows:
         """Return the frame without computing it, unless it has no columns."""
         if value.columns:
             return SparkRows(value)
         refuse_rows_without_columns(0 if value.isEmpty() else value.count())
-        return pa.table({})
+        return ArrowRows(pa.table({}))
 
     def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
         """Return a lazy Spark frame, in the active session if there is one."""
@@ -331,45 +290,13 @@ class StagedFrames:
         """Return the schema the files were written with."""
         return value.schema
 
-    def rows(self, value: StagedFiles) -> StagedFiles:
+    def rows(self, value: StagedFiles) -> FileRows:
         """Return the files as they are: they are on storage already."""
-        return value
+        return FileRows(value)
 
     def load(self, view: PinnedTable, kind: type) -> object:
         """Refuse, because staged files describe a write and cannot hold the rows of a version."""
         raise InvalidInputError(f"{view.ref} of {view.table.uri} cannot be read as {kind.__name__}")
-
-
-def refuse_rows_without_columns(rows: int) -> None:
-    """Refuse rows that hold nothing: a data file could not even record their number.
-
-    Raises:
-        InvalidInputError: There are such rows.
-    """
-    if rows:
-        raise InvalidInputError(f"the output has {rows} {'row' if rows == 1 else 'rows'} and no columns to store")
-
-
-def with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
-    """Return a schema in which the named columns are lists of a fixed size.
-
-    Lance builds vector indices only on lists of a fixed size.
-
-    Raises:
-        InvalidInputError: A column does not exist, or its type is not a list.
-    """
-    for name, length in vectors.items():
-        index = schema.get_field_index(name)
-        # An output without columns or values says nothing about the vectors.
-        if not schema.names or (index >= 0 and pa.types.is_null(schema.field(index).type)):
-            continue
-        if index < 0:
-            raise InvalidInputError(f"lance/vectors names {name!r}; the columns are {', '.join(schema.names)}")
-        field = schema.field(index)
-        if not hasattr(field.type, "value_type"):
-            raise InvalidInputError(f"lance/vectors names {name!r}, which is {field.type} and not a list")
-        schema = schema.set(index, field.with_type(pa.list_(field.type.value_type, length)))
-    return schema
 
 
 def _ordinary(table: pa.Table) -> pa.Table:
@@ -423,3 +350,138 @@ def _lazy_frame(view: PinnedTable) -> "pl.LazyFrame":
     names = view.columns if view.columns is not None else view.schema.names
     empty = cast("pl.DataFrame", pl.from_arrow(view.schema.empty_table().select(list(names))))
     return register_io_source(batches, schema=empty.schema)
+
+
+class LazyFrames:
+    """Handle `PinnedTable`, `lance.LanceDataset`, `pyarrow.dataset.Dataset` and `pyarrow.dataset.Scanner`.
+
+    As an input a handle reads nothing until it is used. As an output its rows are written as a stream, so a handle of
+    another table, or of an older version of the same table, is copied without being held in memory.
+    """
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is one of these handles."""
+        # Imported at first use here and below, because this module of Arrow imports pandas.
+        import pyarrow.dataset as pds
+
+        return issubclass(kind, (PinnedTable, pds.Dataset, pds.Scanner))
+
+    def schema(self, value: "Handle", vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the schema of the rows that the handle reads."""
+        import pyarrow.dataset as pds
+
+        if isinstance(value, pds.Dataset):
+            return with_vectors(value.schema, vectors)
+        if isinstance(value, PinnedTable):
+            dataset = value.table.to_lance(value.version)
+            return with_vectors(planned_schema(dataset, value.columns, value.filter), vectors)
+        return with_vectors(value.projected_schema, vectors)
+
+    def rows(self, value: "Handle") -> ArrowRows:
+        """Return the rows of the handle as a stream."""
+        if isinstance(value, PinnedTable):
+            return ArrowRows(value.scan())
+        import pyarrow.dataset as pds
+
+        scanner = value.scanner() if isinstance(value, pds.Dataset) else value
+        return ArrowRows(scanner.to_reader())
+
+    def load(self, view: PinnedTable, kind: type) -> object:
+        """Return a handle of the view.
+
+        A narrowed view is a dataset of rows in memory for `pyarrow.dataset.Dataset`, which cannot carry a filter.
+
+        Raises:
+            InvalidInputError: The input is narrowed, and annotated as `lance.LanceDataset`.
+        """
+        import pyarrow.dataset as pds
+
+        from lance_dagster.datafiles import LanceDataset
+
+        if issubclass(kind, PinnedTable):
+            return view
+        if issubclass(kind, pds.Scanner):
+            columns = None if view.columns is None else list(view.columns)
+            condition = None if view.filter is None else enclosed("the filter", view.filter)
+            return view.table.to_lance(view.version).scanner(columns=columns, filter=condition)
+        if not view.is_narrowed:
+            return view.to_lance()
+        if not issubclass(kind, LanceDataset):
+            return pds.dataset(view.read())
+        raise InvalidInputError(
+            f"the input is narrowed to {view.narrowed_to}, "
+            "which a lance.LanceDataset cannot carry; annotate it as pyarrow.Table, another frame, or "
+            "lance_dagster.PinnedTable for a lazy handle that can"
+        )
+
+
+class DictRows:
+    """Handle `list[dict]`: each dictionary is a row, and a key that a row lacks is null in it."""
+
+    def accepts(self, kind: type) -> bool:
+        """Return whether the type is a list."""
+        return issubclass(kind, list)
+
+    def schema(self, value: Sequence[Any], vectors: Mapping[str, int]) -> pa.Schema:
+        """Return the schema that Arrow infers from the values."""
+        return with_vectors(_table(value).schema, vectors)
+
+    def rows(self, value: Sequence[Any]) -> ArrowRows:
+        """Return the dictionaries as an Arrow table; a list without rows has no columns either."""
+        return ArrowRows(_table(value))
+
+    def load(self, view: PinnedTable, kind: type) -> object:  # noqa: ARG002
+        """Return the rows as dictionaries."""
+        return _in_python(view.read(), "Python", pa.Table.to_pylist)
+
+
+def _table(value: Sequence[Any]) -> pa.Table:
+    strange = next((row for row in value if not isinstance(row, dict)), None)
+    if strange is not None:
+        raise InvalidInputError(f"a list is stored as rows when each item is a dict, not {type(strange).__name__}")
+    # Arrow looks for columns only in the first row, and would silently drop columns of later rows.
+    names = dict.fromkeys(name for row in value for name in row)
+    if not names:
+        refuse_rows_without_columns(len(value))
+    if unnamed := [name for name in names if not isinstance(name, str)]:
+        raise InvalidInputError(f"the keys of a dict are the names of columns, and so text, not {unnamed[0]!r}")
+    return pa.table({name: _column(name, [row.get(name) for row in value]) for name in names})
+
+
+def _column(name: str, values: list[Any]) -> "pa.Array[Any]":
+    try:
+        array: pa.Array[Any] = pa.array(values)
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidInputError(
+            f"column {name!r} of a list of dicts cannot be stored: {error}; give all of its values one type"
+        ) from error
+    return array
+
+
+def handler_for(kind: type, spark: SparkResource | None) -> FrameHandler:
+    """Return the handler of a type.
+
+    Args:
+        kind: The class of an output, or the annotation of an input.
+        spark: Starts a session when none is active.
+
+    Raises:
+        InvalidInputError: No handler accepts the type.
+    """
+    handlers: tuple[FrameHandler, ...] = (
+        ArrowFrames(),
+        PandasFrames(),
+        PolarsFrames(),
+        SparkFrames(spark),
+        StagedFrames(),
+        LazyFrames(),
+        DictRows(),
+    )
+    for handler in handlers:
+        if handler.accepts(kind):
+            return handler
+    raise InvalidInputError(
+        f"rows cannot be returned or taken as {kind.__module__}.{kind.__qualname__}; use a Spark, pandas or Polars "
+        "DataFrame, a polars.LazyFrame, a pyarrow.Table or RecordBatchReader, list[dict], StagedFiles, or lazily a "
+        "PinnedTable, a lance.LanceDataset, or a pyarrow.dataset.Dataset or Scanner"
+    )

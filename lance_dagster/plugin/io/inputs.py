@@ -24,7 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_of_backfill
 from lance_dagster.plugin.branch_extent import newest_waiting
-from lance_dagster.plugin.io.handles import handler_for
+from lance_dagster.plugin.io.frames import handler_for
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partitions import partition_filter, partitions_definition
 from lance_dagster.plugin.resource import LanceResource, PinnedTable, SparkResource

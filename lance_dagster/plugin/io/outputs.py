@@ -6,16 +6,16 @@ that an output that is refused leaves no commit. The exception is a Spark frame 
 its rows with the branch, so the earlier attempt is taken back before that.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 
 import dagster as dg
 import pyarrow as pa
 
-from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, read_data_file
-from lance_dagster.datafiles.writing import StagedFiles, write_files
+from lance_dagster.datafiles import RowTally
+from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import ConflictError, InvalidInputError, SchemaMismatchError, TableNotFoundError
 from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN
@@ -24,8 +24,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
 from lance_dagster.plugin.branch_extent import written_heads
-from lance_dagster.plugin.io.frames import Rows, SparkRows, refuse_rows_without_columns, with_vectors
-from lance_dagster.plugin.io.handles import handler_for
+from lance_dagster.plugin.io.frames import handler_for
 from lance_dagster.plugin.io.output_events import (
     add_row_counts,
     describe_columns,
@@ -34,14 +33,14 @@ from lance_dagster.plugin.io.output_events import (
     set_data_version,
     with_descriptions,
 )
+from lance_dagster.plugin.io.output_rows import Destination, OutputRows, SparkRows
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.schema_evolution import Evolution, SchemaChange
 from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_second_replacement
-from lance_dagster.plugin.recorded_writes import WriteRecorder
+from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource, SparkResource
-from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain, is_restore, is_written
-from lance_dagster.plugin.table_asset import TableAddress
+from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_restore, is_written
 from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
 from lance_dagster.table import LanceTable
 
@@ -79,14 +78,17 @@ class OutputWriter:
         schema = handler.schema(obj, vectors)
         columns = described_columns(context)
         target = OutputTable.of(context)
-        place = self.lance.address_of(target.key, target.metadata)
-        table = self._table(write, place, with_descriptions(schema, columns))
+        table = self._table(write, target, with_descriptions(schema, columns))
         branch = RunBranch(table=table, chain=self.chain)
         # Both tests come before the fork: a refused write to a table of another asset must leave no branch, and the new
         # branch would be mistaken for the branch of an earlier run.
         start = branch.start()
-        is_owned = Ownership(asset=write.asset, branch=branch).is_recorded(start)
-        record = self._record_of(write, branch, start)
+        is_owned = branch.is_owned_by(write.asset, start)
+        is_new, planned = start.branch == MAIN, None
+        # Outside of a run, nothing is recorded: there the rows go to `main` at once.
+        if self.chain.run_ids:
+            repository = self.lance.create_repository()
+            planned = PlannedWrite.of(repository, branch, write.properties, write.mode, is_first=is_new)
         rows = handler.rows(obj)
         head = branch.ensure(start)
         # Only one asset writes its table, and outputs of several ops may share one.
@@ -98,11 +100,11 @@ class OutputWriter:
             branch=branch,
             head=head,
             # A branch that was forked just now has no commits of an earlier attempt.
-            earlier=None if start.branch == MAIN else EarlierAttempt.of(branch, write),
+            earlier=None if is_new else EarlierAttempt.of(branch, write),
             rows=rows,
             vectors=vectors,
             is_owned=is_owned,
-            record=record,
+            planned=planned,
         )
         version, tally, change = output.commit(schema, columns)
         if is_shared:
@@ -112,6 +114,7 @@ class OutputWriter:
             context.log.info("%s: %s", write.asset, note)
         if change.warning:
             context.log.warning("%s: %s", write.asset, change.warning)
+        place = self.lance.address_of(target.key, target.metadata)
         context.add_output_metadata({md.URI: table.uri, md.TABLE_NAME: place.dotted})
         add_row_counts(context, write.keys, tally)
         self._describe(context, write, table, before=head, version=version)
@@ -151,35 +154,18 @@ class OutputWriter:
         )
         set_data_version(context, version.transaction)
 
-    def _record_of(self, write: Write, branch: RunBranch, start: Version) -> Callable[[], Mapping[str, str]]:
-        """Return what records the write before its commit, and returns a property of the commit.
-
-        Outside of a run, nothing is recorded: there the rows go to `main` at once.
-
-        Raises:
-            InvalidInputError: The write would append rows that are published.
-        """
-        if not self.chain.run_ids:
-            return dict
-        recorder = WriteRecorder(self.lance.create_repository(), self.chain)
-        attempts = () if start.branch == MAIN else recorder.attempts(branch, write.properties)
-        reason = recorder.refuse_published(branch, write.properties, attempts) if write.mode == "append" else ""
-        if reason:
-            raise InvalidInputError(reason)
-        return lambda: recorder.put(branch, recorder.request(branch, write.properties, write.mode, attempts))
-
-    def _table(self, write: Write, place: TableAddress, schema: pa.Schema) -> LanceTable:
+    def _table(self, write: Write, target: OutputTable, schema: pa.Schema) -> LanceTable:
         """Open the table of an asset, or create it with these columns.
 
         Raises:
             InvalidInputError: The partition column cannot be used; there is no table then.
         """
         with suppress(TableNotFoundError):
-            return self.lance.open_at(place)
+            return self.lance.table(target.key, target.metadata)
         # This is called for its errors: a wrong partition column must not leave an empty table behind.
         write.partitions(schema)
         return LanceTable.create(
-            self.lance.uri_at(place),
+            self.lance.uri_of(target.key, target.metadata),
             schema,
             storage_options=self.lance.connection_options,
             # Another process of the run may create the table at the same time.
@@ -263,18 +249,18 @@ class EarlierAttempt:
 class _Output:
     """The rows of one output on their way to the branch of the run, whose newest version was `head`.
 
-    `earlier` are the commits of earlier attempts there; None when the branch was forked for this output. `record`
-    records the write, and returns a property for the commit.
+    `earlier` are the commits of earlier attempts there; None when the branch was forked for this output. `planned` is
+    the write that is recorded before its commit; None outside of a run.
     """
 
     write: Write
     branch: RunBranch
     head: Version
     earlier: EarlierAttempt | None
-    rows: Rows
+    rows: OutputRows
     vectors: Mapping[str, int]
     is_owned: bool
-    record: Callable[[], Mapping[str, str]]
+    planned: PlannedWrite | None
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]
@@ -291,17 +277,21 @@ class _Output:
         within = write.partitions(change.schema)
         tally = write.tally(change.schema)
         rows: StagedFiles | StagedUpsert | pa.Table
-        rows = self._keyed(change, tally, within) if write.mode == "upsert" else self._staged(change.schema, tally)
+        if write.mode == "upsert":
+            rows = self._keyed(change, tally, within)
+        else:
+            rows = self.rows.stage(self._destination, change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
         # Before the first commit: rows on a branch without a recorded write count as rows of another program.
-        recorded = replace(write, properties={**write.properties, **self.record()})
+        mark = self.planned.put() if self.planned else {}
+        recorded = replace(write, properties={**write.properties, **mark})
         # Spark has matched the rows with the branch after the earlier attempt was taken back.
         is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)
         if isinstance(rows, StagedFiles) and within:
             # The tally saw each row, so the table need not read the files again.
             rows = replace(rows, satisfies=within.predicate)
         if not self.is_owned:
-            Ownership(asset=write.asset, branch=self.branch).record()
+            self.branch.record_owner(write.asset)
         edits = change.apply(table, name, props)
         # An overwrite brings its columns itself. Any other mode needs a table that has the new columns.
         if change.replaced and write.mode != "overwrite":
@@ -309,10 +299,14 @@ class _Output:
             edits = [table.overwrite(empty, branch=name, message="columns", properties=props, partitions=write.keys)]
         elif not change.replaced:
             describe_columns(table, name, columns, props)
-        if edits and isinstance(rows, StagedUpsert):
-            rows, tally = self._after(edits, rows, tally, within)
+        if edits and isinstance(rows, StagedUpsert) and self.rows.on_executors is not None:
+            rows, tally = self._after(edits, rows, self.rows.on_executors, tally=tally, within=within)
         version = self._committed(recorded, rows, within.predicate if within else "true", is_alone=is_alone)
         return version, tally, change
+
+    @property
+    def _destination(self) -> Destination:
+        return Destination(self.write.asset, self.branch.table, self.branch.name, self.head)
 
     @property
     def _begin(self) -> Version:
@@ -328,24 +322,15 @@ class _Output:
 
     def _change(self, schema: pa.Schema, current: pa.Schema) -> SchemaChange:
         """Return the change of the columns of the table."""
-        table, rows = self.branch.table, self.rows
-        output_schema = schema
-        if not schema.names:
-            # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
-            output_schema = current
-        elif isinstance(rows, SparkRows):
-            output_schema = rows.schema(current, self.vectors)
-        elif isinstance(rows, pa.Table):
-            # Unlike in the schema of a new table, the table decides the type of columns without a value.
-            fields = [column if column.name in current.names else schema.field(column.name) for column in rows.schema]
-            output_schema = with_vectors(pa.schema(fields), self.vectors)
+        # An output without columns, such as an empty list, has no rows, and none of its columns could differ.
+        output_schema = self.rows.columns(schema, current, self.vectors) if schema.names else current
         # Nobody has read the columns of a table without a write, so the first write may replace them.
         own = Evolution(
             policy=self.write.evolution,
-            where=f"{self.write.asset}, table {table.uri}",
+            where=f"{self.write.asset}, table {self.branch.table.uri}",
             mode=self.write.mode,
             branch=self.branch.name,
-            values=rows if isinstance(rows, pa.Table) else None,
+            values=self.rows.in_memory,
         )
         if not self._never_written():
             return own.change(output_schema, current)
@@ -381,69 +366,17 @@ class _Output:
             return False
         return not any(md.ASSET_KEY in version.properties for version in self.branch.table.log(self._begin))
 
-    def _staged(self, schema: pa.Schema, tally: RowTally) -> StagedFiles:
-        """Write the rows to data files that no version names yet, and count them."""
-        table, rows = self.branch.table, self.rows
-        if isinstance(rows, StagedFiles):
-            # The asset wrote these files itself, so their partition columns are read here.
-            if tally.scope is None:
-                tally.rows = rows.rows
-                return rows
-            for batch in self._read_staged(rows, tally.scope.within.columns):
-                tally.add(batch)
-            return rows
-        target = table.write_target(schema, self.head)
-        if isinstance(rows, SparkRows):
-            return rows.stage(target, tally)
-        # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
-        # converted while it is written.
-        batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
-        return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
-
-    def _read_staged(self, staged: StagedFiles, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read columns of files that the asset wrote itself, where they lie.
-
-        Raises:
-            InvalidInputError: They are at a place that is not a named base path of the branch.
-        """
-        table, branch = self.branch.table, self.branch.name
-        names = {base.path: base.name for base in table.maintenance.bases(branch) if base.name}
-        if staged.base is not None and staged.base not in names:
-            raise InvalidInputError(
-                f"{self.write.asset}: files were staged at {staged.base}, and {branch} of {table.uri} has no base path "
-                "with a name there; add_base adds one"
-            )
-        target = table.write_target(ref=branch, base=names.get(staged.base or ""))
-        for file in staged.files:
-            yield from read_data_file(f"{target.data_uri}/{file.name}", columns, target.storage_options)
-
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the columns and types of the table."""
-        if isinstance(self.rows, StagedFiles):
-            raise InvalidInputError(
-                f"{self.write.asset}: rows are upserted by their values; return Arrow rows or a frame, not StagedFiles"
-            )
-        if isinstance(self.rows, SparkRows):
-            raise InvalidInputError("unreachable: executors write the rows of a Spark frame")
-        for batch in self.rows.to_batches() if isinstance(self.rows, pa.Table) else self.rows:
-            yield _fitted(batch, schema)
-
     def _keyed(self, change: SchemaChange, tally: RowTally, within: PartitionFilter | None) -> StagedUpsert | pa.Table:
-        """Return the rows of an upsert: matched and written by Spark, or in memory."""
-        if isinstance(self.rows, SparkRows):
+        """Return the rows of an upsert: matched and written by executors, or in memory."""
+        if self.rows.on_executors is not None:
             # The executors match the rows with the branch, which must have no row of an earlier attempt.
             self._take_back(change)
-            return self._matched(self.rows, change.schema, tally, within)
-        rows = pa.Table.from_batches(tally.passing(self._batches(change.schema)), change.schema)
+            return self._matched(self.rows.on_executors, change.schema, tally, within)
+        rows = self.rows.keyed(self._destination, change.schema, tally)
         # A table without columns, which a first output without columns has just made, has no key columns either.
-        if not rows.column_names:
-            return rows
-        # Without the columns that the output lacks: the rows that are updated keep their values there. A list without
-        # a dictionary has no columns at all.
-        if not isinstance(self.rows, StagedFiles) and (names := self.rows.schema.names):
-            rows = rows.select([name for name in rows.column_names if name in names])
-        there = [column for column in self.write.on if column in rows.column_names]
-        self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
+        if change.schema.names:
+            there = [column for column in self.write.on if column in rows.column_names]
+            self._check_keys(rows.column_names, {column: rows.column(column).null_count for column in there})
         return rows
 
     def _matched(
@@ -459,7 +392,13 @@ class _Output:
         return staged
 
     def _after(
-        self, edits: Sequence[Version], rows: StagedUpsert, tally: RowTally, within: PartitionFilter | None
+        self,
+        edits: Sequence[Version],
+        rows: StagedUpsert,
+        executors: SparkRows,
+        *,
+        tally: RowTally,
+        within: PartitionFilter | None,
     ) -> tuple[StagedUpsert, RowTally]:
         """Return the rows of an upsert for the version that the edits of its columns made, and their counts.
 
@@ -475,7 +414,7 @@ class _Output:
             return replace(rows, version=newest), tally
         schema = table.schema(name)
         tally = self.write.tally(schema)
-        rows = self._matched(cast("SparkRows", self.rows), schema, tally, within)
+        rows = self._matched(executors, schema, tally, within)
         self.write.refuse_outside(tally, within.hint if within else "")
         return rows, tally
 
@@ -588,18 +527,6 @@ def _version_before(branch: RunBranch, properties: Mapping[str, str]) -> Version
                 return None
             before = before or version
     return before if has_attempt else None
-
-
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch in the columns and types of the table; columns that the batch lacks become nulls."""
-    if not batch.num_columns:
-        refuse_rows_without_columns(batch.num_rows)
-    columns: list[pa.Array[Any]] = []
-    for column in schema:
-        index = batch.schema.get_field_index(column.name)
-        values = pa.nulls(batch.num_rows) if index < 0 else batch.column(index)
-        columns.append(values if fits_type(values.type, column.type) else exact_cast(values, column))
-    return conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
 def _vectors(metadata: Mapping[str, object]) -> dict[str, int]:

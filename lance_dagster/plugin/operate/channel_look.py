@@ -76,7 +76,10 @@ class ChannelLook:
         if mark == _mark_of(newest):
             return True
         # A channel that was watched while it did not exist has a mark: all of its moves since are new.
-        if mark is None and not self._was_watched and not self.cursor.announce_all:
+        # A cursor of an earlier release has no marks of absent channels. It watched this ref where a table has a mark
+        # of it, or no marks, because the refs of that table did not exist.
+        was_watched = any(self.channel in marks or not marks for marks in self.tag_marks.values())
+        if mark is None and not was_watched and not self.cursor.announce_all:
             self.cursor.channels[self.channel] = _mark_of(newest)
             return True
         if mark is None and self.cursor.announce_all:
@@ -121,12 +124,6 @@ class ChannelLook:
             return 0
         # Somebody may have created the channel again just now; the next tick reports the entry of its creation.
         return newest.number if newest.deleted else newest.number - 1
-
-    @property
-    def _was_watched(self) -> bool:
-        """Whether a cursor of an earlier release, which has no marks of absent channels, watched this ref."""
-        # A table without marks was watched for refs that did not exist.
-        return any(self.channel in marks or not marks for marks in self.tag_marks.values())
 
     def _report_all(self, mark: BranchMark, entries: "Sequence[RefEntry]") -> bool:
         """Report entries after a mark, and return whether the time was enough for all of them."""

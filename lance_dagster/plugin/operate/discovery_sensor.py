@@ -122,8 +122,7 @@ def _opened(
     heads = []
     for path in paths:
         try:
-            uri = lance.uri_at(TableAddress(tuple(path.split("/"))))
-            heads.append((path, LanceTable.open(uri, lance.connection_options).head(MAIN)))
+            heads.append((path, LanceTable.open(lance.uri_of(path), lance.connection_options).head(MAIN)))
         except LanceDagsterError as error:
             # Such as a folder into which the first version is just being written.
             context.log.warning("%s is not reported: %s", path, error)

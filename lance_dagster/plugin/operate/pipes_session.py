@@ -8,8 +8,8 @@ The options are part of the context of Pipes: `PipesSubprocessClient` writes it 
 other clients put it where the service shows it. Give such a process credentials that expire with its job.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
@@ -20,9 +20,9 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
-from lance_dagster.plugin.recorded_writes import WriteRecorder
+from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.run_branch import Ownership, RunBranch, RunChain
+from lance_dagster.plugin.run_branch import RunBranch, RunChain
 from lance_dagster.plugin.settings import WriteMode
 from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of
 
@@ -72,7 +72,6 @@ def pipes_extras(
     # The step's own definition: the asset may be named by its key only.
     spec = context.assets_def.specs_by_key.get(key)
     metadata = dict(spec.metadata) if spec is not None else metadata_of(asset or key)
-    place = lance.address_of(key, metadata)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
     # Imported here: they import Arrow, which a code location does not need when it is loaded.
@@ -91,13 +90,13 @@ def pipes_extras(
     head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.
     with suppress(TableNotFoundError):
-        table = lance.open_at(place)
+        table = lance.table(key, metadata)
         with suppress(RefNotFoundError):
             head = table.head(chain.branch_tag).number if chain.branch_tag else 0
     settings = {
-        "uri": lance.uri_at(place),
+        "uri": lance.uri_of(key, metadata),
         "root": lance.tables_root(),
-        "dotted": place.dotted,
+        "dotted": lance.address_of(key, metadata).dotted,
         "storage_options": dict(lance.connection_options if storage_options is None else storage_options),
         "chain": {
             "run_ids": list(chain.run_ids),
@@ -164,7 +163,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         self._partitions = PipesPartitions.decoded(self._properties[md.ASSET_KEY], settings["partitions"])
         self.partition_keys = self._partitions.keys
         self._writes: list[str] = []
-        self._before = self._written()
+        self._before: Version | None = None
+        with suppress(TableNotFoundError):
+            self._before = RunBranch(table=self.table, chain=self._chain).written()
 
     @property
     def table(self) -> "LanceTable":
@@ -200,8 +201,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         """
         branch, info = self._ready(rows), self._commit("append", message, properties)
         earlier = branch.earlier_attempt(info["properties"])
-        info = self._recorded(branch, info, "append")
-        return self._counted(info, branch.table.append(self._held(rows), replaces=earlier, **info))
+        with self._recorded(branch, info, "append"):
+            return branch.table.append(self._held(rows), replaces=earlier, **info)
 
     def overwrite(self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None) -> "WriteResult":
         """Replace all rows, also rows of other partitions, and the schema where it differs; arguments as for `append`.
@@ -209,10 +210,10 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         Raises:
             InvalidInputError: A row is outside of the partitions of the run; nothing was committed.
         """
-        branch = self._ready(rows)
-        table, info = branch.table, self._recorded(branch, self._commit("overwrite", message, properties), "overwrite")
-        # The rows are held in their own schema, which becomes the schema of the table.
-        return self._counted(info, table.overwrite(self._partitions.held(rows, rows.schema), **info))
+        branch, info = self._ready(rows), self._commit("overwrite", message, properties)
+        with self._recorded(branch, info, "overwrite"):
+            # The rows are held in their own schema, which becomes the schema of the table.
+            return branch.table.overwrite(self._partitions.held(rows, rows.schema), **info)
 
     def replace_partitions(
         self, rows: "Rows", *, message: str | None = None, properties: "Properties" = None
@@ -310,11 +311,6 @@ class PipesTable(AbstractContextManager["PipesTable"]):
     def _properties(self) -> dict[str, str]:
         return dict(self._settings["properties"])
 
-    def _written(self) -> "Version | None":
-        with suppress(TableNotFoundError):
-            return RunBranch(table=self.table, chain=self._chain).written()
-        return None
-
     def _commit(self, mode: str, message: str | None = None, properties: "Properties" = None) -> "_Commit":
         return {
             "branch": self.branch,
@@ -329,31 +325,24 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         info = self._commit("replace", message, properties)
         # Only a replacement of the same rows removes all rows that an earlier attempt wrote by a replacement.
         info["properties"][md.WRITE] += f" where {predicate}"
-        info = self._recorded(RunBranch(table=self.table, chain=self._chain), info, "replace")
-        return self._counted(info, self.table.replace_where(predicate, self._held(rows), **info))
+        branch = RunBranch(table=self.table, chain=self._chain)
+        with self._recorded(branch, info, "replace"):
+            return branch.table.replace_where(predicate, self._held(rows), **info)
 
-    def _recorded(self, branch: RunBranch, info: "_Commit", mode: WriteMode) -> "_Commit":
-        """Record a write that is about to be committed; return the commit with the mark of the record.
+    @contextmanager
+    def _recorded(self, branch: RunBranch, info: "_Commit", mode: WriteMode) -> Iterator[None]:
+        """Record a write before its commit, which gets the mark of the record; count the write after its commit.
 
         Raises:
             InvalidInputError: The write adds rows that were added and published before.
         """
         from lance_dagster.repository import LanceRepository
 
-        if not self._chain.run_ids:
-            return info
-        repository = LanceRepository.create(self._settings["root"], self._settings["storage_options"])
-        recorder, properties = WriteRecorder(repository, self._chain), info["properties"]
-        attempts = recorder.attempts(branch, properties)
-        if mode == "append" and (reason := recorder.refuse_published(branch, properties, attempts)):
-            raise InvalidInputError(reason)
-        mark = recorder.put(branch, recorder.request(branch, properties, mode, attempts))
-        return {**info, "properties": {**properties, **mark}}
-
-    def _counted(self, info: "_Commit", result: "WriteResult") -> "WriteResult":
-        """Count a write that was committed, and return its result."""
+        if self._chain.run_ids:
+            repository = LanceRepository.create(self._settings["root"], self._settings["storage_options"])
+            info["properties"] |= PlannedWrite.of(repository, branch, info["properties"], mode).put()
+        yield
         self._writes.append(info["properties"][md.WRITE])
-        return result
 
     def _take_back(self, branch: RunBranch, version: "Version") -> "Version":
         """Remove the rows that an earlier attempt of the step appended and this attempt did not replace.
@@ -391,8 +380,9 @@ class PipesTable(AbstractContextManager["PipesTable"]):
         for write, attempt in newest.items():
             if write.startswith("append") and write not in self._writes:
                 info: _Commit = {**self._commit("append"), "properties": {**self._properties, md.WRITE: write}}
-                info = self._recorded(branch, info, "append")
-                version = branch.table.append(branch.table.schema(self.branch).empty_table(), replaces=attempt, **info)
+                with self._recorded(branch, info, "append"):
+                    none = branch.table.schema(self.branch).empty_table()
+                    version = branch.table.append(none, replaces=attempt, **info)
         return version
 
     def _held(self, rows: "Rows") -> "Rows":
@@ -416,11 +406,10 @@ class PipesTable(AbstractContextManager["PipesTable"]):
             schema: pa.Schema = rows.schema
             table = LanceTable.create(uri, schema, storage_options=options, exist_ok=True, config={md.OWNER: asset})
         branch = RunBranch(table=table, chain=self._chain)
-        ownership = Ownership(asset=asset, branch=branch)
-        # This comes before the fork, so that refusing a table of another asset leaves no branch.
+        # The owner comes before the fork, so that refusing a table of another asset leaves no branch.
         start = branch.start()
-        is_owned = ownership.is_recorded(start)
+        is_owned = branch.is_owned_by(asset, start)
         branch.ensure(start)
         if not is_owned:
-            ownership.record()
+            branch.record_owner(asset)
         return branch

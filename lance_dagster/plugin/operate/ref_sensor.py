@@ -1,4 +1,4 @@
-"""Sensors that report new versions of branches and tag moves to Dagster.
+"""Sensors that report new versions of branches and tag moves to Dagster, or commits that no publication made.
 
 Delivery is at least once: Dagster stores the events of a tick before its cursor, so a crash between the two
 reports a version twice, and no version is lost. The run key contains the version, so a repeated report starts no
@@ -43,7 +43,6 @@ from lance_dagster.plugin.table_asset import (
 if TYPE_CHECKING:
     from lance_dagster.history.versions import Version
     from lance_dagster.plugin.operate.channel_look import ChannelMove
-    from lance_dagster.plugin.operate.ref_cursor import RefCursor
     from lance_dagster.plugin.operate.ref_tick import News, RefTick
 
 # A third of the limit of the daemon, which discards the events of a tick that exceeds it.
@@ -129,22 +128,16 @@ def build_ref_sensor(
     check_sensor_options(options)
     check_flag("from_start", from_start)
     require_number("budget_seconds", budget_seconds, least=0)
-    require_sequence("tables", tables, "shop/orders")
-    names = string_list("refs", refs, MAIN)
-    watched = tuple(WatchedTable.of(table) for table in tables)
+    watched, names = _watched(tables), string_list("refs", refs, MAIN)
     if not watched or not names:
         raise InvalidInputError("build_ref_sensor needs at least one table and one ref")
     with_runs = "job" in options
 
     @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
     def ref_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        # Imported only in a tick, as all modules are that loading a code location does not need.
-        from lance_dagster.plugin.operate.ref_tick import RefTick
-
-        lance: LanceResource = getattr(context.resources, resource_key)
-        until = time.monotonic() + budget_seconds
-        tick = RefTick(lance=lance, refs=names, cursor=stored_cursor(context, from_start=from_start), until=until)
-        run_logged(tick, watched, context)
+        tick = _tick(
+            context, watched, names, resource_key=resource_key, from_start=from_start, budget_seconds=budget_seconds
+        )
         text = tick.text(watched)
         requests = run_requests([*tick.published, *tick.news], tick.moves) if with_runs else None
         if requests:
@@ -160,28 +153,124 @@ def build_ref_sensor(
     return ref_sensor
 
 
-def stored_cursor(context: dg.SensorEvaluationContext, *, from_start: bool) -> "RefCursor":
-    """Return the cursor of a ref sensor; a damaged cursor is replaced, with a warning in the log of the tick."""
+def build_protected_branch_sensor(
+    name: str,
+    tables: Sequence[TableAsset],
+    *,
+    branches: Sequence[str] = (MAIN,),
+    resource_key: str = RESOURCE_KEY,
+    **options: Unpack[SensorOptions],
+) -> dg.SensorDefinition:
+    """Build a sensor that reports versions of protected branches that neither a publication nor maintenance made.
+
+    Policies of the storage stop writers that may not write `main`. This sensor finds commits that the policies allowed:
+    by a writer with too many permissions, a repair by hand, a program that does not use run branches.
+
+    Each such version becomes an observation of the external asset `<branch>/<candidate's key>` with the metadata
+    `lance/unpublished`, and an error in the log of the tick. With `job`, the sensor also requests a run for each table
+    with such versions, for example to notify somebody. The first tick only records which versions exist.
+
+    The properties of its transaction decide whether a version counts as published, and any program with write access
+    can imitate them: the sensor detects accidents, and policies of the storage keep attackers out.
+
+    Args:
+        name: The sensor's name.
+        tables: The candidates, as definitions or keys.
+        branches: The branches that only publications may change.
+        resource_key: The key of the `LanceResource`.
+        options: Passed to `dg.sensor`: `job`, `minimum_interval_seconds`, `default_status`, `description`.
+
+    Raises:
+        InvalidInputError: No table or no branch is given, or an option is unknown or has a value of another kind.
+    """
+    check_options(build_protected_branch_sensor, options, SensorOptions)
+    check_sensor_options(options)
+    watched, names = _watched(tables), string_list("branches", branches, MAIN)
+    if not watched or not names:
+        raise InvalidInputError("build_protected_branch_sensor needs at least one table and one branch")
+    with_runs = "job" in options
+
+    @dg.sensor(name=name, required_resource_keys={resource_key}, **options)  # type: ignore[arg-type]
+    def protected_branch_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        tick = _tick(context, watched, names, resource_key=resource_key)
+        # A name in `branches` may be the name of a tag or a channel, whose moves are not commits.
+        unpublished = [news for news in tick.news if not news.is_tag and not _is_published(news.version)]
+        for news in unpublished:
+            context.log.error("%s was committed by %s and not by a publication", news, _committer(news))
+        requests = run_requests(unpublished) if with_runs else None
+        text = f"{len(tick.news)} new versions, all of them published" if tick.news else "no new version"
+        text = f"not published: {', '.join(map(str, unpublished))}" if unpublished else text
+        return dg.SensorResult(
+            asset_events=[_observation(news) for news in unpublished],
+            run_requests=requests,
+            skip_reason=None if requests else text,
+            cursor=tick.cursor.to_json(),
+        )
+
+    return protected_branch_sensor
+
+
+def _watched(tables: Sequence[TableAsset]) -> tuple[WatchedTable, ...]:
+    require_sequence("tables", tables, "shop/orders")
+    return tuple(WatchedTable.of(table) for table in tables)
+
+
+def _tick(
+    context: dg.SensorEvaluationContext,
+    watched: Sequence[WatchedTable],
+    refs: Sequence[str],
+    *,
+    resource_key: str,
+    from_start: bool = False,
+    budget_seconds: float = BUDGET_SECONDS,
+) -> "RefTick":
+    """Look at the refs once, from the cursor of the sensor on, and log what could not be read."""
+    # Imported only in a tick, as all modules are that loading a code location does not need.
     from lance_dagster.plugin.operate.ref_cursor import RefCursor
+    from lance_dagster.plugin.operate.ref_tick import RefTick
 
     cursor = RefCursor.of(context.cursor, from_start=from_start)
-    if cursor is not None:
-        return cursor
-    context.log.warning(
-        "the cursor of this sensor is damaged or of another release, so it is replaced: what was committed "
-        "since the last tick is not reported. Cursor: %.200s",
-        context.cursor,
-    )
-    return RefCursor()
-
-
-def run_logged(tick: "RefTick", watched: Sequence[WatchedTable], context: dg.SensorEvaluationContext) -> None:
-    """Run the tick, and log the tables that could not be read."""
+    if cursor is None:
+        context.log.warning(
+            "the cursor of this sensor is damaged or of another release, so it is replaced: what was committed "
+            "since the last tick is not reported. Cursor: %.200s",
+            context.cursor,
+        )
+    lance, until = getattr(context.resources, resource_key), time.monotonic() + budget_seconds
+    tick = RefTick(lance=lance, refs=refs, cursor=cursor or RefCursor(), until=until)
     tick.run(watched)
     for problem in tick.problems:
         context.log.error(problem)
     for note in tick.notes:
         context.log.warning(note)
+    return tick
+
+
+def _is_published(version: "Version") -> bool:
+    """Return whether a version was made by a publication, or changes no row, as by maintenance or a creation."""
+    from lance_dagster.format.transaction import MAINTENANCE_NAMES
+
+    # The IO manager creates the table of an asset on `main` without rows, before anything is published.
+    is_new_and_empty = version.number == 1 and not version.rows
+    return md.PUBLISHED_BY in version.properties or version.operation in MAINTENANCE_NAMES or is_new_and_empty
+
+
+def _committer(news: "News") -> str:
+    run_id = news.version.properties.get(md.RUN_ID)
+    return f"the run {run_id}" if run_id else news.version.committer or "an unknown program"
+
+
+def _observation(news: "News") -> dg.AssetObservation:
+    return dg.AssetObservation(
+        dg.AssetKey([news.ref, *news.table.key.path]),
+        description=f"{news.version} was committed by {_committer(news)} and not by a publication",
+        metadata={
+            **md.version_metadata(news.version),
+            md.ROW_COUNT: news.version.rows,
+            "lance/operation": news.version.operation,
+            "lance/unpublished": True,
+        },
+    )
 
 
 def ref_asset_specs(

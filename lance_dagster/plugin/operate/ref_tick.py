@@ -123,8 +123,12 @@ class _Look:
             return
         reported = mark if isinstance(mark, BranchMark) else None
         recreated = reported is not None and not _contains(table, head, reported)
-        if recreated:
-            self.notes.append(_recreated_text(self.watched.name, branch))
+        if recreated and branch == MAIN:
+            self.notes.append(
+                f"{self.watched.name} was dropped and created again, so it is reported from its first version on"
+            )
+        elif recreated:
+            self.notes.append(f"branch {branch} of {self.watched.name} was reset, or deleted and created again")
         after = 0 if reported is None or recreated else reported.number
         self._collect(table, branch, after=after, is_recreated=recreated)
 
@@ -318,12 +322,6 @@ def _contains(table: "LanceTable", head: "Version", mark: BranchMark) -> bool:
     except VersionNotFoundError:
         # Collected as garbage, which happens only to versions that have successors.
         return True
-
-
-def _recreated_text(name: str, branch: str) -> str:
-    if branch == MAIN:
-        return f"{name} was dropped and created again, so it is reported from its first version on"
-    return f"branch {branch} of {name} was reset, or deleted and created again"
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ from lance_dagster.plugin.operate.branch_decisions import (
     decide,
     short,
 )
-from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, reasons_against
+from lance_dagster.plugin.publish.publish_gate import AuditLog, Subject, VersionAudit
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import write_of
 from lance_dagster.plugin.resource import LanceResource
@@ -58,19 +58,20 @@ class WaitingCandidates:
         instance: The Dagster instance.
         watched: The tables that are published together.
         log: The events of the runs.
+        record: The record of the lake.
     """
 
     lance: LanceResource
     instance: dg.DagsterInstance
     watched: Sequence[WatchedTable]
     log: AuditLog = field(init=False)
-    _runs: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict)
+    record: RecordView = field(init=False)
     _passed: dict[tuple[str, tuple[str, ...]], bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Prepare the log of events, which reads a run when it is first asked for that run."""
-        repository = self.lance.open_repository()
-        self.log = AuditLog(self.instance, None if repository is None else RecordView(repository=repository))
+        """Prepare the log of events and the record, which read what they are asked for."""
+        self.record = RecordView(repository=self.lance.repository_to_publish())
+        self.log = AuditLog(self.instance, self.record)
 
     def decide(
         self, watched_table: WatchedTable, table: "LanceTable", branch: "Branch", *, runs: RunsOfBranches, keep: KeepFor
@@ -96,7 +97,9 @@ class WaitingCandidates:
             created_at=branch.created_at,
             lookups=RunLookups(partial(self.ended_with, run_id, watched_table), self.log.repeated_by),
         )
-        if decision.action is Action.WAITING and self.log.is_output_skipped(watched_table.key, self.runs_of(run_id)):
+        if decision.action is Action.WAITING and self.log.is_output_skipped(
+            watched_table.key, self.log.runs_of_candidate(run_id)
+        ):
             reason = "the next attempt of its step succeeded without this output"
             decision = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
         elif (
@@ -106,8 +109,11 @@ class WaitingCandidates:
         ):
             # The rows of the re-execution are gone, so a person may publish the branch of the first run by `ref`.
             decision = BranchDecision(Action.KEEP, f"its full re-execution {short(decision.repeated_by)} was discarded")
-        if decision.action is Action.WAITING and self._is_dropped(table, head):
-            decision = BranchDecision(Action.DELETE, "a newer run took the place of its rows", unmerged=Action.WAITING)
+        if decision.action is Action.WAITING:
+            write = write_of(self.record.repository, table, head)
+            if write is not None and self.record.is_dropped(write):
+                reason = "a newer run took the place of its rows"
+                decision = BranchDecision(Action.DELETE, reason, unmerged=Action.WAITING)
         return head, decision
 
     def close_writes(self, table: "LanceTable") -> None:
@@ -116,9 +122,8 @@ class WaitingCandidates:
         The rows of such a write are not on its branch, because the process died before its commit or somebody deleted
         the branch; or they are on `main` already, because a person merged the branch.
         """
-        record = self.log.record
-        writes = [] if record is None else record.open_writes(table)
-        if record is None or not writes:
+        writes = self.record.open_writes(table)
+        if not writes:
             return
         run_ids = list(dict.fromkeys(write.request.run_id for write in writes))
         # A run that this Dagster instance does not have may belong to another instance, and may not be over.
@@ -132,31 +137,17 @@ class WaitingCandidates:
                 head is not None and is_written(head) and table.branches.is_merged(head) is not None
             ):
                 merged.append(write)
-            elif head is None or write not in record.on_branch(table, head):
+            elif head is None or write not in self.record.on_branch(table, head):
                 lost.append(write)
         if merged or lost:
-            record.repository.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
-            record.refresh()
-
-    def _is_dropped(self, table: "LanceTable", head: "Version") -> bool:
-        """Return whether the rows of a branch will never be published."""
-        record = self.log.record
-        write = None if record is None else write_of(record.repository, table, head)
-        return record is not None and write is not None and record.is_dropped(write)
+            self.record.repository.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
+            self.record.refresh()
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:
         """Return whether every write of a run and its re-executions to a table was dropped from publication."""
-        record = self.log.record
-        if record is None:
-            return False
-        writes = record.writes_of_runs(candidate_of(run_id, self.instance), self.runs_of(run_id), table)
-        return bool(writes) and all(record.is_dropped(write) for write in writes)
-
-    def runs_of(self, run_id: str) -> tuple[str, ...]:
-        """Return a run, the runs that it continues and its re-executions, oldest first."""
-        if run_id not in self._runs:
-            self._runs[run_id] = self.log.runs_of_candidate(run_id)
-        return self._runs[run_id]
+        runs = self.log.runs_of_candidate(run_id)
+        writes = self.record.writes_of_runs(candidate_of(run_id, self.instance), runs, table)
+        return bool(writes) and all(self.record.is_dropped(write) for write in writes)
 
     def ended_with(self, run_id: str, watched_table: WatchedTable) -> dg.RunRecord | None:
         """Return the run that completed the candidate of a run, or None when the candidate may not be published.
@@ -168,7 +159,7 @@ class WaitingCandidates:
             run_id: The id of a run without success.
             watched_table: The table of its branch.
         """
-        runs = self.runs_of(run_id)
+        runs = self.log.runs_of_candidate(run_id)
         records = self.instance.get_run_records(dg.RunsFilter(run_ids=list(runs)))
         by_id = {record.dagster_run.run_id: record for record in records}
         newest_first = [by_id[run] for run in reversed(runs) if run in by_id]
@@ -199,12 +190,12 @@ class WaitingCandidates:
             subject = None if head is None else Subject.of(watched_table.key, head)
             if head is not None and isinstance(subject, Subject):
                 # A sensor has no definitions of checks, so the checks that the runs planned stand for them.
-                checks, record = self._checks(watched_table.key, runs), self.log.record
-                verdicts = {} if record is None else record.verdicts(table, subject.commit_id)
-                against = reasons_against(
-                    subject, checks, log=self.log, chain=RunChain(), verdicts=verdicts, unchecked=True
-                )
-                return against or [str(conflict) for conflict in table.preview_merge(head).conflicts]
+                checks = self._checks(watched_table.key, runs)
+                verdicts = self.record.verdicts(table, subject.commit_id)
+                audit = VersionAudit(subject=subject, log=self.log, chain=RunChain(), verdicts=verdicts)
+                return audit.reasons_against(checks, unchecked=True) or [
+                    str(conflict) for conflict in table.preview_merge(head).conflicts
+                ]
         return []
 
     def _checks(self, asset: dg.AssetKey, runs: Sequence[str]) -> list[dg.AssetCheckKey]:

@@ -34,6 +34,7 @@ from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
+    find_tag,
     in_turns,
     landing_message,
     landing_properties,
@@ -329,8 +330,11 @@ class ChannelPublisher:
                 f"{self.channel} would show a run in part", self.reasons_divided(current.values(), lacking)
             )
         # The tag of a version that is published as it is keeps its branch.
+        pinned = {name: view.at.branch for name, view in views.items() if view.at.pin}
         refuse_deleted(
-            publication for name, publication in current.items() if not _is_kept(publication, views.get(name))
+            publication
+            for name, publication in current.items()
+            if {source.branch for source in publication.sources} != {pinned.get(name)}
         )
         if not table_names:
             return
@@ -544,7 +548,8 @@ class ChannelPublisher:
             if self.repository.land(commit, names) or not self._is_on_main(commit, names):
                 continue
             # Readers of a tag that is held alone see the commit in no table.
-            if any(self._is_tag_held(name) for name in names):
+            tags = (find_tag(self.repository.table(name), self.channel) for name in names)
+            if any(tag is not None and tag.hold is not None for tag in tags):
                 continue
             restores = commit.properties.get(RESTORES)
             moved = self.repository.channels.advance(
@@ -559,11 +564,6 @@ class ChannelPublisher:
             )
             finished.append(PromotedCommit(commit, names, moved))
         return finished
-
-    def _is_tag_held(self, name: str) -> bool:
-        with suppress(NotFoundError):
-            return self.repository.table(name).tags.get(self.channel).hold is not None
-        return False
 
     def _is_on_main(self, commit: RepositoryCommit, names: Iterable[str]) -> bool:
         """Return whether `main` of some tables has exactly the versions of a commit."""
@@ -727,21 +727,8 @@ class ChannelPublisher:
             for open_write, write in drops.items()
             if open_write.request.branch not in noted
         ]
-        about = (
-            {**publication.about, md.SUPERSEDED: [*publication.superseded, *superseded]}
-            if superseded
-            else publication.about
-        )
-        return replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
-
-
-def _is_kept(publication: Publication, staged: TableView | None) -> bool:
-    """Return whether the versions of a publication are staged as they are, and kept by a tag."""
-    return (
-        staged is not None
-        and bool(staged.at.pin)
-        and {source.branch for source in publication.sources} == {staged.at.branch}
-    )
+        publication = replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops))
+        return publication.noting(md.SUPERSEDED, superseded)
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:

@@ -11,7 +11,7 @@ the deletion reads `main`, which has the rows.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
@@ -63,7 +63,7 @@ class Dependencies:
 
     instance: dg.DagsterInstance
     record: RecordView
-    open_table: Callable[[str], LanceTable]
+    storage_options: Mapping[str, str]
     # The runs that are not over, and may still publish a version that another run has read.
     under_way: set[str] = field(default_factory=set)
 
@@ -74,17 +74,6 @@ class Dependencies:
             The publications that still have a branch to publish, and those that have none left. The `waiting` of both
             says why branches have to wait.
         """
-        remaining, waits = self._split(publications)
-        noted = [
-            _noted(publication, waits[publication.name]) if publication.name in waits else publication
-            for publication in remaining
-        ]
-        return [publication for publication in noted if publication.audited], [
-            publication for publication in noted if not publication.audited
-        ]
-
-    def _split(self, publications: Sequence[Publication]) -> tuple[list[Publication], dict[str, list[str]]]:
-        """Return the publications without the branches that have to wait, and the reasons for the wait by table."""
         reads = {
             (publication.name, source.branch): list(_reads(publication.table, source))
             for publication in publications
@@ -93,23 +82,29 @@ class Dependencies:
         waits: dict[str, list[str]] = {}
         late: set[str] = set()
         published: dict[_Read, bool] = {}
-        while True:
-            remaining = [_without(publication, late) for publication in publications]
-            unmet = {
-                (publication.name, source.branch): version
-                for publication in remaining
-                for source in publication.sources
-                for version in reads[publication.name, source.branch]
-                if not self._is_met(version, remaining, published)
-            }
-            if not unmet:
-                return remaining, waits
+        remaining = list(publications)
+        # A branch that has to wait may have what another branch was computed from.
+        while unmet := {
+            (publication.name, source.branch): version
+            for publication in remaining
+            for source in publication.sources
+            for version in reads[publication.name, source.branch]
+            if not self._is_met(version, remaining, published)
+        }:
             for (name, branch), version in unmet.items():
                 waits.setdefault(name, []).append(
                     f"{branch} was computed from {version}, which is not published; publish that first, or materialize "
                     f"{name} again if it was discarded or superseded"
                 )
                 late.add(branch)
+            remaining = [
+                replace(publication, sources=tuple(head for head in publication.sources if head.branch not in late))
+                for publication in remaining
+            ]
+        noted = [publication.noting(md.WAITING, waits.get(publication.name, ())) for publication in remaining]
+        return [publication for publication in noted if publication.audited], [
+            publication for publication in noted if not publication.audited
+        ]
 
     def _is_met(self, version: _Read, publications: Sequence[Publication], published: dict[_Read, bool]) -> bool:
         """Return whether a version that was read is published, or is published together with others."""
@@ -127,7 +122,7 @@ class Dependencies:
     def _is_published(self, version: _Read) -> bool:
         run_id = run_of(version.branch)
         try:
-            table = self.open_table(version.uri)
+            table = LanceTable.open(version.uri, self.storage_options)
         except TableNotFoundError:
             return False
         run = self.instance.get_run_by_id(run_id) if run_id else None
@@ -162,14 +157,6 @@ def _has_rows_of(table: LanceTable, source: Version, version: _Read) -> bool:
     return all(table.at(f"branch:{source.branch}@{number}").operation in WITHOUT_ROWS for number in later)
 
 
-def _noted(publication: Publication, reasons: Sequence[str]) -> Publication:
-    return replace(publication, about={**publication.about, md.WAITING: [*publication.waiting, *reasons]})
-
-
-def _without(publication: Publication, late: set[str]) -> Publication:
-    return replace(publication, sources=tuple(source for source in publication.sources if source.branch not in late))
-
-
 def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKey]) -> dict[dg.AssetKey, list[str]]:
     """Return those of some candidates that other steps of the current run may be reading, with the keys of the steps.
 
@@ -192,21 +179,16 @@ def read_by(context: dg.AssetExecutionContext, candidates: Collection[dg.AssetKe
         else:
             at_work.add(step)
     readers: dict[dg.AssetKey, list[str]] = {}
+    graph = context.job_def.asset_layer.asset_graph
     for step in sorted(at_work):
         outputs = planned.get(_node_of(step), set())
         # The publisher itself depends on all of its candidates.
         if outputs.isdisjoint(context.selected_asset_keys):
-            for key in set(candidates) & _parents(context, outputs):
+            # A check reads its asset.
+            parents = {parent for key in outputs if graph.has(key) for parent in graph.get(key).parent_entity_keys}
+            for key in set(candidates) & parents:
                 readers.setdefault(key, []).append(step)
     return readers
-
-
-def _parents(
-    context: dg.AssetExecutionContext, outputs: Collection[dg.AssetKey | dg.AssetCheckKey]
-) -> set[dg.AssetKey | dg.AssetCheckKey]:
-    """Return what some assets and checks depend on; a check reads its asset."""
-    graph = context.job_def.asset_layer.asset_graph
-    return {parent for key in outputs if graph.has(key) for parent in graph.get(key).parent_entity_keys}
 
 
 def _node_of(step: str) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import dagster as dg
 
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, metadata_of, place_metadata, table_address
+from lance_dagster.plugin.table_asset import TableAsset, asset_key_of, place_metadata, spec_of, table_address
 
 _ABOUT = "`{table}` as readers of `{tag}` see it."
 
@@ -54,8 +54,8 @@ def promoted_asset_spec(
         >>> promoted_asset_spec("shop/orders").key.to_user_string()
         'production/shop/orders'
     """
-    candidate, metadata = asset_key_of(table), metadata_of(table)
-    asset = _spec_of(table)
+    asset = spec_of(table)
+    candidate, metadata = asset.key, dict(asset.metadata)
     about = place_metadata(candidate, metadata)
     # With `partition_expr`, partitioned readers of the node can read their partitions.
     if partitions_def is not None and md.PARTITION_EXPR in metadata:
@@ -81,12 +81,6 @@ def promoted_asset_spec(
             **md.definition_metadata(table_address(candidate, metadata).dotted, None),
         },
     )
-
-
-def _spec_of(table: TableAsset) -> dg.AssetSpec:
-    if isinstance(table, dg.AssetsDefinition):
-        return table.get_asset_spec(table.key)
-    return table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))
 
 
 def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]

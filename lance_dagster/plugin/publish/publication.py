@@ -120,6 +120,10 @@ class Publication:
         notes = self.about.get(key, [])
         return [str(note) for note in notes] if isinstance(notes, list) else []
 
+    def noting(self, key: str, reasons: Sequence[str]) -> "Publication":
+        """Return the publication with further notes: `md.WAITING` or `md.SUPERSEDED`."""
+        return replace(self, about={**self.about, key: [*self._noted(key), *reasons]}) if reasons else self
+
     @property
     def version(self) -> Version:
         """The version of `main` to promote; valid after the merge."""

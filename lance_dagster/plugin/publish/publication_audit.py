@@ -51,13 +51,7 @@ from lance_dagster.plugin.publish.publication import (
     named_conflicts,
     next_steps,
 )
-from lance_dagster.plugin.publish.publish_gate import (
-    Subject,
-    reasons_against,
-    refuse_cancelled,
-    tables_read,
-    verdicts_on,
-)
+from lance_dagster.plugin.publish.publish_gate import Subject, VersionAudit, refuse_cancelled
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, is_rollback
 from lance_dagster.plugin.resource import PinnedTable
@@ -92,19 +86,12 @@ class PublicationAudit:
             return self.audit_recorded(publication, version)
         subject = Subject.of(publication.candidate, version)
         if not isinstance(subject, str):
-            verdicts = self.run.record.verdicts(publication.table, subject.commit_id)
-            reasons = reasons_against(
-                subject,
-                self.checks,
-                log=self.run.log,
-                chain=self.run.chain,
-                verdicts=verdicts,
-                unchecked=self.run.unchecked,
-            )
+            audit = self._audit_of(subject, publication.table)
+            reasons = audit.reasons_against(self.checks, unchecked=self.run.unchecked)
             if not publication.chosen:
                 return publication, reasons
             # A check may have been added since readers had the version, or the asset may have got another key.
-            passed = verdicts_on(subject, self.checks, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
+            passed = audit.passed(self.checks)
             if reasons and (not passed or False in passed.values()):
                 return publication, reasons
             missing = [check for check, verdict in passed.items() if verdict is None]
@@ -254,11 +241,11 @@ class PublicationAudit:
         # What cannot be evaluated on the version has at least to pass where the rows come from.
         bound = check_values(self.run.context, [publication.candidate])
         plain = [check for check in missing if check not in bound]
-        reasons = [
-            reason
-            for source in (strings_on_main(version, md.SOURCES) if plain else ())
-            for reason in self._reasons(_subject_of(publication, version, source), plain, publication.table)
-        ]
+        reasons: list[str] = []
+        for source in strings_on_main(version, md.SOURCES) if plain else ():
+            run_id = run_of(source.rpartition("@")[0]) or ""
+            subject = Subject.of_source(publication.candidate, version, source, run_id)
+            reasons += self._audit_of(subject, publication.table).reasons_against(plain)
         return (publication, [problem, *reasons]) if reasons else self.audit_main(publication, version, problem)
 
     def replan(self, publication: Publication) -> Publication:
@@ -372,11 +359,13 @@ class PublicationAudit:
             return True
         missing = self._missing(publication, record)
         subject = Subject.of(publication.candidate, version)
-        return bool(missing) and (isinstance(subject, str) or bool(self._reasons(subject, missing, publication.table)))
+        return bool(missing) and (
+            isinstance(subject, str) or bool(self._audit_of(subject, publication.table).reasons_against(missing))
+        )
 
-    def _reasons(self, subject: Subject, checks: Sequence[dg.AssetCheckKey], table: LanceTable) -> list[str]:
+    def _audit_of(self, subject: Subject, table: LanceTable) -> VersionAudit:
         verdicts = self.run.record.verdicts(table, subject.commit_id)
-        return reasons_against(subject, checks, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
+        return VersionAudit(subject=subject, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
 
     def _missing(self, publication: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:
         """Return the checks of this publisher that are not among those that a recorded audit let pass."""
@@ -416,17 +405,16 @@ class PublicationAudit:
         checks = {
             key: bound
             for key, bound in check_values(self.run.context, [publication.candidate]).items()
-            if bound.check.reads
+            if bound.check.reads and key in self.checks
         }
         # Most checks read their own table only; the event log is not read for them.
         subject = Subject.of(publication.candidate, publication.sources[0]) if checks else ""
         if isinstance(subject, str):
             return False
-        others = _others(publication, all_of)
-        for key in (key for key in checks if key in self.checks):
-            verdicts = self.run.record.verdicts(publication.table, subject.commit_id)
-            versions = tables_read(subject, key, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
-            for asset in checks[key].check.reads:
+        others, audit = _others(publication, all_of), self._audit_of(subject, publication.table)
+        for key, bound in checks.items():
+            versions = audit.tables_read(key)
+            for asset in bound.check.reads:
                 pinned = others.get(asset) or open_other(self.run.lance, self.run.context, asset)
                 self.pinned_by_check.setdefault(key, {})[asset] = pinned
                 # An evaluation that did not record what it read is taken to have read another version.
@@ -482,7 +470,7 @@ class PublicationAudit:
             "version": str(version),
             "main": str(publication.base or version),
             "checks": passed,
-            **({"foreign commits": [_committed(commit) for commit in foreign]} if foreign else {}),
+            **({"foreign commits": [f"{of}: {of.operation} by {of.committer}" for of in foreign]} if foreign else {}),
             **({_ACCEPTED: stale} if stale and self.run.accept_stale else {}),
         }
 
@@ -542,11 +530,6 @@ class PublicationAudit:
                 },
             )
         )
-
-
-def _subject_of(publication: Publication, version: Version, source: str) -> Subject:
-    """Return the version of a run branch that a version of `main` published, as what its runs audited."""
-    return Subject.of_source(publication.candidate, version, source, run_of(source.rpartition("@")[0]) or "")
 
 
 def _others(publication: Publication, all_of: Sequence[Publication]) -> dict[dg.AssetKey, PinnedTable]:
@@ -645,7 +628,3 @@ def _described(publication: Publication, version: Version) -> str:
     if version.branch == MAIN or publication.base is None:
         return str(version)
     return f"the merge of {', '.join(map(str, publication.sources))} into {publication.base}"
-
-
-def _committed(version: Version) -> str:
-    return f"{version}: {version.operation} by {version.committer}"

@@ -150,7 +150,8 @@ class PublicationSearch:
 
     def _publications_of(self, nodes: Sequence[PromotedNode], search: SearchResult) -> list[Publication]:
         """Return the publication of each table that was found."""
-        publications, by_run = list[Publication](), not self.run.config.ref or run_of(self.run.config.ref) is not None
+        named = run_of(self.run.config.ref) if self.run.config.ref else None
+        publications, by_run = list[Publication](), named is not None or not self.run.config.ref
         # Storage is read for several tables at a time; the event log is read by this thread only.
         for node, opened in zip(nodes, in_turns(self.run.opened_or_missing, nodes), strict=True):
             try:
@@ -159,15 +160,12 @@ class PublicationSearch:
                 # A run may write only some of the tables, so its branch may be missing in others. Any other ref
                 # must exist in every table, and so must a table that the run has written.
                 search.nothing_new |= self.run.log.stored_nothing(node.candidate, self.run.chain.run_ids)
-                lost = self.candidates.lost(node, self._named_runs()) if by_run else []
+                # Oldest first.
+                runs = self.run.chain.run_ids[::-1] if named is None else self.run.log.runs_of_candidate(named)
+                lost = self.candidates.lost(node, runs) if by_run else []
                 noted = search.missing if by_run and not lost else search.wrong
                 noted.append(f"{node.candidate.to_user_string()}: {''.join(lost) or error}")
         return publications
-
-    def _named_runs(self) -> Sequence[str]:
-        """Return the runs of the candidate that `ref` names, or of this step without a ref, oldest first."""
-        named = run_of(self.run.config.ref) if self.run.config.ref else None
-        return self.run.chain.run_ids[::-1] if named is None else self.run.log.runs_of_candidate(named)
 
     def _keep_together(self, search: SearchResult) -> None:
         """Leave out all tables of a run when one of them is held or not selected: they are published together."""
@@ -219,7 +217,7 @@ class PublicationSearch:
         # `ignore_failed_checks` covers these too. Without a backfill a run reads only what is published.
         own = self.run.chain.backfill_id is None and not (self.run.config.ref or self.run.is_alone)
         if not (own or self.run.config.ignore_failed_checks):
-            dependencies = Dependencies(self.run.instance, self.run.record, self.run.lance.open_uri)
+            dependencies = Dependencies(self.run.instance, self.run.record, self.run.lance.connection_options)
             search.publications, waiting = dependencies.keep_back(search.publications)
             # When each run of a backfill publishes, an earlier run may be about to publish what is missing.
             if dependencies.under_way and self.run.chain.backfill_id is not None:

@@ -15,10 +15,9 @@ that wrote the version or in a run that continues it.
 A check that did not run counts as failed, and so does a table without blocking checks.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
@@ -31,13 +30,16 @@ from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, rest_of_backfill, run_of
 from lance_dagster.repository.candidates.audits import Verdict
 
-_NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
 _PARENTS_OF_A_MERGE = 2
 # How many evaluations of a check are asked for at once; all pages are read.
 _PAGE = 200
 # How often a publisher looks for a check of its own run, and after how many seconds: about 40 minutes in all.
 _LOOKS = 60
 _LONGEST_WAIT = 60.0
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+_STARTED = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
+_SUCCEEDED = dg.DagsterEventType.STEP_SUCCESS
+_MATERIALIZED, _EVALUATED = dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION
 _CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 
@@ -156,7 +158,7 @@ class AuditLog:
     not by asset, so reading them for each table would cost the square of their number.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, record: RecordView | None = None) -> None:
+    def __init__(self, instance: dg.DagsterInstance, record: RecordView) -> None:
         """Start without events; those of a run are read when they are first needed.
 
         Args:
@@ -166,12 +168,8 @@ class AuditLog:
         self.instance = instance
         self.record = record
         self._families: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
-        self._events: dict[str, dict[dg.AssetKey, list[AuditEvent]]] = {}
-        # By run, the step that was to materialize each asset, and the start of the attempt by which a step succeeded.
-        self._planned: dict[str, dict[dg.AssetKey, str | None]] = {}
-        self._succeeded: dict[str, dict[str | None, int]] = {}
-        # By run, the assets whose output was None.
-        self._nothing: dict[str, set[dg.AssetKey]] = {}
+        self._candidates: dict[str, tuple[str, ...]] = {}
+        self._events: dict[str, _RunEvents] = {}
         self._repeated: dict[str, str | None] = {}
 
     def repeated_by(self, run_id: str) -> str | None:
@@ -182,10 +180,8 @@ class AuditLog:
 
     def related(self, run_id: str) -> tuple[str, ...]:
         """Return the runs of the candidate of a run that wrote anything, by the record of the lake."""
-        run = None if self.record is None else self.instance.get_run_by_id(run_id)
-        if self.record is None or run is None:
-            return ()
-        return self.record.runs_of_candidate(RunChain.of(run, self.instance).candidate_id)
+        run = self.instance.get_run_by_id(run_id)
+        return self.record.runs_of_candidate(RunChain.of(run, self.instance).candidate_id) if run else ()
 
     def family(self, run_id: str, chain: RunChain) -> tuple[str, ...]:
         """Return a run and the re-executions that continue it, oldest first."""
@@ -201,11 +197,14 @@ class AuditLog:
     def runs_of_candidate(self, run_id: str) -> tuple[str, ...]:
         """Return the runs that wrote the candidate of a run, oldest first: its root run, and those that continue it."""
         instance = self.instance
-        # The chain is newest first: its last run is the one that all others continue.
-        first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
-        # A run whose record was deleted is known only by its branch.
-        family = family_of(first[0], instance, (run_id, *self.related(run_id))) or (run_id,)
-        return (*family, *(run for run in rest_of_backfill(family[-1], instance) if run not in family))
+        if run_id not in self._candidates:
+            # The chain is newest first: its last run is the one that all others continue.
+            first = RunChain.of(instance.get_run_by_id(run_id), instance).run_ids[-1:] or (run_id,)
+            # A run whose record was deleted is known only by its branch.
+            family = family_of(first[0], instance, (run_id, *self.related(run_id))) or (run_id,)
+            later = (run for run in rest_of_backfill(family[-1], instance) if run not in family)
+            self._candidates[run_id] = (*family, *later)
+        return self._candidates[run_id]
 
     def events(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> list[AuditEvent]:
         """Return the materializations and check evaluations of an asset in some runs; run ids are oldest first.
@@ -231,7 +230,7 @@ class AuditLog:
         return [
             replace(event, order=(place, event.order[1]), run_id=run_id)
             for place, run_id in enumerate(run_ids)
-            for event in self._of_run(run_id).get(asset, ())
+            for event in self._of_run(run_id).audited.get(asset, ())
         ]
 
     def _is_outdated(self, materialization: AuditEvent, run_ids: Sequence[str]) -> bool:
@@ -239,12 +238,8 @@ class AuditLog:
         for place, run_id in enumerate(run_ids):
             # A re-execution may select only some outputs of a step; the others stay as they are. The step is that of
             # the later run: Dagster numbers the steps of a multi-asset anew.
-            planned = self._planned_by(run_id)
-            started = (
-                self._succeeded[run_id].get(planned.get(materialization.asset))
-                if materialization.asset in planned
-                else None
-            )
+            planned, succeeded = self._of_run(run_id).planned, self._of_run(run_id).succeeded
+            started = succeeded.get(planned[materialization.asset]) if materialization.asset in planned else None
             if started is not None and (place, started) > materialization.order:
                 return True
         return False
@@ -261,7 +256,7 @@ class AuditLog:
         events = [event for event in self._all_events(subject.asset, family) if event.check is None]
         writing = [event for event in events if subject.is_named_by(event.metadata)]
         for event in writing:
-            succeeded = self._succeeded[event.run_id].get(event.step)
+            succeeded = self._of_run(event.run_id).succeeded.get(event.step)
             # An event without a step, which a program reported by itself, is no result of a step that could fail.
             if event.step is None or succeeded == event.attempt:
                 return None
@@ -276,13 +271,11 @@ class AuditLog:
 
     def was_materialized(self, asset: dg.AssetKey, run_id: str) -> bool:
         """Return whether a run stored rows of an asset, by whichever attempt of a step."""
-        return any(event.check is None for event in self._of_run(run_id).get(asset, ()))
+        return any(event.check is None for event in self._of_run(run_id).audited.get(asset, ()))
 
     def stored_nothing(self, asset: dg.AssetKey, run_ids: Sequence[str]) -> bool:
         """Return whether a step of some runs had nothing to store for an asset, and said so."""
-        for run_id in run_ids:
-            self._of_run(run_id)
-        return any(asset in self._nothing[run_id] for run_id in run_ids)
+        return any(asset in self._of_run(run_id).nothing for run_id in run_ids)
 
     def written_by(self, asset: dg.AssetKey, chain: RunChain) -> list[str]:
         """Return the runs of a chain that materialized an asset, newest first; none when their result lacks it."""
@@ -291,14 +284,14 @@ class AuditLog:
 
     def plans(self, assets: Iterable[dg.AssetKey], run_id: str) -> bool:
         """Return whether a run was to materialize any of some assets when it was launched."""
-        return not self._planned_by(run_id).keys().isdisjoint(assets)
+        return not self._of_run(run_id).planned.keys().isdisjoint(assets)
 
     def unwritten(self, assets: Iterable[dg.AssetKey], family: Sequence[str]) -> list[dg.AssetKey]:
         """Return the assets that runs planned to materialize and did not, unless they left them out on purpose."""
         missing: set[dg.AssetKey] = set()
         skipped: set[dg.AssetKey] = set()
         for run_id in family:
-            planned, succeeded = self._planned_by(run_id), self._succeeded[run_id]
+            planned, succeeded = self._of_run(run_id).planned, self._of_run(run_id).succeeded
             run = self.instance.get_run_by_id(run_id)
             missing |= planned.keys()
             # Dagster plans optional outputs too. A step that succeeded without one left it out on purpose, and in a run
@@ -324,152 +317,193 @@ class AuditLog:
         by_run = numbers[evaluation.run_id] > numbers[rival.run_id]
         return by_run if by_run == by_time else not evaluation.passed
 
-    def _planned_by(self, run_id: str) -> Mapping[dg.AssetKey, str | None]:
-        self._of_run(run_id)
-        return self._planned[run_id]
-
-    def _of_run(self, run_id: str) -> Mapping[dg.AssetKey, list[AuditEvent]]:
+    def _of_run(self, run_id: str) -> "_RunEvents":
         if run_id not in self._events:
-            planning = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
-            succeeding = dg.DagsterEventType.STEP_SUCCESS
-            starting = {dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED}
-            audited = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_CHECK_EVALUATION}
-            by_asset: dict[dg.AssetKey, list[AuditEvent]] = {}
-            planned, succeeded = self._planned.setdefault(run_id, {}), self._succeeded.setdefault(run_id, {})
-            started, nothing = dict[str | None, int](), self._nothing.setdefault(run_id, set())
-            kinds = {*audited, *starting, planning, succeeding}
-            for record in self.instance.get_records_for_run(run_id, of_type=kinds).records:
-                entry, occurrence = record.event_log_entry, record.event_log_entry.get_dagster_event()
-                if occurrence.event_type == planning:
-                    planned[occurrence.asset_materialization_planned_data.asset_key] = occurrence.step_key
-                elif occurrence.event_type in starting:
-                    started[occurrence.step_key] = record.storage_id
-                elif occurrence.event_type == succeeding:
-                    succeeded[occurrence.step_key] = started.get(occurrence.step_key, 0)
-                else:
-                    audit_event = _event_of((0, record.storage_id), entry.timestamp, occurrence)
-                    audit_event = replace(audit_event, attempt=started.get(occurrence.step_key, 0))
-                    # Such an output counts as an output that was skipped.
-                    if audit_event.check is None and md.plain(audit_event.metadata.get(md.STORED_NOTHING)):
-                        nothing.add(audit_event.asset)
-                    else:
-                        by_asset.setdefault(audit_event.asset, []).append(audit_event)
-            self._events[run_id] = by_asset
+            self._events[run_id] = _RunEvents.of(run_id, self.instance)
         return self._events[run_id]
 
 
-def reasons_against(
-    subject: Subject,
-    checks: Sequence[dg.AssetCheckKey],
-    *,
-    log: AuditLog,
-    chain: RunChain,
-    verdicts: Mapping[str, Verdict] = _NO_VERDICTS,
-    unchecked: bool = False,
-) -> list[str]:
-    """Return every reason why a version may not be published; empty when it passed its audit.
+@dataclass(frozen=True, slots=True)
+class _RunEvents:
+    """The events of one run.
 
-    Args:
+    Attributes:
+        audited: The materializations and evaluations of each asset.
+        planned: The step that was to materialize each asset.
+        succeeded: The start of the attempt by which each step succeeded.
+        nothing: The assets whose output was None.
+    """
+
+    audited: dict[dg.AssetKey, list[AuditEvent]] = field(default_factory=dict)
+    planned: dict[dg.AssetKey, str | None] = field(default_factory=dict)
+    succeeded: dict[str | None, int] = field(default_factory=dict)
+    nothing: set[dg.AssetKey] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, run_id: str, instance: dg.DagsterInstance) -> "_RunEvents":
+        events, started = cls(), dict[str | None, int]()
+        kinds = {_PLANNED, _SUCCEEDED, *_STARTED, _MATERIALIZED, _EVALUATED}
+        for record in instance.get_records_for_run(run_id, of_type=kinds).records:
+            occurrence = record.event_log_entry.get_dagster_event()
+            kind, step = occurrence.event_type, occurrence.step_key
+            if kind == _PLANNED:
+                events.planned[occurrence.asset_materialization_planned_data.asset_key] = step
+            elif kind in _STARTED:
+                started[step] = record.storage_id
+            elif kind == _SUCCEEDED:
+                events.succeeded[step] = started.get(step, 0)
+            else:
+                event = _event_of((0, record.storage_id), record.event_log_entry.timestamp, occurrence)
+                # Such an output counts as an output that was skipped.
+                if event.check is None and md.plain(event.metadata.get(md.STORED_NOTHING)):
+                    events.nothing.add(event.asset)
+                else:
+                    of_asset = events.audited.setdefault(event.asset, [])
+                    of_asset.append(replace(event, attempt=started.get(step, 0)))
+        return events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionAudit:
+    """What the event log and the record of the lake say about the audit of one version.
+
+    Attributes:
         subject: The version.
-        checks: The blocking checks.
         log: The event log.
         chain: The run that publishes. A re-execution may have run the checks of a version that its parent wrote.
         verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
-        unchecked: Whether a table without blocking checks may be published.
     """
-    family = log.family(subject.run_id, chain)
-    events = log.events(subject.asset, family)
-    materialized = [event for event in events if event.check is None and _branch(event) == subject.branch]
-    materialization = max(materialized, key=lambda event: event.order, default=None)
-    # Verdicts in the record outlive Dagster's record of the run.
-    is_recorded = bool(verdicts) and not log.instance.has_run(subject.run_id)
-    reason = None if is_recorded else _reason_against_run(subject, materialization, log=log, family=family)
-    if reason is not None:
-        return [reason]
-    of_table = [check for check in checks if check.asset_key == subject.asset]
-    if not of_table and not unchecked:
-        advice = "add one, or give unchecked=True to build_publisher or lance_assets"
-        return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
-    # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
-    evaluated = [event for event in events if event.check is not None]
-    if materialization is not None:
+
+    subject: Subject
+    log: AuditLog
+    chain: RunChain
+    verdicts: Mapping[str, Verdict]
+
+    def reasons_against(self, checks: Iterable[dg.AssetCheckKey], *, unchecked: bool = False) -> list[str]:
+        """Return every reason why the version may not be published; empty when it passed its audit.
+
+        Args:
+            checks: The blocking checks.
+            unchecked: Whether a table without blocking checks may be published.
+        """
+        subject, events = self.subject, self._events
+        materialized = [
+            event for event in events if event.check is None and md.text(event.metadata, md.BRANCH) == subject.branch
+        ]
+        materialization = max(materialized, key=lambda event: event.order, default=None)
+        # Verdicts in the record outlive Dagster's record of the run.
+        is_recorded = bool(self.verdicts) and not self.log.instance.has_run(subject.run_id)
+        reason = None if is_recorded else self._reason_against_run(materialization)
+        if reason is not None:
+            return [reason]
+        of_table = [check for check in checks if check.asset_key == subject.asset]
+        if not of_table and not unchecked:
+            advice = "add one, or give unchecked=True to build_publisher or lance_assets"
+            return [f"{_name(subject.asset)}: no blocking check guards it; {advice}"]
+        # An evaluation before the last attempt of the step saw the rows of an earlier one, which are gone.
         evaluated = [
             event
-            for event in evaluated
-            if event.order > materialization.order or event.is_of_same_attempt(materialization)
+            for event in events
+            if materialization is None
+            or event.order > materialization.order
+            or event.is_of_same_attempt(materialization)
         ]
-    reasons: list[str] = []
-    for check in of_table:
-        if (verdict := verdicts.get(check.name)) is not None:
-            reasons += [] if verdict.passed else [_failure(check, subject, verdict.description)]
-        else:
-            newest = _newest_evaluation(check, subject, evaluated, family=family, log=log)
-            reasons += _failed(check, subject, newest)
-    return reasons
+        return [reason for check in of_table if (reason := self._reason_of(check, evaluated)) is not None]
 
+    def passed(self, checks: Iterable[dg.AssetCheckKey]) -> dict[dg.AssetCheckKey, bool | None]:
+        """Return whether each check of the table let the version pass at last; None where it was not evaluated."""
+        passed: dict[dg.AssetCheckKey, bool | None] = {}
+        for check in (check for check in checks if check.asset_key == self.subject.asset):
+            verdict = self.verdicts.get(check.name)
+            newest = None if verdict else self._newest_evaluation(check, self._events)
+            passed[check] = verdict.passed if verdict else newest.passed if newest else None
+        return passed
 
-def verdicts_on(
-    subject: Subject,
-    checks: Iterable[dg.AssetCheckKey],
-    *,
-    log: AuditLog,
-    chain: RunChain,
-    verdicts: Mapping[str, Verdict],
-) -> dict[dg.AssetCheckKey, bool | None]:
-    """Return whether each check of a table let a version pass when it was evaluated last; None for no evaluation.
+    def tables_read(self, check: dg.AssetCheckKey) -> Mapping[str, object] | None:
+        """Return the version of each other table that a check's evaluation read; None when it did not record them."""
+        if check.name in self.verdicts:
+            return self.verdicts[check.name].reads
+        # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
+        newest = self._newest_evaluation(check, self._events)
+        versions = None if newest is None else md.plain(newest.metadata.get(md.READ))
+        return versions if isinstance(versions, Mapping) else None
 
-    The arguments are those of `reasons_against`.
-    """
-    family = log.family(subject.run_id, chain)
-    evaluated = [event for event in log.events(subject.asset, family) if event.check is not None]
-    passed: dict[dg.AssetCheckKey, bool | None] = {}
-    for check in (check for check in checks if check.asset_key == subject.asset):
-        verdict = verdicts.get(check.name)
-        newest = None if verdict else _newest_evaluation(check, subject, evaluated, family=family, log=log)
-        passed[check] = verdict.passed if verdict else newest.passed if newest else None
-    return passed
+    @property
+    def _family(self) -> tuple[str, ...]:
+        """The runs that may have materialized the version, oldest first."""
+        return self.log.family(self.subject.run_id, self.chain)
 
+    @property
+    def _events(self) -> list[AuditEvent]:
+        return self.log.events(self.subject.asset, self._family)
 
-def _reason_against_run(
-    subject: Subject, materialization: AuditEvent | None, *, log: AuditLog, family: Sequence[str]
-) -> str | None:
-    """Return why the runs of a version do not let it count as their result; None where they do.
+    def _reason_against_run(self, materialization: AuditEvent | None) -> str | None:
+        """Return why the runs of the version do not let it count as their result; None where they do.
 
-    Args:
-        subject: The version.
-        materialization: The last materialization of the asset on the branch of the version.
-        log: The event log.
-        family: The runs that may have materialized it, oldest first.
-    """
-    name = _name(subject.asset)
-    if materialization is None:
-        return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
-    if not subject.is_named_by(materialization.metadata):
-        named = md.audited_version(materialization.metadata)
-        version = f"{named[0]}@{named[1]}" if named else "an unknown version"
-        version += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
-        return f"{name}: {subject.ref} is to be published, but what the run materialized was {version}"
-    return log.reason_against_step(subject, family)
+        Args:
+            materialization: The last materialization of the asset on the branch of the version.
+        """
+        subject, name = self.subject, _name(self.subject.asset)
+        if materialization is None:
+            return f"{name}: no run recorded a materialization of {subject.ref}, so it is unknown what the checks saw"
+        if not subject.is_named_by(materialization.metadata):
+            named = md.audited_version(materialization.metadata)
+            version = f"{named[0]}@{named[1]}" if named else "an unknown version"
+            version += " of a branch that is gone" if named == (subject.branch, subject.number) else ""
+            return f"{name}: {subject.ref} is to be published, but what the run materialized was {version}"
+        return self.log.reason_against_step(subject, self._family)
 
+    def _reason_of(self, check: dg.AssetCheckKey, evaluated: Iterable[AuditEvent]) -> str | None:
+        """Return the reason against the version that the verdict or the newest evaluation of a check gives, or None.
 
-def _failure(check: dg.AssetCheckKey, subject: Subject, description: str) -> str:
-    reason = f": {description}" if description else ""
-    return f"{_name(check.asset_key)}: blocking check {check.name!r} failed on {subject.ref}{reason}"
+        Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
+        """
+        subject, title = self.subject, f"{_name(check.asset_key)}: blocking check {check.name!r}"
+        verdict = self.verdicts.get(check.name)
+        newest = None if verdict else self._newest_evaluation(check, evaluated)
+        if verdict is None and newest is None:
+            return f"{title} was not run on {subject.ref}"
+        audited = md.audited_version(newest.metadata) if newest else None
+        # The evaluation of a user's own check may not name a version; then only its position in the log is known.
+        if newest is not None and audited is not None and not subject.is_named_by(newest.metadata):
+            return f"{title} looked at {audited[0]}@{audited[1]}, not at {subject.ref}"
+        result = verdict or newest
+        if result is None or result.passed:
+            return None
+        return f"{title} failed on {subject.ref}{f': {result.description}' if result.description else ''}"
 
+    def _newest_evaluation(self, check: dg.AssetCheckKey, evaluated: Iterable[AuditEvent]) -> AuditEvent | None:
+        """Return the evaluation of a check that counts for the version: of its runs, or of a run outside of them."""
+        of_family = [event for event in evaluated if event.check == check]
+        newest = max(of_family, key=lambda event: event.order, default=None)
+        alone = self._evaluated_alone(check)
+        return alone if alone is not None and (newest is None or self.log.is_later(alone, newest)) else newest
 
-def _newest_evaluation(
-    check: dg.AssetCheckKey,
-    subject: Subject,
-    evaluated: Iterable[AuditEvent],
-    *,
-    family: Collection[str],
-    log: AuditLog,
-) -> AuditEvent | None:
-    """Return the evaluation of a check that counts for a version: of its runs, or of a run outside of them."""
-    of_family = [event for event in evaluated if event.check == check]
-    newest = max(of_family, key=lambda event: event.order, default=None)
-    alone = _evaluated_alone(check, subject, family, log.instance)
-    return alone if alone is not None and (newest is None or log.is_later(alone, newest)) else newest
+    def _evaluated_alone(self, check: dg.AssetCheckKey) -> AuditEvent | None:
+        """Return the newest evaluation of exactly this version by a run outside of its family."""
+        # Without the transaction, an evaluation may be about another branch of the same name.
+        if not self.subject.transaction:
+            return None
+        storage, family = self.log.instance.event_log_storage, self._family
+        # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
+        cursor: int | None = None
+        while True:
+            page = storage.get_asset_check_execution_history(check, limit=_PAGE, cursor=cursor)
+            for record in page:
+                entry = record.event if record.run_id not in family else None
+                event = entry.dagster_event if entry else None
+                # A check that is planned or still runs has a record too, with another event or none.
+                if entry is None or event is None or event.event_type != _EVALUATED:
+                    continue
+                evaluation = _event_of((0, 0), entry.timestamp, event)
+                # A publisher's evaluation read other tables at versions that readers would have got; these may have
+                # moved.
+                is_own = md.PUBLISHED_BY not in evaluation.metadata
+                if is_own and md.text(evaluation.metadata, md.TRANSACTION) == self.subject.transaction:
+                    return replace(evaluation, run_id=record.run_id)
+            if len(page) < _PAGE:
+                return None
+            cursor = page[-1].id
 
 
 def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.AssetCheckKey]) -> None:
@@ -510,14 +544,13 @@ def refuse_cancelled(context: dg.AssetExecutionContext) -> None:
 def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
     """Return the checks that the current run has yet to evaluate."""
     planning = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED
-    evaluating = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    kinds = {planning, evaluating, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
+    kinds = {planning, _EVALUATED, dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.STEP_SKIPPED}
     planned, evaluated, over = set[dg.AssetCheckKey](), set[dg.AssetCheckKey](), set[str]()
     for record in context.instance.get_records_for_run(context.run.run_id, of_type=kinds).records:
         event = record.event_log_entry.get_dagster_event()
         if event.event_type == planning:
             planned.add(event.asset_check_planned_data.asset_check_key)
-        elif event.event_type == evaluating:
+        elif event.event_type == _EVALUATED:
             evaluated.add(event.asset_check_evaluation_data.asset_check_key)
         else:
             # The step of a graph's op is named after the graph.
@@ -527,73 +560,8 @@ def _to_evaluate(context: dg.AssetExecutionContext) -> set[dg.AssetCheckKey]:
     return {check for check in planned - evaluated if graph.assets_def_for_key(check).node_def.name not in over}
 
 
-def tables_read(
-    subject: Subject, check: dg.AssetCheckKey, *, log: AuditLog, chain: RunChain, verdicts: Mapping[str, Verdict]
-) -> Mapping[str, object] | None:
-    """Return the version of each other table that a check's evaluation read; None when it did not record them.
-
-    Args:
-        subject: The version that the check was evaluated on.
-        check: The check.
-        log: The event log.
-        chain: The run that publishes.
-        verdicts: The last verdicts on the version that the record of the lake has, by the name of the check.
-    """
-    if check.name in verdicts:
-        return verdicts[check.name].reads
-    family = log.family(subject.run_id, chain)
-    # `reasons_against` counts the same evaluation, so these are the tables behind the verdict.
-    newest = _newest_evaluation(check, subject, log.events(subject.asset, family), family=family, log=log)
-    versions = None if newest is None else md.plain(newest.metadata.get(md.READ))
-    return versions if isinstance(versions, Mapping) else None
-
-
-def _failed(check: dg.AssetCheckKey, subject: Subject, newest: AuditEvent | None) -> Iterator[str]:
-    """Yield the reason against the version that the newest evaluation of a check gives, if it gives one.
-
-    Only the newest evaluation counts: a check that failed, and passed when it was re-executed, is no reason.
-    """
-    title = f"{_name(check.asset_key)}: blocking check {check.name!r}"
-    if newest is None:
-        yield f"{title} was not run on {subject.ref}"
-        return
-    audited = md.audited_version(newest.metadata)
-    # The evaluation of a user's own check may not name a version; then its position in the log is all that is known.
-    if audited is not None and not subject.is_named_by(newest.metadata):
-        yield f"{title} looked at {audited[0]}@{audited[1]}, not at {subject.ref}"
-    elif not newest.passed:
-        yield _failure(check, subject, newest.description)
-
-
-def _evaluated_alone(
-    check: dg.AssetCheckKey, subject: Subject, family: Collection[str], instance: dg.DagsterInstance
-) -> AuditEvent | None:
-    """Return the newest evaluation of exactly this version by a run outside of the family."""
-    # Without the transaction, an evaluation may be about another branch of the same name.
-    if not subject.transaction:
-        return None
-    # This is the history of one check over all runs, newest first; `get_records_for_run` would need the runs' ids.
-    cursor: int | None = None
-    while True:
-        page = instance.event_log_storage.get_asset_check_execution_history(check, limit=_PAGE, cursor=cursor)
-        for record in page:
-            entry = record.event if record.run_id not in family else None
-            event = entry.dagster_event if entry else None
-            # A check that is planned or still runs has a record too, with another event or none.
-            if entry is None or event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-                continue
-            evaluation = _event_of((0, 0), entry.timestamp, event)
-            # A publisher's evaluation read other tables at versions that readers would have got; these may have moved.
-            is_own = md.PUBLISHED_BY not in evaluation.metadata
-            if is_own and md.text(evaluation.metadata, md.TRANSACTION) == subject.transaction:
-                return replace(evaluation, run_id=record.run_id)
-        if len(page) < _PAGE:
-            return None
-        cursor = page[-1].id
-
-
 def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> AuditEvent:
-    if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION:
+    if event.event_type == _MATERIALIZED:
         materialization = event.step_materialization_data.materialization
         return AuditEvent(order, at, materialization.asset_key, None, materialization.metadata, step=event.step_key)
     evaluation = event.asset_check_evaluation_data
@@ -602,10 +570,6 @@ def _event_of(order: tuple[int, int], at: float, event: dg.DagsterEvent) -> Audi
     key = evaluation.asset_check_key
     description = evaluation.description or ""
     return AuditEvent(order, at, key.asset_key, key, evaluation.metadata, passed, description, step=event.step_key)
-
-
-def _branch(event: AuditEvent) -> str | None:
-    return md.text(event.metadata, md.BRANCH)
 
 
 def _name(asset: dg.AssetKey) -> str:

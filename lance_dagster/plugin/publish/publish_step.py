@@ -4,9 +4,10 @@ The order is that of `publication`: find, audit, commit, move, retire. Nothing i
 passed, and the channel moves for all tables at once.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 import dagster as dg
 
@@ -15,7 +16,6 @@ from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.channel_publisher import PromotedCommit
 from lance_dagster.plugin.publish.dependencies import read_by
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.promotion_event import as_event, is_reported, promoted_result
 from lance_dagster.plugin.publish.publication import (
     Publication,
     retire_all,
@@ -35,6 +35,7 @@ from lance_dagster.plugin.publish.rollback import (
 from lance_dagster.plugin.publish.tag_changes import TagChanges
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import READS
+from lance_dagster.plugin.version_report import change_entries
 
 _LOGGED = 20  # the most tables that one log line names
 
@@ -130,15 +131,20 @@ class PublishStep:
                 )
             else:
                 move = {"lance/tag": self.run.tag, md.WHO: self.run.who, md.REASON: self.run.config.reason}
-                result = promoted_result(publication, move, ignored, has_run)
+                result = _promoted_result(publication, move, ignored, has_run)
                 if publication.promoted in self.run.context.selected_asset_keys:
                     yield result
                 else:
                     # It came along: the same run wrote it, or its publication died, perhaps that of other partitions.
                     for key in (publication.sources and self.run.partition_keys) or (None,):
-                        self.run.context.log_event(
-                            as_event(result, publication.promoted_to or publication.version, key)
+                        # Dagster takes no results of nodes that the run does not select.
+                        event = dg.AssetMaterialization(
+                            publication.promoted,
+                            metadata=dict(result.metadata or {}),
+                            partition=key,
+                            tags=md.data_version_tags(publication.promoted_to or publication.version),
                         )
+                        self.run.context.log_event(event)
 
     def _finish(self, nodes: Sequence[PromotedNode]) -> dict[dg.AssetKey, Publication]:
         """Do what is left of publications whose publishers died; return the publications of the nodes to report."""
@@ -272,4 +278,61 @@ class PublishStep:
         # The readers of a re-executed run wait for this step, though an earlier attempt moved the tag.
         if not self.run.config.ref and set(runs_of(publication.version)) & set(self.run.chain.run_ids):
             return False
-        return is_reported(publication, self.run.partition_keys, self.run.instance)
+        # A publisher that was killed after it moved the tag left no event.
+        event = self.run.instance.get_latest_materialization_event(publication.promoted)
+        materialization = event.asset_materialization if event else None
+        if materialization is None or md.text(materialization.metadata, md.MOVED_TO) != str(publication.promoted_to):
+            return False
+        keys = self.run.partition_keys
+        return not keys or set(keys) <= self.run.instance.get_materialized_partitions(publication.promoted)
+
+
+def _promoted_result(
+    publication: Publication, moved: Mapping[str, str], ignored: Sequence[str], has_run: Callable[[str], bool]
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
+    """Return the result that materializes a promoted node.
+
+    Args:
+        publication: The publication, after its tag has moved.
+        moved: Metadata of the move, such as the tag, who moved it and why; empty values are left out.
+        ignored: The reasons against the publication that the config ignored.
+        has_run: Returns whether the instance has the record of a run.
+    """
+    version = publication.promoted_to or publication.version
+    schema = publication.table.schema(version)
+    # A run may have been deleted from the instance, or belong to another one.
+    runs = [run for run in runs_of(version) if has_run(run)]
+    since = {publication.previous.ref: publication.previous.ref} if publication.previous else {}
+    about = {
+        "lance/from": publication.previous.ref if publication.previous else "",
+        md.MOVED_TO: str(version),
+        "lance/merged": ", ".join(map(str, publication.sources)),
+        **moved,
+        **publication.about,
+    }
+    metadata: dict[str, Any] = {
+        md.ROW_COUNT: version.rows,
+        md.COLUMN_SCHEMA: md.column_schema(schema),
+        # Each column comes from the column of the same name in the candidate.
+        md.COLUMN_LINEAGE: dg.TableColumnLineage(
+            {name: [dg.TableColumnDep(publication.candidate, name)] for name in schema.names}
+        ),
+        md.URI: publication.table.uri,
+        **md.version_metadata(version),
+        md.CANDIDATE: dg.MetadataValue.asset(publication.candidate),
+        # Dagster shows the link with the short form of the id.
+        **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
+        **change_entries(publication.table, version, since),
+        **{key: value for key, value in about.items() if value},
+    }
+    reaudit = publication.about.get(md.AUDITED_AGAIN)
+    # Reasons that were ignored when a merge was audited again are only in the record of that audit.
+    reasons = [*ignored, *(reaudit.get("ignored", ()) if isinstance(reaudit, dict) else ())]
+    if reasons:
+        metadata["lance/ignored"] = list(dict.fromkeys(reasons))
+    return dg.MaterializeResult(
+        asset_key=publication.promoted,
+        metadata=metadata,
+        # The uuid of the transaction, as for the candidate: readers become stale when the tag moves.
+        data_version=dg.DataVersion(version.transaction),
+    )

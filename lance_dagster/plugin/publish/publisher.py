@@ -30,7 +30,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_flag, check_names, check_options, check_string, require_sequence
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode, promoted_asset_spec, promoted_key
 from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, asset_key_of
+from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, spec_of
 
 POOL = "lance_publish"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -306,10 +306,8 @@ def _name_of(key: dg.AssetKey) -> str:
 
 
 def _specs_of(table: TableAsset) -> list[dg.AssetSpec]:
-    """Return the specs of the assets that a caller names; the spec of a key has nothing but the key."""
-    if isinstance(table, dg.AssetsDefinition):
-        return list(table.specs)
-    return [table if isinstance(table, dg.AssetSpec) else dg.AssetSpec(asset_key_of(table))]
+    """Return the specs of the assets that a caller names: of several for the definition of a multi-asset."""
+    return list(table.specs) if isinstance(table, dg.AssetsDefinition) else [spec_of(table)]
 
 
 def _nodes_of(

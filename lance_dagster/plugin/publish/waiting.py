@@ -36,19 +36,6 @@ _LOOK_AFTER = 3.0
 _LONGEST_WAIT = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The branches to publish, oldest first, the reasons why others have to wait, and which ones are superseded.
-
-    `overtaken` has each branch that one of `heads` supersedes, and the branch that does.
-    """
-
-    heads: tuple[Version, ...] = ()
-    waits: tuple[str, ...] = ()
-    superseded: tuple[str, ...] = ()
-    overtaken: tuple[tuple[str, str], ...] = ()
-
-
 def find_waiting(publication: Publication, candidates: WholeCandidates, *, within: Sequence[str] = ()) -> Publication:
     """Return the publication of the run branches of a table that wait and passed their audit.
 
@@ -61,8 +48,7 @@ def find_waiting(publication: Publication, candidates: WholeCandidates, *, withi
     # A run that is not over may write again, and not all of its checks may have run.
     over = cache(partial(is_over, instance=candidates.run.instance))
     finished = [write for write in writes if over(write.request.run_id)]
-    choice = _choose(publication, _run_branches(finished), candidates, within=frozenset(within))
-    return _with(publication, choice)
+    return _choose(publication, finished, candidates, within=frozenset(within))
 
 
 def find_by_backfill(
@@ -91,18 +77,12 @@ def find_by_backfill(
         for run_id in dict.fromkeys(write.request.run_id for write in waiting):
             if not is_over(run_id, candidates.run.instance):
                 wait(run_id)
-    choice = _choose(publication, _run_branches(waiting), candidates)
-    chosen = _with(publication, choice)
-    if choice.heads or choice.waits:
+    chosen = _choose(publication, waiting, candidates)
+    if chosen.sources or chosen.waiting:
         return chosen
     # The publication deletes the branches, so a publisher that is retried finds its result on `main`.
     landed = record.version_with([write for write in own if record.is_published(write)])
     return chosen if landed is None else replace(chosen, landed=landed[1])
-
-
-def _run_branches(writes: Iterable[RecordedWrite]) -> list[str]:
-    """Return the branches of runs that some writes are on, without those that a tag of the run named."""
-    return [branch for branch in dict.fromkeys(write.request.branch for write in writes) if run_of(branch) is not None]
 
 
 def wait(context: dg.AssetExecutionContext, run_id: str) -> None:
@@ -223,25 +203,25 @@ class _Chooser:
 
 def _choose(
     publication: Publication,
-    branches: Sequence[str],
+    writes: Iterable[RecordedWrite],
     candidates: WholeCandidates,
     *,
     within: frozenset[str] = frozenset(),
-) -> Choice:
+) -> Publication:
+    """Return the publication of the branches of some writes that may be published, with notes about the others."""
     table = publication.table
+    # Without the branches that a tag of a run named.
+    branches = [branch for branch in dict.fromkeys(write.request.branch for write in writes) if run_of(branch)]
     heads = [head for head in in_turns(table.branches.newest, branches) if head is not None and is_written(head)]
     extents = [BranchExtent.of(table, head, candidates.run.record.repository) for head in heads]
     chooser = _Chooser(publication=publication, candidates=candidates, within=within)
     # Newest first: whether a branch is superseded depends on the newer ones that passed.
     for extent in sorted(extents, key=lambda extent: extent.newest, reverse=True):
         chooser.look(extent)
-    chosen = tuple(extent.head for extent in reversed(chooser.chosen))
-    return Choice(
-        heads=chosen,
-        waits=tuple(chooser.waits),
-        superseded=tuple(chooser.superseded),
-        overtaken=tuple(chooser.overtaken),
-    )
+    # The oldest branch is published first.
+    sources = tuple(extent.head for extent in reversed(chooser.chosen))
+    chosen = replace(publication, sources=sources, overtaken=tuple(chooser.overtaken))
+    return chosen.noting(md.WAITING, chooser.waits).noting(md.SUPERSEDED, chooser.superseded)
 
 
 def _overlap(extent: BranchExtent, newer: BranchExtent) -> str:
@@ -307,10 +287,3 @@ def _advice(head: Version, others: Iterable[tuple[str, LanceTable]]) -> str:
 def _is_waiting(table: LanceTable, branch: str) -> bool:
     head = table.branches.newest(branch)
     return head is not None and is_written(head) and table.branches.is_merged(head) is None
-
-
-def _with(publication: Publication, choice: Choice) -> Publication:
-    noted = {md.WAITING: choice.waits, md.SUPERSEDED: choice.superseded}
-    notes = {key: list(reasons) for key, reasons in noted.items() if reasons}
-    about = {**publication.about, **notes}
-    return replace(publication, sources=choice.heads, overtaken=choice.overtaken, about=about)

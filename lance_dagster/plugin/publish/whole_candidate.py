@@ -110,8 +110,7 @@ class WholeCandidates:
             sources = tuple(source for source in publication.sources if source not in late)
             advice = "re-execute the run, or discard all of it"
             waits = [f"{source}: {reasons[source.branch]}; {advice}" for source in late]
-            about = {**publication.about, md.WAITING: [*publication.waiting, *waits]} if waits else publication.about
-            remaining.append(replace(publication, sources=sources, about=about))
+            remaining.append(replace(publication, sources=sources).noting(md.WAITING, waits))
         return remaining
 
     def written_with(self, publications: Sequence[Publication], others: Iterable[Publication]) -> list[Publication]:
