@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchExtent:
-    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced or appended rows.
+    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows.
 
     `writes` are the recorded writes on the branch that `main` lacks, newest first.
     """
@@ -31,7 +31,6 @@ class BranchExtent:
     writes: "tuple[RecordedWrite, ...]" = ()
     partitions: frozenset[str] = field(default_factory=frozenset)
     replaces: bool = False
-    appends: bool = False
 
     @classmethod
     def of(cls, table: "LanceTable", head: "Version", repository: "LanceRepository") -> "BranchExtent":
@@ -45,7 +44,6 @@ class BranchExtent:
             partitions=frozenset(_partitions(commits)),
             # A branch with an append or an upsert does not supersede another branch, whose rows it lacks.
             replaces=bool(claims) and all(claim.mode in ("overwrite", "replace") for claim in claims),
-            appends=any(claim.mode == "append" for claim in claims),
         )
 
     @property

@@ -1,16 +1,19 @@
 """Credentials and endpoints of storage providers as typed options of a resource, and which of them are secrets.
 
-Every field becomes an option under pylance's name, which the rest of the package uses.
+Every field becomes an option under pylance's name, which the rest of the package uses, and is declared with that name.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any
 
 import dagster as dg
 from pydantic import ConfigDict, Field
 
 from lance_dagster.errors import InvalidInputError
+
+# The entry of a field that has pylance's name of the option.
+_OPTION = "option"
 
 
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
@@ -34,9 +37,6 @@ class ProviderOptions(dg.Config):
     # options of one provider or none, so their validators are made when they are first used.
     model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
-    # The option of each field.
-    OPTIONS: ClassVar[Mapping[str, str]] = {}
-
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields, and an endpoint with credentials, when the options are constructed."""
         check_fields(type(self), fields)
@@ -50,8 +50,23 @@ class ProviderOptions(dg.Config):
     def as_storage_options(self) -> dict[str, str]:
         """Return the options under pylance's names, without the fields that are left out."""
         # A field that is false or empty counts as left out.
-        options = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
+        options = {
+            str(extra[_OPTION]): getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if isinstance(extra := field.json_schema_extra, dict)
+        }
         return {option: "true" if value is True else value for option, value in options.items() if value}
+
+
+def _text(option: str, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401  # the value of a field
+    """Return the field of an option by pylance's name, whose value is a text and may be a secret."""
+    description = f"{description[:-1]}; give it as EnvVar." if secret else description
+    return Field(default="", repr=not secret, description=description, json_schema_extra={_OPTION: option})
+
+
+def _flag(option: str, description: str) -> Any:  # noqa: ANN401  # the value of a field
+    """Return the field of an option by pylance's name, whose value is true or left out."""
+    return Field(default=False, description=description, json_schema_extra={_OPTION: option})
 
 
 class S3Options(ProviderOptions):
@@ -65,26 +80,15 @@ class S3Options(ProviderOptions):
         'eu-central-1'
     """
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "access_key_id": "aws_access_key_id",
-        "secret_access_key": "aws_secret_access_key",
-        "session_token": "aws_session_token",
-        "region": "aws_region",
-        "endpoint": "aws_endpoint",
-        "allow_http": "allow_http",
-        "anonymous": "skip_signature",
-        "virtual_hosted_style": "aws_virtual_hosted_style_request",
-    }
-
-    access_key_id: str = Field(default="", description="The id of the access key.")
-    secret_access_key: str = Field(default="", repr=False, description="The access key; give it as EnvVar.")
-    session_token: str = Field(default="", repr=False, description="Token of temporary credentials; give it as EnvVar.")
-    region: str = Field(default="", description="The region of the bucket.")
-    endpoint: str = Field(default="", description="URL of a server other than AWS.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
-    virtual_hosted_style: bool = Field(
-        default=False, description="Whether the endpoint resolves bucket names as host names."
+    access_key_id: str = _text("aws_access_key_id", "The id of the access key.")
+    secret_access_key: str = _text("aws_secret_access_key", "The access key.", secret=True)
+    session_token: str = _text("aws_session_token", "Token of temporary credentials.", secret=True)
+    region: str = _text("aws_region", "The region of the bucket.")
+    endpoint: str = _text("aws_endpoint", "URL of a server other than AWS.")
+    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
+    anonymous: bool = _flag("skip_signature", "Whether requests are not signed, for public buckets.")
+    virtual_hosted_style: bool = _flag(
+        "aws_virtual_hosted_style_request", "Whether the endpoint resolves bucket names as host names."
     )
 
 
@@ -99,29 +103,16 @@ class AzureOptions(ProviderOptions):
         'lake'
     """
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "account_name": "account_name",
-        "account_key": "account_key",
-        "sas_token": "sas_token",
-        "tenant_id": "tenant_id",
-        "client_id": "client_id",
-        "client_secret": "client_secret",
-        "use_azure_cli": "use_azure_cli",
-        "endpoint": "azure_storage_endpoint",
-        "allow_http": "allow_http",
-        "anonymous": "skip_signature",
-    }
-
-    account_name: str = Field(default="", description="The storage account.")
-    account_key: str = Field(default="", repr=False, description="A key of the account; give it as EnvVar.")
-    sas_token: str = Field(default="", repr=False, description="A shared access signature; give it as EnvVar.")
-    tenant_id: str = Field(default="", description="The tenant of a service principal.")
-    client_id: str = Field(default="", description="The id of a service principal.")
-    client_secret: str = Field(default="", repr=False, description="Its secret; give it as EnvVar.")
-    use_azure_cli: bool = Field(default=False, description="Whether the user who is logged in with `az login` is used.")
-    endpoint: str = Field(default="", description="URL of the account where it is not Azure's, such as an emulator.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public containers.")
+    account_name: str = _text("account_name", "The storage account.")
+    account_key: str = _text("account_key", "A key of the account.", secret=True)
+    sas_token: str = _text("sas_token", "A shared access signature.", secret=True)
+    tenant_id: str = _text("tenant_id", "The tenant of a service principal.")
+    client_id: str = _text("client_id", "The id of a service principal.")
+    client_secret: str = _text("client_secret", "Its secret.", secret=True)
+    use_azure_cli: bool = _flag("use_azure_cli", "Whether the user who is logged in with `az login` is used.")
+    endpoint: str = _text("azure_storage_endpoint", "URL of the account where it is not Azure's, such as an emulator.")
+    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
+    anonymous: bool = _flag("skip_signature", "Whether requests are not signed, for public containers.")
 
 
 class GoogleOptions(ProviderOptions):
@@ -134,21 +125,12 @@ class GoogleOptions(ProviderOptions):
         {'google_service_account': '/etc/lake.json'}
     """
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "service_account": "google_service_account",
-        "service_account_key": "google_service_account_key",
-        "storage_token": "google_storage_token",
-        "endpoint": "google_base_url",
-        "allow_http": "allow_http",
-        "anonymous": "google_skip_signature",
-    }
-
-    service_account: str = Field(default="", description="Path of the JSON file of a service account's key.")
-    service_account_key: str = Field(default="", repr=False, description="The key itself; give it as EnvVar.")
-    storage_token: str = Field(default="", repr=False, description="A short-lived token; give it as EnvVar.")
-    endpoint: str = Field(default="", description="URL of a server other than Google's.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
+    service_account: str = _text("google_service_account", "Path of the JSON file of a service account's key.")
+    service_account_key: str = _text("google_service_account_key", "The key itself.", secret=True)
+    storage_token: str = _text("google_storage_token", "A short-lived token.", secret=True)
+    endpoint: str = _text("google_base_url", "URL of a server other than Google's.")
+    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
+    anonymous: bool = _flag("google_skip_signature", "Whether requests are not signed, for public buckets.")
 
 
 def is_variable(value: object) -> bool:

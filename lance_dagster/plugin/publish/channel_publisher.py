@@ -47,14 +47,10 @@ from lance_dagster.plugin.publish.rollback import (
     is_at,
     is_rollback,
     moved_meanwhile,
-    restore_on_branch,
-    rollback_message,
-    rollback_properties,
-    withdrawn_writes,
+    restored_version,
 )
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import LanceRepository
-from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.writes import NONE_CLOSED, RecordedWrite, excluded_by
 from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.commits.promotions import RESTORES
@@ -680,19 +676,7 @@ class ChannelPublisher:
 
     def _wanted(self, publication: Publication) -> VersionToPublish:
         if is_rollback(publication):
-            restored = restore_on_branch(publication, publication.table.head(MAIN), self.chain, self.about)
-            about = rollback_properties(publication, self.chain, self.about)
-            withdrawn = NumberSet.of(
-                write.number
-                for write in withdrawn_writes(publication, self.repository)
-                if self.record.is_published(write)
-            )
-            return VersionToPublish(
-                version=restored,
-                message=rollback_message(publication, self.about),
-                properties=about,
-                withdraws=withdrawn,
-            )
+            return restored_version(publication, self.chain, self.about, self.record)
         # A version of `main` is committed as it is; there is no merge commit, and so no message.
         if publication.planned is None and (publication.landed is not None or not publication.sources):
             return VersionToPublish(

@@ -25,9 +25,10 @@ from lance_dagster.merge.preview import PREVIEW_OF
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import strings_on_main
 from lance_dagster.plugin.publish.publication import Publication
+from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
-from lance_dagster.repository import LanceRepository
-from lance_dagster.repository.candidates.writes import RecordedWrite
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.table import LanceTable
 
 _MOST_WITHDRAWN = 20
@@ -51,13 +52,6 @@ def withdrawn_by(publication: Publication) -> list[str]:
     return [f"{version}: {version.message or version.operation}" for version in versions]
 
 
-def withdrawn_writes(publication: Publication, repository: LanceRepository) -> list[RecordedWrite]:
-    """Return the recorded writes that were published after the version that a rollback restores."""
-    versions = publication.table.log(MAIN, after=publication.version)
-    marks = [mark for version in versions for mark in strings_on_main(version, md.WRITES)]
-    return [write for mark in marks if (write := repository.record.write(mark)) is not None]
-
-
 def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str, partitioned: bool) -> Publication:
     """Return a publication with the metadata of a rollback for the promoted node's page.
 
@@ -73,8 +67,16 @@ def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str,
     return replace(publication, about=about)
 
 
-def restore_on_branch(publication: Publication, head: Version, chain: RunChain, about: Mapping[str, str]) -> Version:
-    """Restore the chosen version on a branch that is forked from the newest `main`, and return the new version.
+def restored_version(
+    publication: Publication, chain: RunChain, about: Mapping[str, str], record: RecordView
+) -> VersionToPublish:
+    """Restore the chosen version on a branch that is forked from the newest `main`; return what is to be committed.
+
+    Args:
+        publication: The table, with the chosen version.
+        chain: The run that publishes.
+        about: Reason, person and run.
+        record: The record of the lake.
 
     Raises:
         ConflictError: The restored version has another number of rows; nothing was changed.
@@ -82,13 +84,19 @@ def restore_on_branch(publication: Publication, head: Version, chain: RunChain, 
     table, target, name = publication.table, publication.version, preview_branch(chain, "rollback")
     # A killed attempt may have left the branch, forked from an older `main`.
     drop_branch(table, name)
-    table.branches.create(name, at=head, metadata={md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)})
-    message, properties = rollback_message(publication, about), rollback_properties(publication, chain, about)
+    created_for = {md.PUBLISHED_BY: chain.run_id or "", PREVIEW_OF: str(target)}
+    table.branches.create(name, at=table.head(MAIN), metadata=created_for)
+    message = f"roll {publication.name} back to {target}"
+    message += f": {about[md.REASON]}" if about.get(md.REASON) else ""
+    properties = {**about, md.ROLLED_BACK_TO: str(target), md.PUBLISHED_BY: chain.run_id or ""}
     restored = table.restore(target, branch=name, message=message, properties=properties)
     # The rows are compared while the version is on its own branch: after a mismatch nothing has to be undone.
     if restored.rows != target.rows:
         raise ConflictError(f"{publication.name}: {target} has {target.rows} rows, but {restored} has {restored.rows}")
-    return restored
+    marks = [mark for version in table.log(MAIN, after=target) for mark in strings_on_main(version, md.WRITES)]
+    writes = [write for mark in marks if (write := record.repository.record.write(mark)) is not None]
+    withdrawn = NumberSet.of(write.number for write in writes if record.is_published(write))
+    return VersionToPublish(version=restored, message=message, properties=properties, withdraws=withdrawn)
 
 
 def moved_meanwhile(publication: Publication, head: Version) -> ConflictError:
@@ -97,12 +105,6 @@ def moved_meanwhile(publication: Publication, head: Version) -> ConflictError:
         f"{publication.name}: main moved beyond {head} while it was rolled back to {publication.version}, and nothing "
         "was changed; look at what landed there, and roll back again"
     )
-
-
-def rollback_message(publication: Publication, about: Mapping[str, str]) -> str:
-    """Return the message of the commit that restores a version."""
-    message = f"roll {publication.name} back to {publication.version}"
-    return f"{message}: {about[md.REASON]}" if about.get(md.REASON) else message
 
 
 def commit_message(publications: Sequence[Publication], about: Mapping[str, str]) -> str:
@@ -133,11 +135,6 @@ def _forward(publications: Sequence[Publication]) -> list[str]:
 def is_at(publication: Publication, tag: Tag) -> bool:
     """Return whether a tag names the version of a publication already."""
     return (publication.version.branch, publication.version.number) == (tag.branch, tag.version)
-
-
-def rollback_properties(publication: Publication, chain: RunChain, about: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of the commit that restores a version."""
-    return {**about, md.ROLLED_BACK_TO: str(publication.version), md.PUBLISHED_BY: chain.run_id or ""}
 
 
 def audited_behind(table: LanceTable, version: Version) -> Version:
