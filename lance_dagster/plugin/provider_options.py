@@ -1,16 +1,18 @@
 """Credentials and endpoints of storage providers as typed options of a resource, and which of them are secrets.
 
-Every field becomes an option under pylance's name, which the rest of the package uses.
+The fields are those of the tables in `store/vocabulary`. Each becomes an option under pylance's name, which the rest of
+the package uses.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
 
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, S3, Vocabulary
 
 
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
@@ -54,7 +56,21 @@ class ProviderOptions(dg.Config):
         return {option: "true" if value is True else value for option, value in options.items() if value}
 
 
-class S3Options(ProviderOptions):
+def _fields_of(vocabulary: Vocabulary) -> type[ProviderOptions]:
+    """Make the fields of the typed options of a provider from the table of its options."""
+    fields: dict[str, Any] = {
+        name: (
+            bool if option.is_flag else str,
+            Field(default=False if option.is_flag else "", repr=not option.secret, description=option.description),
+        )
+        for name, option in vocabulary.fields.items()
+    }
+    made: type[ProviderOptions] = create_model(f"{vocabulary.provider}Fields", __base__=ProviderOptions, **fields)
+    made.OPTIONS = {name: option.written or option.spellings[0] for name, option in vocabulary.fields.items()}
+    return made
+
+
+class S3Options(_fields_of(S3)):  # type: ignore[misc]  # its fields are those of the table
     """Options to reach an S3 bucket. Give secrets as `dg.EnvVar`: Dagster shows other values on the resource's page.
 
     Fields that are left out are taken from the environment and the files of the AWS tools.
@@ -65,30 +81,8 @@ class S3Options(ProviderOptions):
         'eu-central-1'
     """
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "access_key_id": "aws_access_key_id",
-        "secret_access_key": "aws_secret_access_key",
-        "session_token": "aws_session_token",
-        "region": "aws_region",
-        "endpoint": "aws_endpoint",
-        "allow_http": "allow_http",
-        "anonymous": "skip_signature",
-        "virtual_hosted_style": "aws_virtual_hosted_style_request",
-    }
 
-    access_key_id: str = Field(default="", description="The id of the access key.")
-    secret_access_key: str = Field(default="", repr=False, description="The access key; give it as EnvVar.")
-    session_token: str = Field(default="", repr=False, description="Token of temporary credentials; give it as EnvVar.")
-    region: str = Field(default="", description="The region of the bucket.")
-    endpoint: str = Field(default="", description="URL of a server other than AWS.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
-    virtual_hosted_style: bool = Field(
-        default=False, description="Whether the endpoint resolves bucket names as host names."
-    )
-
-
-class AzureOptions(ProviderOptions):
+class AzureOptions(_fields_of(AZURE)):  # type: ignore[misc]  # as above
     """Options to reach a container of Azure Blob Storage. Give secrets as `dg.EnvVar`.
 
     Without a key, a signature or a secret, the identity of the machine is used: the environment, a managed identity,
@@ -99,32 +93,8 @@ class AzureOptions(ProviderOptions):
         'lake'
     """
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "account_name": "account_name",
-        "account_key": "account_key",
-        "sas_token": "sas_token",
-        "tenant_id": "tenant_id",
-        "client_id": "client_id",
-        "client_secret": "client_secret",
-        "use_azure_cli": "use_azure_cli",
-        "endpoint": "azure_storage_endpoint",
-        "allow_http": "allow_http",
-        "anonymous": "skip_signature",
-    }
 
-    account_name: str = Field(default="", description="The storage account.")
-    account_key: str = Field(default="", repr=False, description="A key of the account; give it as EnvVar.")
-    sas_token: str = Field(default="", repr=False, description="A shared access signature; give it as EnvVar.")
-    tenant_id: str = Field(default="", description="The tenant of a service principal.")
-    client_id: str = Field(default="", description="The id of a service principal.")
-    client_secret: str = Field(default="", repr=False, description="Its secret; give it as EnvVar.")
-    use_azure_cli: bool = Field(default=False, description="Whether the user who is logged in with `az login` is used.")
-    endpoint: str = Field(default="", description="URL of the account where it is not Azure's, such as an emulator.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public containers.")
-
-
-class GoogleOptions(ProviderOptions):
+class GoogleOptions(_fields_of(GOOGLE)):  # type: ignore[misc]  # as above
     """Options to reach a bucket of Google Cloud Storage. Give secrets as `dg.EnvVar`.
 
     Without a service account, the application default credentials of the machine are used.
@@ -133,22 +103,6 @@ class GoogleOptions(ProviderOptions):
         >>> GoogleOptions(service_account="/etc/lake.json").as_storage_options()
         {'google_service_account': '/etc/lake.json'}
     """
-
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        "service_account": "google_service_account",
-        "service_account_key": "google_service_account_key",
-        "storage_token": "google_storage_token",
-        "endpoint": "google_base_url",
-        "allow_http": "allow_http",
-        "anonymous": "google_skip_signature",
-    }
-
-    service_account: str = Field(default="", description="Path of the JSON file of a service account's key.")
-    service_account_key: str = Field(default="", repr=False, description="The key itself; give it as EnvVar.")
-    storage_token: str = Field(default="", repr=False, description="A short-lived token; give it as EnvVar.")
-    endpoint: str = Field(default="", description="URL of a server other than Google's.")
-    allow_http: bool = Field(default=False, description="Whether the endpoint may be plain http.")
-    anonymous: bool = Field(default=False, description="Whether requests are not signed, for public buckets.")
 
 
 def is_variable(value: object) -> bool:

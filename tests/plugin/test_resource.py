@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import dagster as dg
@@ -15,6 +16,7 @@ from lance_dagster import (
     SparkResource,
     TableNotFoundError,
 )
+from lance_dagster.plugin.provider_options import ProviderOptions
 from tests.plugin.shop import ORDERS, Shop
 
 
@@ -238,3 +240,11 @@ def test_misspelt_storage_option_is_refused_at_once() -> None:
         with pytest.raises(InvalidInputError, match=f"option '{name}' .did you mean 'aws_secret_access_key'"):
             LanceResource(root="s3://bucket/lake", storage_options={name: dg.EnvVar("SECRET")})
     LanceResource(root="/lake", storage_options={"durability": "process", "base_1.AWS_REGION": "eu"})
+
+
+@pytest.mark.parametrize("options", [S3Options, AzureOptions, GoogleOptions], ids=lambda options: options.__name__)
+def test_the_page_has_the_fields_of_each_provider(options: type[ProviderOptions]) -> None:
+    """The row of the page names each field of the typed options, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+    (listed,) = re.findall(rf"`{options.__name__}\(([^)]*)\)`; ", page)
+    assert options.model_fields.keys() == {name.strip().rstrip("=") for name in listed.split(",")}
