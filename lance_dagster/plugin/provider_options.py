@@ -1,7 +1,7 @@
 """Credentials and endpoints of storage providers as typed options of a resource, and which of them are secrets.
 
-The fields are those of the tables in `store/vocabulary`. Each becomes an option under pylance's name, which the rest of
-the package uses.
+What a field says comes from the tables in `store/vocabulary`; the classes give its name to type checkers and editors.
+Each becomes an option under pylance's name, which the rest of the package uses.
 """
 
 import difflib
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import dagster as dg
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.vocabulary import AZURE, GOOGLE, S3, Vocabulary
@@ -56,21 +56,19 @@ class ProviderOptions(dg.Config):
         return {option: "true" if value is True else value for option, value in options.items() if value}
 
 
-def _fields_of(vocabulary: Vocabulary) -> type[ProviderOptions]:
-    """Make the fields of the typed options of a provider from the table of its options."""
-    fields: dict[str, Any] = {
-        name: (
-            bool if option.is_flag else str,
-            Field(default=False if option.is_flag else "", repr=not option.secret, description=option.description),
-        )
-        for name, option in vocabulary.fields.items()
-    }
-    made: type[ProviderOptions] = create_model(f"{vocabulary.provider}Fields", __base__=ProviderOptions, **fields)
-    made.OPTIONS = {name: option.written or option.spellings[0] for name, option in vocabulary.fields.items()}
-    return made
+def _field(vocabulary: Vocabulary, name: str) -> Any:  # noqa: ANN401  # as pydantic's `Field`
+    """Return the default, the description and the secrecy of a field, as the table of the provider has them."""
+    option = vocabulary.fields[name]
+    default = False if option.is_flag else ""
+    return Field(default=default, repr=not option.secret, description=option.description)
 
 
-class S3Options(_fields_of(S3)):  # type: ignore[misc]  # its fields are those of the table
+def _options_of(vocabulary: Vocabulary) -> Mapping[str, str]:
+    """Return the option of each field."""
+    return {name: option.written or option.spellings[0] for name, option in vocabulary.fields.items()}
+
+
+class S3Options(ProviderOptions):
     """Options to reach an S3 bucket. Give secrets as `dg.EnvVar`: Dagster shows other values on the resource's page.
 
     Fields that are left out are taken from the environment and the files of the AWS tools.
@@ -81,8 +79,19 @@ class S3Options(_fields_of(S3)):  # type: ignore[misc]  # its fields are those o
         'eu-central-1'
     """
 
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(S3)
 
-class AzureOptions(_fields_of(AZURE)):  # type: ignore[misc]  # as above
+    access_key_id: str = _field(S3, "access_key_id")
+    secret_access_key: str = _field(S3, "secret_access_key")
+    session_token: str = _field(S3, "session_token")
+    region: str = _field(S3, "region")
+    endpoint: str = _field(S3, "endpoint")
+    allow_http: bool = _field(S3, "allow_http")
+    anonymous: bool = _field(S3, "anonymous")
+    virtual_hosted_style: bool = _field(S3, "virtual_hosted_style")
+
+
+class AzureOptions(ProviderOptions):
     """Options to reach a container of Azure Blob Storage. Give secrets as `dg.EnvVar`.
 
     Without a key, a signature or a secret, the identity of the machine is used: the environment, a managed identity,
@@ -93,8 +102,21 @@ class AzureOptions(_fields_of(AZURE)):  # type: ignore[misc]  # as above
         'lake'
     """
 
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(AZURE)
 
-class GoogleOptions(_fields_of(GOOGLE)):  # type: ignore[misc]  # as above
+    account_name: str = _field(AZURE, "account_name")
+    account_key: str = _field(AZURE, "account_key")
+    sas_token: str = _field(AZURE, "sas_token")
+    tenant_id: str = _field(AZURE, "tenant_id")
+    client_id: str = _field(AZURE, "client_id")
+    client_secret: str = _field(AZURE, "client_secret")
+    use_azure_cli: bool = _field(AZURE, "use_azure_cli")
+    endpoint: str = _field(AZURE, "endpoint")
+    allow_http: bool = _field(AZURE, "allow_http")
+    anonymous: bool = _field(AZURE, "anonymous")
+
+
+class GoogleOptions(ProviderOptions):
     """Options to reach a bucket of Google Cloud Storage. Give secrets as `dg.EnvVar`.
 
     Without a service account, the application default credentials of the machine are used.
@@ -103,6 +125,15 @@ class GoogleOptions(_fields_of(GOOGLE)):  # type: ignore[misc]  # as above
         >>> GoogleOptions(service_account="/etc/lake.json").as_storage_options()
         {'google_service_account': '/etc/lake.json'}
     """
+
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(GOOGLE)
+
+    service_account: str = _field(GOOGLE, "service_account")
+    service_account_key: str = _field(GOOGLE, "service_account_key")
+    storage_token: str = _field(GOOGLE, "storage_token")
+    endpoint: str = _field(GOOGLE, "endpoint")
+    allow_http: bool = _field(GOOGLE, "allow_http")
+    anonymous: bool = _field(GOOGLE, "anonymous")
 
 
 def is_variable(value: object) -> bool:

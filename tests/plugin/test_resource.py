@@ -17,6 +17,7 @@ from lance_dagster import (
     TableNotFoundError,
 )
 from lance_dagster.plugin.provider_options import ProviderOptions
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, S3, Vocabulary
 from tests.plugin.shop import ORDERS, Shop
 
 
@@ -242,9 +243,14 @@ def test_misspelt_storage_option_is_refused_at_once() -> None:
     LanceResource(root="/lake", storage_options={"durability": "process", "base_1.AWS_REGION": "eu"})
 
 
-@pytest.mark.parametrize("options", [S3Options, AzureOptions, GoogleOptions], ids=lambda options: options.__name__)
-def test_the_page_has_the_fields_of_each_provider(options: type[ProviderOptions]) -> None:
-    """The row of the page names each field of the typed options, and no other."""
+@pytest.mark.parametrize(
+    "options, table",
+    [(S3Options, S3), (AzureOptions, AZURE), (GoogleOptions, GOOGLE)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_typed_options_are_those_of_the_table(options: type[ProviderOptions], table: Vocabulary) -> None:
+    """The class and the row of the page have the fields of the provider's table, in its order, and no other."""
+    assert list(table.fields) == list(options.model_fields)
     page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
     (listed,) = re.findall(rf"`{options.__name__}\(([^)]*)\)`; ", page)
-    assert options.model_fields.keys() == {name.strip().rstrip("=") for name in listed.split(",")}
+    assert table.fields.keys() == {name.strip().rstrip("=") for name in listed.split(",")}
