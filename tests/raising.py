@@ -12,7 +12,7 @@ _Error = TypeVar("_Error", bound=LanceDagsterError)
 
 
 @contextmanager
-def raises(kind: type[_Error], /, **fields: object) -> Iterator[pytest.ExceptionInfo[_Error]]:
+def raises(error: type[_Error], /, **fields: object) -> Iterator[pytest.ExceptionInfo[_Error]]:
     """Assert that the block raises an error of a class, and that its fields have these values; yield what is caught.
 
     Example:
@@ -20,6 +20,6 @@ def raises(kind: type[_Error], /, **fields: object) -> Iterator[pytest.Exception
         >>> with raises(RefNotFoundError, kind="tag", ref="v1"):
         ...     raise RefNotFoundError("v1", ("v2",), "/lake/t", "tag")
     """
-    with pytest.raises(kind) as caught:
+    with pytest.raises(error) as caught:
         yield caught
     assert fields == {name: getattr(caught.value, name) for name in fields}

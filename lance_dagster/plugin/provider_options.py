@@ -1,19 +1,18 @@
 """Credentials and endpoints of storage providers as typed options of a resource, and which of them are secrets.
 
-Every field becomes an option under pylance's name, which the rest of the package uses, and is declared with that name.
+What a field says comes from the tables in `store/vocabulary`; the classes give its name to type checkers and editors.
+Each becomes an option under pylance's name, which the rest of the package uses.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import ConfigDict, Field
 
 from lance_dagster.errors import InvalidInputError
-
-# The entry of a field that has pylance's name of the option.
-_OPTION = "option"
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, S3, Vocabulary
 
 
 def check_fields(model: type[dg.Config], fields: Mapping[str, object]) -> None:
@@ -37,6 +36,9 @@ class ProviderOptions(dg.Config):
     # options of one provider or none, so their validators are made when they are first used.
     model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
+    # The option of each field.
+    OPTIONS: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, **fields: object) -> None:
         """Refuse unknown fields, and an endpoint with credentials, when the options are constructed."""
         check_fields(type(self), fields)
@@ -50,23 +52,20 @@ class ProviderOptions(dg.Config):
     def as_storage_options(self) -> dict[str, str]:
         """Return the options under pylance's names, without the fields that are left out."""
         # A field that is false or empty counts as left out.
-        options = {
-            str(extra[_OPTION]): getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if isinstance(extra := field.json_schema_extra, dict)
-        }
+        options = {option: getattr(self, field) for field, option in self.OPTIONS.items()}
         return {option: "true" if value is True else value for option, value in options.items() if value}
 
 
-def _text(option: str, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401  # the value of a field
-    """Return the field of an option by pylance's name, whose value is a text and may be a secret."""
-    description = f"{description[:-1]}; give it as EnvVar." if secret else description
-    return Field(default="", repr=not secret, description=description, json_schema_extra={_OPTION: option})
+def _field(vocabulary: Vocabulary, name: str) -> Any:  # noqa: ANN401  # as pydantic's `Field`
+    """Return the default, the description and the secrecy of a field, as the table of the provider has them."""
+    option = vocabulary.fields[name]
+    default = False if option.is_flag else ""
+    return Field(default=default, repr=not option.secret, description=option.description)
 
 
-def _flag(option: str, description: str) -> Any:  # noqa: ANN401  # the value of a field
-    """Return the field of an option by pylance's name, whose value is true or left out."""
-    return Field(default=False, description=description, json_schema_extra={_OPTION: option})
+def _options_of(vocabulary: Vocabulary) -> Mapping[str, str]:
+    """Return the option of each field."""
+    return {name: option.written or option.spellings[0] for name, option in vocabulary.fields.items()}
 
 
 class S3Options(ProviderOptions):
@@ -80,16 +79,16 @@ class S3Options(ProviderOptions):
         'eu-central-1'
     """
 
-    access_key_id: str = _text("aws_access_key_id", "The id of the access key.")
-    secret_access_key: str = _text("aws_secret_access_key", "The access key.", secret=True)
-    session_token: str = _text("aws_session_token", "Token of temporary credentials.", secret=True)
-    region: str = _text("aws_region", "The region of the bucket.")
-    endpoint: str = _text("aws_endpoint", "URL of a server other than AWS.")
-    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
-    anonymous: bool = _flag("skip_signature", "Whether requests are not signed, for public buckets.")
-    virtual_hosted_style: bool = _flag(
-        "aws_virtual_hosted_style_request", "Whether the endpoint resolves bucket names as host names."
-    )
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(S3)
+
+    access_key_id: str = _field(S3, "access_key_id")
+    secret_access_key: str = _field(S3, "secret_access_key")
+    session_token: str = _field(S3, "session_token")
+    region: str = _field(S3, "region")
+    endpoint: str = _field(S3, "endpoint")
+    allow_http: bool = _field(S3, "allow_http")
+    anonymous: bool = _field(S3, "anonymous")
+    virtual_hosted_style: bool = _field(S3, "virtual_hosted_style")
 
 
 class AzureOptions(ProviderOptions):
@@ -103,16 +102,18 @@ class AzureOptions(ProviderOptions):
         'lake'
     """
 
-    account_name: str = _text("account_name", "The storage account.")
-    account_key: str = _text("account_key", "A key of the account.", secret=True)
-    sas_token: str = _text("sas_token", "A shared access signature.", secret=True)
-    tenant_id: str = _text("tenant_id", "The tenant of a service principal.")
-    client_id: str = _text("client_id", "The id of a service principal.")
-    client_secret: str = _text("client_secret", "Its secret.", secret=True)
-    use_azure_cli: bool = _flag("use_azure_cli", "Whether the user who is logged in with `az login` is used.")
-    endpoint: str = _text("azure_storage_endpoint", "URL of the account where it is not Azure's, such as an emulator.")
-    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
-    anonymous: bool = _flag("skip_signature", "Whether requests are not signed, for public containers.")
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(AZURE)
+
+    account_name: str = _field(AZURE, "account_name")
+    account_key: str = _field(AZURE, "account_key")
+    sas_token: str = _field(AZURE, "sas_token")
+    tenant_id: str = _field(AZURE, "tenant_id")
+    client_id: str = _field(AZURE, "client_id")
+    client_secret: str = _field(AZURE, "client_secret")
+    use_azure_cli: bool = _field(AZURE, "use_azure_cli")
+    endpoint: str = _field(AZURE, "endpoint")
+    allow_http: bool = _field(AZURE, "allow_http")
+    anonymous: bool = _field(AZURE, "anonymous")
 
 
 class GoogleOptions(ProviderOptions):
@@ -125,12 +126,14 @@ class GoogleOptions(ProviderOptions):
         {'google_service_account': '/etc/lake.json'}
     """
 
-    service_account: str = _text("google_service_account", "Path of the JSON file of a service account's key.")
-    service_account_key: str = _text("google_service_account_key", "The key itself.", secret=True)
-    storage_token: str = _text("google_storage_token", "A short-lived token.", secret=True)
-    endpoint: str = _text("google_base_url", "URL of a server other than Google's.")
-    allow_http: bool = _flag("allow_http", "Whether the endpoint may be plain http.")
-    anonymous: bool = _flag("google_skip_signature", "Whether requests are not signed, for public buckets.")
+    OPTIONS: ClassVar[Mapping[str, str]] = _options_of(GOOGLE)
+
+    service_account: str = _field(GOOGLE, "service_account")
+    service_account_key: str = _field(GOOGLE, "service_account_key")
+    storage_token: str = _field(GOOGLE, "storage_token")
+    endpoint: str = _field(GOOGLE, "endpoint")
+    allow_http: bool = _field(GOOGLE, "allow_http")
+    anonymous: bool = _field(GOOGLE, "anonymous")
 
 
 def is_variable(value: object) -> bool:

@@ -11,8 +11,8 @@ opened: a code location of Dagster only asks which options there are.
 
 import importlib
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.options import (
@@ -32,6 +32,7 @@ from lance_dagster.store.options import (
     table_options,
     uri_text,
 )
+from lance_dagster.store.vocabulary import PROVIDERS
 
 if TYPE_CHECKING:
     from lance_dagster.store.azure import AzureStore as AzureStore
@@ -114,19 +115,10 @@ def open_store(uri: str | os.PathLike[str], storage_options: Mapping[str, str] |
         InvalidInputError: The scheme is not supported, the URI is not UTF-8, or an option is unknown or not a string.
     """
     location = resolve_location(uri, {} if storage_options is None else storage_options)
-    match location.scheme:
-        case "s3":
-            from lance_dagster.store.s3 import S3Store
-
-            return S3Store(location.uri, location.access)
-        case "az" | "abfss":
-            from lance_dagster.store.azure import AzureStore
-
-            return AzureStore(location.uri, location.access)
-        case "gs":
-            from lance_dagster.store.google import GoogleStore
-
-            return GoogleStore(location.uri, location.access)
+    provider = next((provider for provider in PROVIDERS if location.scheme in provider.schemes), None)
+    if provider is not None:
+        store = cast("Callable[[str, Mapping[str, str]], Store]", __getattr__(provider.store))
+        return store(location.uri, location.access)
     if location.access:
         raise InvalidInputError(
             f"a local table takes no storage options but durability, allowed_base_paths, check_files and "

@@ -262,7 +262,7 @@ class AzureStore(PrefixStore):
         return self._ask(f"copy {source.uri}/{name} to {self._uri}/{key}", send)
 
     def _pylance_options(self) -> Mapping[str, str]:
-        return {AZURE.options[name][0]: value for name, value in self._options.items()}
+        return {AZURE.options[name].spellings[0]: value for name, value in self._options.items()}
 
     def _if_match(self, tag: str) -> dict[str, object]:
         from azure.core import MatchConditions

@@ -134,7 +134,9 @@ class GoogleStore(PrefixStore):
 
     def copy_from(self, source_uri: str, key: str) -> bool:
         """Copy an object, or all objects below a prefix, on the server; return whether there are any."""
-        source = GoogleStore(source_uri, {GOOGLE.options[name][0]: value for name, value in self._options.items()})
+        source = GoogleStore(
+            source_uri, {GOOGLE.options[name].spellings[0]: value for name, value in self._options.items()}
+        )
         # Google cannot copy a prefix: objects are copied one by one, and an interrupted copy is repeated by the caller.
         names = [f"/{entry.key}" for entry in source.walk("")] or [""]
         return all(self._copy_object(source._bucket, source._prefix + name, key + name) for name in names)

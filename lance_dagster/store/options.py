@@ -22,6 +22,9 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.store.vocabulary import (
     AZURE,
     GOOGLE,
+    OF_EVERY_PROVIDER,
+    PROVIDERS,
+    S3,
     Timeouts,
     check_endpoint,
     check_option,
@@ -31,30 +34,19 @@ from lance_dagster.store.vocabulary import (
 )
 
 FileChecks = Literal["none", "deletions", "shapes"]
-SCHEMES = ("", "s3", "az", "abfss", "gs")
+SCHEMES = ("", *(scheme for provider in (S3, AZURE, GOOGLE) for scheme in provider.schemes))
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The environment variables that name an S3 server, as botocore reads them."""
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _CLIENT, _TOP = "client_kwargs", ""
-# pylance's option, without its optional "aws_" prefix -> the argument of s3fs.
-_S3_OPTIONS: dict[str, tuple[str, str]] = {
+# The arguments of s3fs; the other options are flags or times.
+_S3FS: Mapping[str, tuple[str, str]] = {
     "access_key_id": (_TOP, "key"),
     "secret_access_key": (_TOP, "secret"),
     "session_token": (_TOP, "token"),
-    "token": (_TOP, "token"),
-    "skip_signature": (_TOP, "anon"),
     "endpoint": (_CLIENT, "endpoint_url"),
-    "endpoint_url": (_CLIENT, "endpoint_url"),
     "region": (_CLIENT, "region_name"),
-    "default_region": (_CLIENT, "region_name"),
-    "allow_http": (_TOP, ""),
-    "virtual_hosted_style_request": (_TOP, ""),
-    "client_retry_timeout": (_TOP, ""),
-    "timeout": (_TOP, ""),
-    "connect_timeout": (_TOP, ""),
 }
-_ENDPOINTS = frozenset({"endpoint", "endpoint_url"})
-_SECRETS = frozenset({"secret_access_key", "session_token"})
 # As s3fs has them.
 _S3_TIMEOUTS = Timeouts(connect=5.0, read=15.0)
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -67,7 +59,6 @@ _CHECKS: tuple[FileChecks, ...] = ("none", "deletions", "shapes")
 _OWN = frozenset({_DURABILITY, _ALLOWED_BASES, _CHECK_FILES, _RECORD_DIGESTS})
 # Options of this package that apply to a folder at another place too.
 _OF_ANY_FOLDER = frozenset({_DURABILITY, _RECORD_DIGESTS})
-_OF_EVERY_PROVIDER = frozenset({"allow_http", "client_retry_timeout", "timeout", "connect_timeout"})
 _YES_OR_NO = {"true": True, "false": False}
 _DURABLE = {"power": True, "process": False}
 _OF_A_BASE = re.compile(r"base_(\d+)\.(.+)", re.DOTALL)
@@ -318,7 +309,7 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
     scheme = scheme_of(canonical_uri(uri))
     options = table_options(storage_options)
     if not all(_is_known(name, scheme) for name in options):
-        options = {name: value for name, value in options.items() if name in _OWN | _OF_EVERY_PROVIDER}
+        options = {name: value for name, value in options.items() if name in _OWN | OF_EVERY_PROVIDER}
     for key, value in storage_options.items():
         match = _OF_A_BASE.fullmatch(key)
         if match is not None and int(match[1]) == base_id:
@@ -330,12 +321,8 @@ def base_options(storage_options: Mapping[str, str], base_id: int, uri: str) -> 
 
 def _is_known(name: str, scheme: str) -> bool:
     """Return whether the store of a scheme has an option."""
-    plain = name.lower()
-    if scheme == "gs":
-        return plain in GOOGLE.names or name in _OWN
-    if scheme in ("az", "abfss"):
-        return plain in AZURE.names or name in _OWN
-    return plain.removeprefix("aws_") in _S3_OPTIONS or name in _OWN
+    providers = [provider for provider in PROVIDERS if scheme in provider.schemes] or [S3]
+    return name in _OWN or any(name.lower() in provider.names for provider in providers)
 
 
 def refuse_unknown_options(storage_options: Iterable[str]) -> None:
@@ -347,8 +334,7 @@ def refuse_unknown_options(storage_options: Iterable[str]) -> None:
     for option in storage_options:
         of_base = _OF_A_BASE.fullmatch(option)
         name = of_base[2] if of_base else option
-        names = _S3_OPTIONS.keys() | AZURE.names.keys() | GOOGLE.names.keys()
-        if name not in _OWN and name.lower().removeprefix("aws_") not in names:
+        if name not in _OWN and not any(name.lower() in provider.names for provider in PROVIDERS):
             raise InvalidInputError(_unknown_option(option))
 
 
@@ -361,7 +347,7 @@ def refuse_credentials(storage_options: Mapping[str, str]) -> None:
     """
     for name, value in storage_options.items():
         of_base = _OF_A_BASE.fullmatch(name)
-        if option_identity(of_base[2] if of_base else name) in _ENDPOINTS:
+        if option_identity(of_base[2] if of_base else name) == "endpoint":
             refuse_credentials_in(value, f"the endpoint, storage option {name},")
         elif name == _ALLOWED_BASES:
             allowed_base_paths(storage_options)
@@ -370,23 +356,20 @@ def refuse_credentials(storage_options: Mapping[str, str]) -> None:
 def option_identity(name: str) -> str:
     """Return the name of an option in this package, which is equal for two spellings of one option."""
     plain = name.lower()
-    for vocabulary in (AZURE, GOOGLE):
-        if plain in vocabulary.names:
-            return vocabulary.names[plain]
-    return plain.removeprefix("aws_")
+    return next((provider.names[plain] for provider in PROVIDERS if plain in provider.names), plain)
 
 
 def is_secret_option(name: str) -> bool:
     """Tell whether the value of an option is a secret, for any provider."""
-    return option_identity(name) in _SECRETS | AZURE.secrets | GOOGLE.secrets
+    return any(option_identity(name) in provider.secrets for provider in PROVIDERS)
 
 
 def _unknown_option(option: str) -> str:
-    names = [f"aws_{name}" for name in sorted(_S3_OPTIONS)]
-    others = [*AZURE.names, *GOOGLE.names]
-    near = difflib.get_close_matches(option.lower(), [*names, *_S3_OPTIONS, *_OWN, *others], n=1)
+    usual = sorted(name for name in S3.names if name.startswith("aws_"))
+    names = [name for provider in (S3, AZURE, GOOGLE) for name in provider.names]
+    near = difflib.get_close_matches(option.lower(), [*usual, *names, *_OWN], n=1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown storage option {option!r}{meant}; known: {', '.join(names)}"
+    return f"unknown storage option {option!r}{meant}; known: {', '.join(usual)}"
 
 
 def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
@@ -399,16 +382,17 @@ def s3fs_options(storage_options: Mapping[str, str]) -> dict[str, Any]:
     top: dict[str, Any] = {}
     client: dict[str, Any] = {}
     flags: dict[str, bool] = {}
+    names = S3.names
     for option, value in storage_options.items():
-        key = option.lower().removeprefix("aws_")
-        if key not in _S3_OPTIONS:
+        key = names.get(option.lower())
+        if key is None:
             raise InvalidInputError(_unknown_option(option))
         check_option(option, value)
-        place, name = _S3_OPTIONS[key]
-        if not name or name == "anon":
-            flags[key] = value.lower() in _TRUE
+        if key in _S3FS:
+            place, argument = _S3FS[key]
+            (client if place == _CLIENT else top)[argument] = value
         else:
-            (client if place == _CLIENT else top)[name] = value
+            flags[key] = value.lower() in _TRUE
     endpoint = client.get("endpoint_url", "")
     check_endpoint(client.get("endpoint_url"), allow_http=flags.get("allow_http", False))
     _check_environment(flags, endpoint)

@@ -1,7 +1,8 @@
-"""The storage options of Azure and Google under pylance's names, and the variables of the environment that set them.
+"""The storage options of each provider under pylance's names: one table for each provider.
 
-One vocabulary for everything that opens a table: what works for pylance works here, and what pylance would ignore is
-refused. S3's options are in `options`.
+Everything else follows these tables: which names are refused, which values are secrets, what the environment sets, and
+the typed options of Dagster's resource. One vocabulary for everything that opens a table: what works for pylance works
+here, and what pylance would ignore is refused.
 """
 
 import difflib
@@ -19,68 +20,231 @@ _DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
+class Option(NamedTuple):
+    """An option of a provider: pylance's names for it, the usual one first, and what is said of its value.
+
+    Attributes:
+        spellings: Pylance's names.
+        secret: Whether the value is a secret.
+        credential: Whether it is one of the credentials that exclude each other.
+        field: Its field among the typed options of a Dagster resource; none where it is empty.
+        written: The name under which the field is handed on; the usual name where it is empty.
+        is_flag: Whether the field is a boolean.
+        description: The field, for people.
+    """
+
+    spellings: tuple[str, ...]
+    secret: bool = False
+    credential: bool = False
+    field: str = ""
+    written: str = ""
+    is_flag: bool = False
+    description: str = ""
+
+
 class Vocabulary(NamedTuple):
-    """The options of a provider: what each is called here, and pylance's names for it, the usual one first."""
+    """The options of a provider, by what each is called here; the check, the resource field and the docs follow it."""
 
     provider: str
-    options: Mapping[str, tuple[str, ...]]
-    # Credentials that exclude each other: any of them given as an option keeps all credentials of the environment out.
-    credentials: frozenset[str]
-    secrets: frozenset[str]
+    schemes: tuple[str, ...]
+    store: str
+    """The class of its store, one of `lance_dagster.store`."""
+    options: Mapping[str, Option]
 
     @property
     def names(self) -> dict[str, str]:
         """Pylance's names, each with the name here."""
-        return {spelt: name for name, spellings in self.options.items() for spelt in spellings}
+        return {spelt: name for name, option in self.options.items() for spelt in option.spellings}
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The options whose values are secrets, by their names here."""
+        return frozenset(name for name, option in self.options.items() if option.secret)
+
+    @property
+    def credentials(self) -> frozenset[str]:
+        """The credentials that exclude each other: any of them as an option keeps those of the environment out."""
+        return frozenset(name for name, option in self.options.items() if option.credential)
+
+    @property
+    def fields(self) -> dict[str, Option]:
+        """The options that are fields of a resource, by the names of the fields."""
+        return {option.field: option for option in self.options.values() if option.field}
 
 
-_CLIENT = {"allow_http": ("allow_http",), "retry_seconds": ("client_retry_timeout",)}
+def _of_s3(*names: str) -> tuple[str, ...]:
+    """Return the spellings of an option of S3, whose prefix may be left out."""
+    return (*(f"aws_{name}" for name in names), *names)
+
+
+_ALLOW_HTTP = Option(
+    ("allow_http",), field="allow_http", is_flag=True, description="Whether the endpoint may be plain http."
+)
+_RETRY_TIMEOUT = Option(("client_retry_timeout",))
+S3 = Vocabulary(
+    provider="S3",
+    schemes=("s3",),
+    store="S3Store",
+    options={
+        "access_key_id": Option(
+            _of_s3("access_key_id"), field="access_key_id", description="The id of the access key."
+        ),
+        "secret_access_key": Option(
+            _of_s3("secret_access_key"),
+            secret=True,
+            field="secret_access_key",
+            description="The access key; give it as EnvVar.",
+        ),
+        "session_token": Option(
+            _of_s3("session_token", "token"),
+            secret=True,
+            field="session_token",
+            description="Token of temporary credentials; give it as EnvVar.",
+        ),
+        "region": Option(_of_s3("region", "default_region"), field="region", description="The region of the bucket."),
+        "endpoint": Option(
+            _of_s3("endpoint", "endpoint_url"), field="endpoint", description="URL of a server other than AWS."
+        ),
+        "allow_http": _ALLOW_HTTP._replace(spellings=_of_s3("allow_http"), written="allow_http"),
+        "skip_signature": Option(
+            _of_s3("skip_signature"),
+            field="anonymous",
+            written="skip_signature",
+            is_flag=True,
+            description="Whether requests are not signed, for public buckets.",
+        ),
+        "virtual_hosted_style_request": Option(
+            _of_s3("virtual_hosted_style_request"),
+            field="virtual_hosted_style",
+            is_flag=True,
+            description="Whether the endpoint resolves bucket names as host names.",
+        ),
+        "timeout": Option(_of_s3("timeout")),
+        "connect_timeout": Option(_of_s3("connect_timeout")),
+        "retry_seconds": Option(_of_s3("client_retry_timeout")),
+    },
+)
 AZURE = Vocabulary(
     provider="Azure",
+    schemes=("az", "abfss"),
+    store="AzureStore",
     options={
-        "account_name": ("account_name", "azure_storage_account_name"),
-        "account_key": (
-            *("account_key", "azure_storage_account_key", "azure_storage_access_key", "azure_storage_master_key"),
-            *("access_key", "master_key"),
+        "account_name": Option(
+            ("account_name", "azure_storage_account_name"), field="account_name", description="The storage account."
         ),
-        "sas_token": ("sas_token", "azure_storage_sas_token", "azure_storage_sas_key", "sas_key"),
-        "token": ("bearer_token", "azure_storage_token", "token"),
-        "client_id": ("client_id", "azure_client_id", "azure_storage_client_id"),
-        "client_secret": ("client_secret", "azure_client_secret", "azure_storage_client_secret"),
-        "tenant_id": (
-            *("tenant_id", "azure_tenant_id", "azure_storage_tenant_id", "azure_storage_authority_id"),
-            *("azure_authority_id", "authority_id"),
+        "account_key": Option(
+            (
+                *("account_key", "azure_storage_account_key", "azure_storage_access_key", "azure_storage_master_key"),
+                *("access_key", "master_key"),
+            ),
+            secret=True,
+            credential=True,
+            field="account_key",
+            description="A key of the account; give it as EnvVar.",
         ),
-        "endpoint": ("endpoint", "azure_storage_endpoint", "azure_endpoint"),
-        "use_azure_cli": ("use_azure_cli", "azure_use_azure_cli"),
-        "skip_signature": ("skip_signature", "azure_skip_signature"),
-        "timeout": ("timeout", "azure_timeout"),
-        "connect_timeout": ("connect_timeout", "azure_connect_timeout"),
-        **_CLIENT,
+        "sas_token": Option(
+            ("sas_token", "azure_storage_sas_token", "azure_storage_sas_key", "sas_key"),
+            secret=True,
+            credential=True,
+            field="sas_token",
+            description="A shared access signature; give it as EnvVar.",
+        ),
+        "token": Option(("bearer_token", "azure_storage_token", "token"), secret=True, credential=True),
+        "tenant_id": Option(
+            (
+                *("tenant_id", "azure_tenant_id", "azure_storage_tenant_id", "azure_storage_authority_id"),
+                *("azure_authority_id", "authority_id"),
+            ),
+            field="tenant_id",
+            description="The tenant of a service principal.",
+        ),
+        "client_id": Option(
+            ("client_id", "azure_client_id", "azure_storage_client_id"),
+            field="client_id",
+            description="The id of a service principal.",
+        ),
+        "client_secret": Option(
+            ("client_secret", "azure_client_secret", "azure_storage_client_secret"),
+            secret=True,
+            credential=True,
+            field="client_secret",
+            description="Its secret; give it as EnvVar.",
+        ),
+        "use_azure_cli": Option(
+            ("use_azure_cli", "azure_use_azure_cli"),
+            credential=True,
+            field="use_azure_cli",
+            is_flag=True,
+            description="Whether the user who is logged in with `az login` is used.",
+        ),
+        "endpoint": Option(
+            ("endpoint", "azure_storage_endpoint", "azure_endpoint"),
+            field="endpoint",
+            written="azure_storage_endpoint",
+            description="URL of the account where it is not Azure's, such as an emulator.",
+        ),
+        "allow_http": _ALLOW_HTTP,
+        "skip_signature": Option(
+            ("skip_signature", "azure_skip_signature"),
+            credential=True,
+            field="anonymous",
+            is_flag=True,
+            description="Whether requests are not signed, for public containers.",
+        ),
+        "timeout": Option(("timeout", "azure_timeout")),
+        "connect_timeout": Option(("connect_timeout", "azure_connect_timeout")),
+        "retry_seconds": _RETRY_TIMEOUT,
     },
-    credentials=frozenset({"account_key", "sas_token", "token", "client_secret", "use_azure_cli", "skip_signature"}),
-    secrets=frozenset({"account_key", "sas_token", "token", "client_secret"}),
 )
 GOOGLE = Vocabulary(
     provider="Google",
+    schemes=("gs",),
+    store="GoogleStore",
     options={
-        "service_account": (
-            *("service_account", "google_service_account", "google_service_account_path", "service_account_path"),
+        "service_account": Option(
+            ("service_account", "google_service_account", "google_service_account_path", "service_account_path"),
+            credential=True,
+            field="service_account",
+            written="google_service_account",
+            description="Path of the JSON file of a service account's key.",
         ),
-        "service_account_key": ("service_account_key", "google_service_account_key"),
-        "application_credentials": ("application_credentials", "google_application_credentials"),
-        "token": ("google_storage_token", "google_bearer_token"),
-        "endpoint": ("google_base_url",),
-        "skip_signature": ("skip_signature", "google_skip_signature"),
-        "timeout": ("timeout", "google_timeout"),
-        "connect_timeout": ("connect_timeout", "google_connect_timeout"),
-        **_CLIENT,
+        "service_account_key": Option(
+            ("service_account_key", "google_service_account_key"),
+            secret=True,
+            credential=True,
+            field="service_account_key",
+            written="google_service_account_key",
+            description="The key itself; give it as EnvVar.",
+        ),
+        "application_credentials": Option(
+            ("application_credentials", "google_application_credentials"), credential=True
+        ),
+        "token": Option(
+            ("google_storage_token", "google_bearer_token"),
+            secret=True,
+            credential=True,
+            field="storage_token",
+            description="A short-lived token; give it as EnvVar.",
+        ),
+        "endpoint": Option(("google_base_url",), field="endpoint", description="URL of a server other than Google's."),
+        "allow_http": _ALLOW_HTTP,
+        "skip_signature": Option(
+            ("skip_signature", "google_skip_signature"),
+            credential=True,
+            field="anonymous",
+            written="google_skip_signature",
+            is_flag=True,
+            description="Whether requests are not signed, for public buckets.",
+        ),
+        "timeout": Option(("timeout", "google_timeout")),
+        "connect_timeout": Option(("connect_timeout", "google_connect_timeout")),
+        "retry_seconds": _RETRY_TIMEOUT,
     },
-    credentials=frozenset(
-        {"service_account", "service_account_key", "application_credentials", "token", "skip_signature"}
-    ),
-    secrets=frozenset({"service_account_key", "token"}),
 )
+# In this order a name that two providers have is looked up.
+PROVIDERS = (AZURE, GOOGLE, S3)
+OF_EVERY_PROVIDER = frozenset({"allow_http", "client_retry_timeout", "timeout", "connect_timeout"})
+"""Pylance's names of the options that apply whichever provider a folder is on."""
 
 
 def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +260,7 @@ def translated(vocabulary: Vocabulary, storage_options: Mapping[str, str]) -> di
         if name is None:
             near = difflib.get_close_matches(option.lower(), names, n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
-            usual_names = ", ".join(spellings[0] for spellings in vocabulary.options.values())
+            usual_names = ", ".join(option.spellings[0] for option in vocabulary.options.values())
             raise InvalidInputError(
                 f"unknown storage option {option!r} of {vocabulary.provider}{meant}; known: {usual_names}"
             )
@@ -128,8 +292,8 @@ def _environment(vocabulary: Vocabulary, options: Mapping[str, str]) -> dict[str
     left_out = vocabulary.credentials if options.keys() & vocabulary.credentials else frozenset[str]()
     settings = {
         name: os.environ[spelt.upper()]
-        for name, spellings in vocabulary.options.items()
-        for spelt in reversed(spellings)
+        for name, option in vocabulary.options.items()
+        for spelt in reversed(option.spellings)
         if spelt.startswith(vocabulary.provider.lower()) and spelt.upper() in os.environ and name not in left_out
     }
     for name, value in settings.items():

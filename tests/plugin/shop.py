@@ -6,8 +6,10 @@ the next run of the same definitions succeed, in this process or in others.
 """
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,7 +175,13 @@ def failure(result: dg.ExecuteInProcessResult | dg.JobExecutionResult, step: str
 
 
 def job_at(root: str, name: str) -> dg.JobDefinition:
-    """One of the shop's jobs, for processes that have to build it again."""
+    """A job of the shop, for Dagster, which asks for it several times for each run."""
+    return _job(root, name, threading.get_ident())
+
+
+# Runs at the same time share nothing, as in processes of their own.
+@lru_cache(maxsize=8)
+def _job(root: str, name: str, _thread: int) -> dg.JobDefinition:
     return shop_at(root).definitions.resolve_job_def(name)
 
 

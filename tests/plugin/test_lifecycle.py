@@ -36,6 +36,13 @@ def job(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def run_instance(request: pytest.FixtureRequest, job: str) -> dg.DagsterInstance:
+    """An instance on which the job can be executed and re-executed; on disk where its steps are processes."""
+    found: dg.DagsterInstance = request.getfixturevalue("stored_instance" if "processes" in job else "instance")
+    return found
+
+
 def test_good_run_publishes_every_table(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A good run writes, audits, merges, promotes and retires, and the reader of the promoted node gets the rows."""
     assert shop.run(instance).success
@@ -108,39 +115,39 @@ def test_named_checks_count_as_blocking(shop: Shop, instance: dg.DagsterInstance
     assert "blocking check 'seen_by_hand' was not run" in failure(named.run(instance))
 
 
-def test_resumed_run_publishes_both_tables(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
+def test_resumed_run_publishes_both_tables(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A re-execution from failure publishes what the parent wrote and audited with what the child wrote."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     assert not failed.success
     assert shop.table().tags.list() == {}
     shop.play(mode="append")
-    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    resumed = shop.execute(stored_instance, options, job)
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, run_instance)
+    resumed = shop.execute(run_instance, options, job)
     assert resumed.success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.ids("production", CUSTOMERS) == [10, 20]
     assert shop.table().branches.list("run/*") == shop.table(CUSTOMERS).branches.list("run/*") == {}
 
 
-def test_resumed_check_reads_the_parents_branch(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
+def test_resumed_check_reads_the_parents_branch(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A check that broke is run again on what the parent run wrote, and that is published."""
     shop.play(check_raises=True)
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     shop.play()
-    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert shop.execute(stored_instance, options, job).success
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, run_instance)
+    assert shop.execute(run_instance, options, job).success
     assert shop.ids("production") == [1, 2, 3]
     assert shop.table().branches.list("run/*") == {}
 
 
-def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
+def test_parents_branch_that_outlived_its_childs(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A publisher that died between two branch deletions resumes from what it published, not from the older branch."""
     shop.play(check_raises=True)
-    first = shop.execute(stored_instance, job=job)
+    first = shop.execute(run_instance, job=job)
     shop.play(orders=[4, 5])
     options = dg.ReexecutionOptions(first.run_id, step_selection=ALL_BUT_THE_MART)
-    second = shop.execute(stored_instance, options, job)
+    second = shop.execute(run_instance, options, job)
     assert shop.ids("production") == [4, 5]
     assert shop.table().branches.list("run/*") == {}
     # This restores the branch of the parent run, which was never published itself.
@@ -148,55 +155,55 @@ def test_parents_branch_that_outlived_its_childs(shop: Shop, stored_instance: dg
     shop.table().append(pa.table({"id": [1]}), branch=f"run/{first.run_id}")
     shop.play()
     options = dg.ReexecutionOptions(second.run_id, step_selection=["publish_production*"])
-    assert shop.execute(stored_instance, options, job).success
+    assert shop.execute(run_instance, options, job).success
     assert shop.ids("production") == [4, 5]
     assert list(shop.table().branches.list("run/*")) == [f"run/{first.run_id}"]
 
 
-def test_full_reexecution_starts_clean(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
+def test_full_reexecution_starts_clean(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A full re-execution does not take over the rows that its parent appended on its branch."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     shop.play(mode="append", orders=[7])
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), job)
+    again = shop.execute(run_instance, dg.ReexecutionOptions(failed.run_id), job)
     assert again.success
     assert shop.ids("production") == [7]
     assert list(shop.table().branches.list("run/*")) == [f"run/{failed.run_id}"]
 
 
 def test_repeated_step_of_a_resumed_run_replaces_its_rows(
-    shop: Shop, stored_instance: dg.DagsterInstance, job: str
+    shop: Shop, run_instance: dg.DagsterInstance, job: str
 ) -> None:
     """A re-execution of an append step replaces the rows that the parent's step appended."""
     shop.play(customers_fail=True, mode="append")
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     shop.play(mode="append", orders=[4, 5])
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    assert shop.execute(stored_instance, options, job).success
+    assert shop.execute(run_instance, options, job).success
     assert shop.ids("production") == [4, 5]
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_repeated_step_that_widens_a_column_replaces_its_rows(
-    shop: Shop, stored_instance: dg.DagsterInstance, mode: str
+    shop: Shop, instance: dg.DagsterInstance, mode: str
 ) -> None:
     """Of a step that is repeated in another run, the rows of the earlier attempt are gone, whatever the columns."""
-    shop.execute(stored_instance)
+    shop.execute(instance)
     shop.play(mode=mode, orders=[4, 5], customers_fail=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(instance)
     shop.play(mode=mode, orders=[4.5, 5], evolution="widen")
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    assert shop.execute(stored_instance, options).success
+    assert shop.execute(instance, options).success
     assert shop.ids("production") == [1, 2, 3, 4.5, 5]
     assert pa.float64() == shop.table().schema("production").field("id").type
 
 
-def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.DagsterInstance, job: str) -> None:
+def test_repeated_step_that_was_published(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A re-execution of an append step whose rows are published already does not append them a second time."""
     shop.play(mode="append", mart_fails=True)
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    again = shop.execute(stored_instance, options, job)
+    again = shop.execute(run_instance, options, job)
     assert not again.success
     assert "appended to shop/orders, and that is published; repeating the step would add its rows again" in failure(
         again, "shop__orders"
@@ -204,67 +211,61 @@ def test_repeated_step_that_was_published(shop: Shop, stored_instance: dg.Dagste
     assert shop.ids("production") == shop.ids("main") == [1, 2, 3]
 
 
-def test_full_reexecution_of_a_run_that_was_published(
-    shop: Shop, stored_instance: dg.DagsterInstance, job: str
-) -> None:
+def test_full_reexecution_of_a_run_that_was_published(shop: Shop, run_instance: dg.DagsterInstance, job: str) -> None:
     """A run that repeats a published append is refused, until the publication is rolled back."""
     shop.play(mode="append")
-    assert shop.execute(stored_instance, job=job).success
+    assert shop.execute(run_instance, job=job).success
     shop.play(mode="append", orders=[4], mart_fails=True)
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     shop.play(mode="append", orders=[4])
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id), job)
+    again = shop.execute(run_instance, dg.ReexecutionOptions(failed.run_id), job)
     said = f"run {failed.run_id}, which this run repeats, appended to shop/orders, and that is published"
     assert said in failure(again, "shop__orders")
     assert "re-execute that run from its failure, or start a new run" in failure(again, "shop__orders")
-    assert shop.publish(stored_instance, ref="production~1", reason="wrong").success
+    assert shop.publish(run_instance, ref="production~1", reason="wrong").success
     assert shop.ids("production") == [1, 2, 3]
-    assert shop.execute(stored_instance, dg.ReexecutionOptions(again.run_id), job).success
+    assert shop.execute(run_instance, dg.ReexecutionOptions(again.run_id), job).success
     assert shop.ids("production") == [1, 2, 3, 4]
 
 
-def test_full_reexecution_of_a_published_run_on_a_branch_of_its_own(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_full_reexecution_of_a_published_run_on_a_branch_of_its_own(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A branch that the tag names outlives its publication, and an append to it is not repeated either."""
     shop.play(mode="append")
     tags = {"lance/branch": "feature"}
-    first = shop.execute(stored_instance, None, **tags)
+    first = shop.execute(instance, None, **tags)
     assert first.success
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(first.run_id), **tags)
+    again = shop.execute(instance, dg.ReexecutionOptions(first.run_id), **tags)
     assert f"run {first.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
-    assert [tags["lance/branch"]] * 2 == [run.tags["lance/branch"] for run in stored_instance.get_runs()]
+    assert [tags["lance/branch"]] * 2 == [run.tags["lance/branch"] for run in instance.get_runs()]
     assert shop.ids("production") == shop.ids("feature") == [1, 2, 3]
 
 
-def test_full_reexecution_after_a_reexecution_that_was_published(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_full_reexecution_after_a_reexecution_that_was_published(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A run is refused that repeats an append which a re-execution from Python of the same run has published."""
     shop.play(mode="append", customers_fail=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(instance)
     shop.play(mode="append")
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    continued = shop.execute(stored_instance, options)
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id))
+    continued = shop.execute(instance, options)
+    again = shop.execute(instance, dg.ReexecutionOptions(failed.run_id))
     assert f"run {continued.run_id}, which this run repeats, appended" in failure(again, "shop__orders")
     assert shop.ids("production") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("behind", [timedelta(hours=23), -timedelta(days=2)], ids=str)
 def test_repeated_step_that_a_machine_with_another_clock_published(
-    shop: Shop, stored_instance: dg.DagsterInstance, behind: timedelta
+    shop: Shop, instance: dg.DagsterInstance, behind: timedelta
 ) -> None:
     """The published append is found although the clock of the machines that published is behind, or ahead."""
     shop.play(mode="append", mart_fails=True)
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(instance)
     shop.play(mode="append", orders=[4])
-    assert shop.execute(stored_instance).success
+    assert shop.execute(instance).success
     for number in (1, 2, 3):
         say(manifest(shop.table(), number), behind)
     shop.play(mode="append")
     options = dg.ReexecutionOptions(failed.run_id, step_selection=ALL_BUT_THE_MART)
-    again = shop.execute(stored_instance, options)
+    again = shop.execute(instance, options)
     assert "appended to shop/orders, and that is published; repeating the step would add its rows again" in failure(
         again, "shop__orders"
     )
@@ -272,17 +273,17 @@ def test_repeated_step_that_a_machine_with_another_clock_published(
 
 
 def test_reader_that_failed_after_publication_is_resumed(
-    shop: Shop, stored_instance: dg.DagsterInstance, job: str
+    shop: Shop, run_instance: dg.DagsterInstance, job: str
 ) -> None:
     """A reader that failed after the publication is resumed: it reads the tag, since the branches are deleted."""
     shop.play(mart_fails=True)
-    failed = shop.execute(stored_instance, job=job)
+    failed = shop.execute(run_instance, job=job)
     assert shop.ids("production") == [1, 2, 3]
     shop.play()
-    options = dg.ReexecutionOptions.from_failure(failed.run_id, stored_instance)
-    assert shop.execute(stored_instance, options, job).success
+    options = dg.ReexecutionOptions.from_failure(failed.run_id, run_instance)
+    assert shop.execute(run_instance, options, job).success
     assert shop.read_by_mart == [[1, 2, 3]]
-    assert stored_instance.get_latest_materialization_event(MART) is not None
+    assert run_instance.get_latest_materialization_event(MART) is not None
 
 
 def test_second_run_builds_on_the_first(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -322,17 +323,15 @@ def test_failed_audit_in_a_process_of_its_own(
     assert shop.read_by_mart == [[1, 2, 3]]
 
 
-def test_a_check_of_rewritten_rows_says_nothing_about_the_rows_before(
-    shop: Shop, stored_instance: dg.DagsterInstance
-) -> None:
+def test_a_check_of_rewritten_rows_says_nothing_about_the_rows_before(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A check without a version that passes in a re-execution of its asset does not let the parent's rows pass."""
     shop.play(orders=[-1])
-    failed = shop.execute(stored_instance)
+    failed = shop.execute(instance)
     assert not failed.success
     shop.play(orders=[5])
     steps = ["shop__orders", "shop__orders_ids_are_positive", "shop__orders_row_count"]
-    again = shop.execute(stored_instance, dg.ReexecutionOptions(failed.run_id, step_selection=steps))
+    again = shop.execute(instance, dg.ReexecutionOptions(failed.run_id, step_selection=steps))
     assert again.success
-    refused = shop.publish(stored_instance, ref=f"run/{failed.run_id}")
+    refused = shop.publish(instance, ref=f"run/{failed.run_id}")
     assert "no run recorded a materialization of run/" in failure(refused)
     assert {} == shop.table().tags.list()

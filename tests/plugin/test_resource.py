@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import dagster as dg
@@ -15,6 +16,8 @@ from lance_dagster import (
     SparkResource,
     TableNotFoundError,
 )
+from lance_dagster.plugin.provider_options import ProviderOptions
+from lance_dagster.store.vocabulary import AZURE, GOOGLE, S3, Vocabulary
 from tests.plugin.shop import ORDERS, Shop
 
 
@@ -238,3 +241,16 @@ def test_misspelt_storage_option_is_refused_at_once() -> None:
         with pytest.raises(InvalidInputError, match=f"option '{name}' .did you mean 'aws_secret_access_key'"):
             LanceResource(root="s3://bucket/lake", storage_options={name: dg.EnvVar("SECRET")})
     LanceResource(root="/lake", storage_options={"durability": "process", "base_1.AWS_REGION": "eu"})
+
+
+@pytest.mark.parametrize(
+    "options, table",
+    [(S3Options, S3), (AzureOptions, AZURE), (GoogleOptions, GOOGLE)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_typed_options_are_those_of_the_table(options: type[ProviderOptions], table: Vocabulary) -> None:
+    """The class and the row of the page have the fields of the provider's table, in its order, and no other."""
+    assert list(table.fields) == list(options.model_fields)
+    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text()
+    (listed,) = re.findall(rf"`{options.__name__}\(([^)]*)\)`; ", page)
+    assert table.fields.keys() == {name.strip().rstrip("=") for name in listed.split(",")}
