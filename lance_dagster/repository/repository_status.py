@@ -11,7 +11,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.repository.candidate_status import count_candidates
 from lance_dagster.repository.collect_commits import CommitRetention
-from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
+from lance_dagster.repository.commits.ref_log import TAGS, RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.forks import ForkedTables, branch_id_of, forked_tables, lost_branch
@@ -289,7 +289,7 @@ def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
     retention = CommitRetention()
     # The local clock: reading the clock of the storage needs a write, for which a reader may lack permission.
     until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
-    old = sum(info.modified < until for info in logs.store.walk(COMMITS))
+    old = sum(modified < until for modified in logs.ages()[0].values())
     # For each channel, its promotions and the entry that was in force at the time `until`; for `main`, the entry that
     # was in force then; for each other branch, the commit that it was forked from; and repository tags.
     needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
