@@ -342,7 +342,7 @@ def test_a_rollback_composes_ranges(tmp_path: Path) -> None:
 
 def test_damaged_and_collected_ranges_are_named(tmp_path: Path) -> None:
     """A range with other bytes is damaged; a range that is gone was collected."""
-    repository = lake(tmp_path)
+    lake(tmp_path)
     place = tmp_path / RANGES / min(ranges_of(tmp_path))
     data = place.read_bytes()
     place.write_bytes(data.replace(b'"lands":1', b'"lands":7'))

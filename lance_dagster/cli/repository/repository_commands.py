@@ -339,6 +339,7 @@ def collect(
         "candidates": garbage.candidates,
         "writes": garbage.writes,
         "audits": garbage.audits,
+        "ranges": garbage.ranges,
     }
     output.write(document, lines)
 
