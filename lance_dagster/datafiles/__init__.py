@@ -54,7 +54,7 @@ from lance_dagster.datafiles.row_addresses import (
     scan_fragment,
     take_rows,
 )
-from lance_dagster.datafiles.row_tally import RowFilter, RowScope, RowTally
+from lance_dagster.datafiles.row_tally import GroupDimension, RowFilter, RowGroups, RowScope, RowTally
 from lance_dagster.datafiles.sql_evaluation import (
     evaluate_condition,
     evaluate_predicate,
@@ -80,11 +80,13 @@ __all__ = [
     "Compute",
     "DataFileInspector",
     "ExpectedFile",
+    "GroupDimension",
     "IsolatedScan",
     "LanceDataset",
     "Positions",
     "Reads",
     "RowFilter",
+    "RowGroups",
     "RowScope",
     "RowTally",
     "backfill",

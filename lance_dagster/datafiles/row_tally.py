@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles.sql_evaluation import evaluate_predicate
+from lance_dagster.datafiles.dictionaries import decoded
+from lance_dagster.datafiles.sql_evaluation import evaluate_expression, evaluate_predicate
 from lance_dagster.format.shown_values import shown_rows
 
-# Distinct values that are kept before they are assigned to groups. Few groups have more, except groups of timestamps.
-_DISTINCT = 100_000
 # Lance needs about three milliseconds for an evaluation, however few rows there are, so small batches are collected.
 _ROWS_AT_ONCE = 64 * 1024
 
@@ -46,16 +46,98 @@ class RowFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDimension:
+    """The groups of rows by one value: a column, or an SQL expression.
+
+    Attributes:
+        column: The column; empty for an expression.
+        sql: The column or the expression in Lance SQL.
+        kind: The type of the value.
+        keys: The key of each group.
+        values: The value of each key; or, in ascending order, where the window of each key begins.
+        ends: Where the window of each key ends, which it does not contain; empty where keys are values.
+    """
+
+    column: str
+    sql: str
+    kind: pa.DataType
+    keys: tuple[str, ...]
+    values: tuple[str | int | bool, ...]
+    ends: tuple[int, ...] = ()
+
+    def places(self, rows: pa.Table) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the place of the key of each row, -1 for a row of no key; a null has none."""
+        if not self.keys:
+            return np.full(rows.num_rows, -1)
+        column = decoded(rows.column(self.column)) if self.column else evaluate_expression(self.sql, rows)
+        values = column.cast(self.kind)
+        if not self.ends:
+            indices: Any = pc.index_in(values, value_set=pa.array(self.values, self.kind))
+            return np.asarray(indices.fill_null(-1).to_numpy(), np.int64)
+        # Dates and timestamps are compared as the numbers that they are stored as.
+        numbers: Any = values.cast(pa.int32()) if pa.types.is_date32(self.kind) else values.cast(pa.int64())
+        moments = np.asarray(numbers.fill_null(0).to_numpy(), np.int64)
+        places = np.searchsorted(np.array(self.values, np.int64), moments, side="right") - 1
+        is_inside = (places >= 0) & (moments < np.array(self.ends, np.int64)[places]) & values.is_valid().to_numpy()
+        return np.where(is_inside, places, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroups:
+    """The groups in which rows are counted; each row belongs to one group or to none.
+
+    Attributes:
+        dimensions: The values that decide the group of a row.
+        names: The name of each group, by the keys of the dimensions.
+    """
+
+    dimensions: tuple[GroupDimension, ...]
+    names: Mapping[tuple[str, ...], str]
+
+    def of_rows(self, rows: pa.Table) -> tuple["np.ndarray[tuple[int], np.dtype[np.bool_]]", dict[str, int]]:
+        """Return which rows have a group, and the number of rows of each group that has rows.
+
+        This takes time for the rows and for the groups, and not for their product.
+        """
+        is_inside = np.full(rows.num_rows, fill_value=True)
+        codes = np.zeros(rows.num_rows, np.int64)
+        for dimension in self.dimensions:
+            places = dimension.places(rows)
+            is_inside &= places >= 0
+            codes = codes * (len(dimension.keys) + 1) + places
+        counts, strays = dict[str, int](), list[int]()
+        for code, count in zip(*map(np.ndarray.tolist, np.unique(codes[is_inside], return_counts=True)), strict=True):
+            name = self.names.get(self._keys(code))
+            if name is None:
+                # The keys of several dimensions need not be a group together.
+                strays.append(code)
+            else:
+                counts[name] = count
+        if strays:
+            is_inside &= ~np.isin(codes, strays)
+        return is_inside, counts
+
+    def _keys(self, code: int) -> tuple[str, ...]:
+        """Return the keys of the dimensions, given the places of the keys as one number."""
+        keys: tuple[str, ...] = ()
+        for dimension in reversed(self.dimensions):
+            code, place = divmod(code, len(dimension.keys) + 1)
+            keys = (dimension.keys[place], *keys)
+        return keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowScope:
     """The rows that a write may have, and the groups in which they are counted.
 
     Attributes:
         within: True for each row that the write may have.
-        groups: The filter of each group, by its name. Without groups only the number of all rows is known.
+        groups: The groups; the rows that the write may have are then the rows of the groups. None where only the number
+            of all rows is counted.
     """
 
     within: RowFilter
-    groups: Mapping[str, RowFilter] = field(default_factory=dict)
+    groups: RowGroups | None = None
 
 
 @dataclass(slots=True)
@@ -73,7 +155,6 @@ class RowTally:
     example: str = ""
     _outside: int = 0
     _groups: dict[str, int] = field(default_factory=dict)
-    _distinct: list[pa.Table] = field(default_factory=list)
     _waiting: list[pa.RecordBatch] = field(default_factory=list)
 
     @property
@@ -106,9 +187,8 @@ class RowTally:
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each group, groups without rows included."""
         self._evaluate()
-        self._assign()
-        groups = self.scope.groups if self.scope else {}
-        return {name: self._groups.get(name, 0) for name in groups}
+        groups = self.scope.groups if self.scope else None
+        return {} if groups is None else {name: self._groups.get(name, 0) for name in groups.names.values()}
 
     def encoded(self) -> str:
         """Return the numbers as text, for `absorb` in another process."""
@@ -125,59 +205,36 @@ class RowTally:
             self._groups[name] = self._groups.get(name, 0) + rows
 
     def _evaluate(self) -> None:
-        """Count the rows outside of the scope, and the values of groups, among the rows that were collected."""
+        """Count the rows outside of the scope, and the rows of groups, among the rows that were collected."""
         if self.scope is None or not self._waiting:
             return
         collected, self._waiting = pa.Table.from_batches(self._waiting), []
-        inside = self.scope.within.inside(collected)
-        if inside.num_rows < collected.num_rows:
-            self._outside += collected.num_rows - inside.num_rows
-            self.example = self.example or _example(self.scope.within, collected)
-        if self.scope.groups:
-            self._distinct.append(_counted(collected))
-            if sum(rows.num_rows for rows in self._distinct) > _DISTINCT:
-                self._assign()
-
-    def _assign(self) -> None:
-        """Add the rows whose values were collected to the groups that they belong to."""
-        if self.scope is None or not self._distinct:
-            return
-        # Batches repeat the same few values, so the filters of many groups are evaluated on each value only once.
-        distinct, self._distinct = pa.concat_tables(self._distinct), []
-        for name, group in self.scope.groups.items():
-            rows = pc.sum(group.inside(distinct).columns[-1]).as_py() or 0
-            self._groups[name] = self._groups.get(name, 0) + rows
+        if self.scope.groups is None:
+            is_inside = _inside(self.scope.within, collected)
+        else:
+            is_inside, counts = self.scope.groups.of_rows(collected)
+            for name, rows in counts.items():
+                self._groups[name] = self._groups.get(name, 0) + rows
+        outside = collected.num_rows - int(is_inside.sum())
+        if outside:
+            self._outside += outside
+            self.example = self.example or _example(collected.slice(int(is_inside.argmin()), 1))
 
 
-def _counted(rows: pa.Table) -> pa.Table:
-    """Return the distinct rows, and in a last column how often each occurs."""
-    # Names that differ from Arrow's `count_all`, and a name that is longer than the name of every column.
-    names, numbered = rows.column_names, [f"column {place}" for place in range(rows.num_columns)]
-    count = "".join([*names, "#"])
-    plain: Any = pa.Table.from_arrays([_decoded(rows.column(name)) for name in names], numbered)
-    try:
-        counted: pa.Table = plain.group_by(numbered, use_threads=False).aggregate([([], "count_all")])
-    except pa.ArrowNotImplementedError:
-        # Arrow does not group structs, lists and JSON, so that each row stays alone.
-        counted = plain.append_column(count, pa.array([1] * rows.num_rows, pa.int64()))
-    return counted.rename_columns([*names, count])
-
-
-def _decoded(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
-    # Arrow groups plain values only.
-    if not pa.types.is_dictionary(column.type):
-        return column
-    chunks: list[Any] = column.chunks
-    return pa.chunked_array([chunk.dictionary_decode() for chunk in chunks], column.type.value_type)
-
-
-def _example(within: RowFilter, rows: pa.Table) -> str:
-    """Return the values of the first row outside of a filter, such as `region = 'eu'`."""
+def _inside(within: RowFilter, rows: pa.Table) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    """Return for which rows a filter is true."""
+    if within.inside(rows).num_rows == rows.num_rows:
+        return np.full(rows.num_rows, fill_value=True)
     place = "__place"
     numbered = rows.append_column(place, pa.array(range(rows.num_rows), pa.int64()))
-    inside = set(within.inside(numbered).column(place).to_pylist())
-    first = next(number for number in range(rows.num_rows) if number not in inside)
-    (row,) = shown_rows(rows.slice(first, 1))
+    is_inside = np.full(rows.num_rows, fill_value=False)
+    is_inside[within.inside(numbered).column(place).to_numpy()] = True
+    return is_inside
+
+
+def _example(rows: pa.Table) -> str:
+    """Return the values of a row outside of a filter, such as `region = 'eu'`."""
+    (row,) = shown_rows(rows)
     return ", ".join(f"{name} is null" if value is None else f"{name} = {_shown(value)}" for name, value in row.items())
 
 

@@ -66,6 +66,22 @@ def evaluate_predicate(predicate: str, rows: pa.Table) -> np.ndarray[tuple[int],
         return _matches(closed, rows)
 
 
+def evaluate_expression(expression: str, rows: pa.Table) -> "pa.ChunkedArray[Any]":
+    """Evaluate an SQL expression over rows in memory, in the types of the table; return the value of each row.
+
+    Raises:
+        InvalidInputError: The expression is invalid.
+    """
+    import lance
+
+    with query_errors(expression, "rows in memory") as closed:
+        dataset = lance.write_dataset(aligned_table(rows), f"memory://{uuid.uuid4().hex}", data_storage_version="2.2")
+        # In the order of the rows, of which a file in memory has one fragment.
+        values = dataset.scanner(columns={"value": closed or expression}, scan_in_order=True).to_table()
+    column: pa.ChunkedArray[Any] = values.column("value")
+    return column
+
+
 def expression_type(expression: str, schema: pa.Schema) -> pa.DataType:
     """Return the type of the values of an SQL expression over the columns of a schema.
 

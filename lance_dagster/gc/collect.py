@@ -139,7 +139,9 @@ class _Collection:
             marks.failed(None, error)
             return self._report(policy, Inventory(), marks, ClassifiedFiles())
         self._total = sum(len(objects.manifests) + len(objects.detached) for objects in inventory.branches.values())
-        marker = Marker(self._store, branches, required, policy)
+        # The heads were read to find what merges require.
+        read_before = {head.path.removeprefix(f"{self._store.uri}/"): head.manifest for head in heads}
+        marker = Marker(self._store, branches, required, policy, read_before=read_before)
         marks = marker.mark_versions(inventory, self._step)
         # The copies are listed only after the versions were: a version that another collector expires in between is in
         # at least one of the two listings.

@@ -105,10 +105,20 @@ class Marker:
     """Marks the versions of one table."""
 
     def __init__(
-        self, store: Store, branches: Mapping[str, Branch], required: RequiredVersions, policy: RetentionPolicy
+        self,
+        store: Store,
+        branches: Mapping[str, Branch],
+        required: RequiredVersions,
+        policy: RetentionPolicy,
+        *,
+        read_before: Mapping[str, Manifest],
     ) -> None:
-        """Take the table, its branches, what is required and the policy; nothing is read yet."""
+        """Take the table, its branches, what is required and the policy; nothing is read yet.
+
+        `read_before` are manifests that the caller has read, by the keys of their files.
+        """
         self._store = store
+        self._read_before = {**read_before}
         self._branches = branches
         self._required = required
         self._policy = policy
@@ -180,11 +190,17 @@ class Marker:
         with ThreadPoolExecutor(_WORKERS) as pool:
             for start in range(0, len(versions), _AT_ONCE):
                 batch = versions[start : start + _AT_ONCE]
-                for version, data in zip(
-                    batch, pool.map(self._store.get, [stored.entry.key for stored in batch]), strict=True
-                ):
+                keys = [stored.entry.key for stored in batch if stored.entry.key not in self._read_before]
+                # On local disk a read takes less time than a thread.
+                stored = dict(
+                    zip(keys, (pool.map if self._store.ordered_listing else map)(self._store.get, keys), strict=True)
+                )
+                for version in batch:
                     step()
-                    manifest = None if data is None else self._decoded(version, data)
+                    manifest = self._read_before.pop(version.entry.key, None)
+                    data = stored.get(version.entry.key)
+                    if manifest is None and data is not None:
+                        manifest = self._decoded(version, data)
                     if manifest is not None:
                         yield version, manifest
 

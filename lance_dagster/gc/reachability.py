@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from itertools import islice
 
-from lance_dagster.errors import InvalidInputError, VersionNotFoundError
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.model import Fragment, Fragments, Manifest
 from lance_dagster.history.lineage import Lineage, lineage_of, merge_records_of
@@ -108,17 +109,18 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
     keeps all versions that other branches made since its fork point. The results of such merges require no further
     version, since the numbers only grow.
 
-    Cost: the file and the head of each branch are read. The rest is arithmetic; two hundred branches take forty
-    thousand lookups.
+    Cost: the head of each branch is read. The rest is arithmetic, by how many branches each head contains: most of a
+    thousand branches contain `main` and nothing else.
 
     Raises:
         FormatError: A version, or the file of a branch, cannot be read.
     """
     lineages = _lineages(required, branches, merges)
     names = {lineage.id: name for name, lineage in lineages.items()}
+    containment = _Containment.of(lineages)
     for name, lineage in lineages.items():
-        _add_common(required, lineage, lineages)
-        _add_unmerged(required, lineage, lineages, merges.numbers.get(name, ()))
+        _add_common(required, lineage, containment)
+        _add_unmerged(required, lineage, containment, merges.numbers.get(name, ()))
         segment, main = lineage.segments[0], lineages.get(layout.MAIN)
         # The first version of a branch repeats the fork point, so there is nothing in it to merge.
         if main is None or segment.number > max(segment.first, main.contained.get(lineage.id, -1)):
@@ -130,12 +132,11 @@ def add_required_by_merges(required: RequiredVersions, branches: Mapping[str, Br
 
 def _lineages(required: RequiredVersions, branches: Mapping[str, Branch], merges: Merges) -> dict[str, Lineage]:
     lineages: dict[str, Lineage] = {}
-    for name in (layout.MAIN, *live_branches(branches)):
+    # A branch without a head is being created, or lost all of its versions: nobody can merge it.
+    live = live_branches(branches)
+    for name, head in merges.versions.heads(branch_ids(live)).items():
         try:
-            lineages[name] = lineage_of(merges.versions.head(name), merges.refs)
-        except VersionNotFoundError:
-            # It is being created, or lost all of its versions: nobody can merge it.
-            continue
+            lineages[name] = lineage_of(head, merges.refs, live)
         except InvalidInputError as error:
             required.problems.append(
                 Problem(
@@ -148,46 +149,75 @@ def _lineages(required: RequiredVersions, branches: Mapping[str, Branch], merges
     return lineages
 
 
-def _add_common(required: RequiredVersions, of: Lineage, others: Mapping[str, Lineage]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Containment:
+    """Which branches contain a part of which branch.
+
+    Attributes:
+        names: The names of all branches, `main` first, in the order in which messages show them.
+        by_branch: By the id of a branch, how far each branch with a part of it contains it, in ascending order.
+    """
+
+    names: Sequence[str]
+    by_branch: Mapping[str, Sequence[tuple[int, str]]]
+
+    @classmethod
+    def of(cls, lineages: Mapping[str, Lineage]) -> "_Containment":
+        by_branch: dict[str, list[tuple[int, str]]] = {}
+        for name, lineage in lineages.items():
+            for branch_id, number in lineage.contained.items():
+                by_branch.setdefault(branch_id, []).append((number, name))
+        for containing in by_branch.values():
+            containing.sort()
+        return cls(sorted(lineages, key=lambda name: (name != layout.MAIN, name)), by_branch)
+
+    def containing(self, of: Lineage) -> list[tuple[int, str]]:
+        """Return how far other branches contain the branch of a version, in ascending order."""
+        return [(number, name) for number, name in self.by_branch.get(of.id, ()) if name != of.state.branch]
+
+
+def _add_common(required: RequiredVersions, of: Lineage, containment: _Containment) -> None:
     """Add, for each other branch, the last version of this branch that the other contains: their merge base."""
     own = of.state.branch
     sharing: dict[int, list[str]] = {}
-    for name, lineage in others.items():
+    for number, name in containment.containing(of):
         # Branches that contain the same version are grouped: one reason for all of them.
-        if name != own and of.id in lineage.contained:
-            sharing.setdefault(lineage.contained[of.id], []).append(name)
+        sharing.setdefault(number, []).append(name)
     for number, names in sharing.items():
         if len(names) == 1:
             first, second = sorted((*names, own), key=lambda name: name == layout.MAIN)
             required.add(own, number, f"the merge base of {first!r} and {second!r}", (own, *names))
         else:
-            required.add(own, number, f"the merge base of {own!r} and each of {_listed(names)}", (own,))
+            first_names = nsmallest(_SHOWN, names, key=lambda name: (name != layout.MAIN, name))
+            listed = _listed(first_names, len(names))
+            required.add(own, number, f"the merge base of {own!r} and each of {listed}", (own,))
 
 
-def _add_unmerged(
-    required: RequiredVersions, of: Lineage, others: Mapping[str, Lineage], numbers: Iterable[int]
-) -> None:
+def _add_unmerged(required: RequiredVersions, of: Lineage, containment: _Containment, numbers: Iterable[int]) -> None:
     """Add the versions of a branch that another branch does not contain; `numbers` are its listed versions."""
     own, segment = of.state.branch, of.segments[0]
-    # Sorted by how far each branch contains this one, so that bisection counts the branches that lack a version.
-    by_containment = sorted((lineage.contained.get(of.id, -1), name) for name, lineage in others.items() if name != own)
+    # Sorted by how far each branch contains this one, so that bisection counts the branches that have a version.
+    containing = containment.containing(of)
     reasons: dict[int, tuple[str, tuple[str, ...]]] = {}
     for number in numbers:
         # A later version is missing in at least the branches that an earlier version is missing in. So the number of
         # branches identifies the branches, and the text for each number is made once.
-        count = bisect_left(by_containment, (number, "")) if segment.first < number <= segment.number else 0
-        if count and count not in reasons:
-            lacking = [name for _, name in by_containment[:count]]
-            reasons[count] = f"not merged into {_listed(lacking)} yet", (own, *(lacking if count == 1 else ()))
-        if count:
-            required.add(own, number, *reasons[count])
+        place = bisect_left(containing, (number, ""))
+        count = len(containment.names) - 1 - (len(containing) - place)
+        if not count or not segment.first < number <= segment.number:
+            continue
+        if count not in reasons:
+            having = {own, *(name for _, name in containing[place:])}
+            first = list(islice((name for name in containment.names if name not in having), _SHOWN))
+            reasons[count] = f"not merged into {_listed(first, count)} yet", (own, *(first if count == 1 else ()))
+        required.add(own, number, *reasons[count])
 
 
-def _listed(names: Sequence[str]) -> str:
-    """List some names, `main` first, and count the rest."""
-    first = [repr(name) for name in nsmallest(_SHOWN, names, key=lambda name: (name != layout.MAIN, name))]
-    if len(names) > _SHOWN:
-        first[-1] = f"{len(names) - _SHOWN + 1:,} more"
+def _listed(names: Sequence[str], count: int) -> str:
+    """List the first of some names, and count the rest."""
+    first = [repr(name) for name in names[:_SHOWN]]
+    if count > _SHOWN:
+        first[-1] = f"{count - _SHOWN + 1:,} more"
     return f"{', '.join(first[:-1])} and {first[-1]}" if len(first) > 1 else first[0]
 
 

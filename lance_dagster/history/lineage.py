@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from types import MappingProxyType
 
 from lance_dagster.errors import CorruptFileError, InvalidInputError, VersionNotFoundError
 from lance_dagster.format.layout import MAIN, branch_file
@@ -178,8 +179,13 @@ class Lineage:
         return False
 
 
-def lineage_of(state: State, refs: Refs) -> Lineage:
+def lineage_of(state: State, refs: Refs, branches: Mapping[str, Branch] = MappingProxyType({})) -> Lineage:
     """Find out what a version contains; reads the files of its branch and of the branches below.
+
+    Args:
+        state: The version.
+        refs: The refs of the table.
+        branches: The branches that the caller has read; their files are not read again.
 
     Raises:
         InvalidInputError: Its branch, or a branch below it, was deleted.
@@ -188,7 +194,7 @@ def lineage_of(state: State, refs: Refs) -> Lineage:
     segments: list[BranchSegment] = []
     name, number = state.branch, state.manifest.version
     while name != MAIN:
-        branch = state.of if state.of is not None and name == state.branch else refs.branch(name)
+        branch = state.of if state.of is not None and name == state.branch else branches.get(name) or refs.branch(name)
         # Branch files can be damaged or edited by hand; without this check a circle of forks would never end.
         if any(segment.branch == name for segment in segments):
             path = f"{refs.store.uri}/{branch_file(name)}"

@@ -438,6 +438,28 @@ class Versions:
             self._latest = state
         return replace(state, before=newest[1]) if len(newest) > 1 else state
 
+    def heads(self, branches: Mapping[str, str]) -> dict[str, State]:
+        """Read the newest version of each branch that has versions, several at a time on an object store.
+
+        Args:
+            branches: The ids of the branches by their names.
+        """
+
+        def newest_manifest(branch: str) -> tuple[int, tuple[str, bytes | None]] | None:
+            number = self.newest(branch)
+            return None if number is None else (number, self._manifest(branch, number))
+
+        heads: dict[str, State] = {}
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            # On local disk a read takes less time than a thread.
+            manifests = (pool.map if self.store.ordered_listing else map)(newest_manifest, branches)
+            for (branch, branch_id), newest in zip(branches.items(), manifests, strict=True):
+                # Decoded and kept here: the cache is not for several threads.
+                state = None if newest is None else self._read_state(branch, newest[0], branch_id, newest[1])
+                if state is not None:
+                    heads[branch] = state
+        return heads
+
     def latest(self, branch: str) -> State | None:
         """Return the newest version of `main` that this object has read or committed; the store is not asked.
 

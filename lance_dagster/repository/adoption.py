@@ -220,7 +220,7 @@ class Adoption:
             # the channel to `main`, past the tags.
             parents = (head,) if present is None else (present, head)
             target, data = new_commit(tables, parents, author=person(), message=reason, properties=properties)
-            self._repository.logs.put_commit(target, data)
+            self._repository.logs.put_commit(target, data, base=present)
             hold = _hold([tagged[table] for table in added])
             return with_properties(next_entry(before, "promote", target.id, reason=reason, hold=hold), properties)
 

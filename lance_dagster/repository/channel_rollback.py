@@ -256,7 +256,7 @@ class ChannelRollback:
             properties=request.properties,
             recorded=Recorded(writes_of(target.tables, (target.source, target.present)), target.present.channels),
         )
-        self.repository.logs.put_commit(commit, data)
+        self.repository.logs.put_commit(commit, data, base=target.present)
         return commit
 
     def _goes_forward(self, target: Target) -> bool:

@@ -350,7 +350,7 @@ class Channels:
                     recorded=Recorded(writes_of(versions, (commit, *parents)), commit.channels),
                 )
                 # Stored before the entry that names it. Where the entry loses its race, the commit is collected.
-                self._repository.logs.put_commit(target, data)
+                self._repository.logs.put_commit(target, data, base=present)
             # Restoring an earlier commit undoes promotions, so that `channel~1` does not lead to them.
             action: Action = "promote" if restores is None else "rollback"
             move = with_properties(next_entry(before, action, target.id, reason=options.get("reason", "")), properties)

@@ -31,6 +31,15 @@ So a branch or tag that a publication uses was at most twelve hours old when the
 collection that deletes the branch or tag began at least twelve hours later; a publication takes less time from its
 staging to its commit, so the collection lists the commit.
 
+**A range that a publication is about to name.** In a repository of many tables, commits share ranges of their entries
+(`commits.entry_ranges`). A range is deleted when no commit that stays names it. A publication takes the ranges of the
+commit that its ref names; the put of its entry succeeds only if the ref named that commit all the time, so that commit
+stays, and its ranges. The publication writes each other range, by put-if-absent, or by compare-and-swap where the range
+exists, because an earlier state had it. The collection deletes a range in the three steps in which it deletes a tag,
+and each copy of a range has other bytes: the publication finds that the range is gone and puts it again, or the
+collection finds a young range or other bytes. Ranges are deleted after the commits that name them. A storage that does
+not obey the condition of a deletion keeps its ranges.
+
 **Logs of ended branches.** There is one log for each run branch. After the branch was published, only a repeated
 publication reads it. A log is deleted when its newest entry ended the branch longer ago than the retention and the
 grace period, and no table is marked as touched by the branch. From then on a publication of the branch reports that
@@ -76,10 +85,11 @@ from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.refs.tag_operations import delete_tag
 from lance_dagster.repository.candidates.collect_record import RecordCollection, SettledWrites
 from lance_dagster.repository.candidates.record import RecordFiles
+from lance_dagster.repository.commits.entry_ranges import RangedEntries
 from lance_dagster.repository.commits.promotions import Promotions
-from lance_dagster.repository.commits.ref_log import COMMITS, PINS, BranchLog, RefKind, RefLogs
+from lance_dagster.repository.commits.ref_log import PINS, BranchLog, RefKind, RefLogs
 from lance_dagster.repository.commits.repository_tags import list_tags
-from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit
+from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, ranges_of
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
 
@@ -113,6 +123,7 @@ class RepositoryGarbage:
         dry_run: Whether nothing was deleted.
         commits: The ids of the commits.
         entries: How many entries of branches and channels.
+        ranges: How many ranges of entries that no other commit has.
         branches: By table, the branches and tags that held versions which no other commit names.
         kept: The branches and tags that could not be deleted, each with the reason.
         candidates: How many candidates, whose record is not needed any more.
@@ -123,6 +134,7 @@ class RepositoryGarbage:
     dry_run: bool
     commits: tuple[str, ...] = ()
     entries: int = 0
+    ranges: int = 0
     branches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     candidates: int = 0
@@ -143,7 +155,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     # The clock of the storage, which set the times of the objects: the local one may be wrong by more than the grace.
     now = logs.store.now()
     before = now - retention.grace.total_seconds()
-    ages = {info.key.rpartition("/")[2].removesuffix(".json"): info.modified for info in logs.store.walk(COMMITS)}
+    ages, range_ages = logs.ages()
     old = {commit for commit, modified in ages.items() if modified <= before}
     # The refs are read after the ages: a commit that a publication stores and names meanwhile is not among `old`.
     branches = logs.branch_logs()
@@ -157,7 +169,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         going = _marked(needs, going, newest)
     deleted = set(going)
     # Listed again: a commit that a publication stored since the first listing names branches of tables too.
-    named, settled = _named_versions(logs, {*ages, *logs.commit_ids()} - deleted, needed)
+    named, settled, ranges = _named_versions(logs, {*ages, *logs.commit_ids()} - deleted, needed)
     # Entries, pins and records from before this time are older than all times of the retention.
     past = min(before, now - retention.keep_for.total_seconds())
     ended = _ended(branches, newest, past)
@@ -169,6 +181,9 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         logs.drop_commits(going)
         # Pins stay longer than the grace period: a run of several days must read the same commit until its end.
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
+    unnamed = [digest for digest, modified in range_ages.items() if modified <= before and digest not in ranges]
+    # After their commits: a crash in between must not leave a commit whose ranges are gone.
+    unnamed_count = len(unnamed) if dry_run or not unnamed else logs.drop_ranges(unnamed, before)
     tables = repository.registry.all_tables()
     refs, undeleted = _unnamed(repository, tables, named, before, dry_run=dry_run)
     recorded = _record_of(repository, tables, settled, past).collect(dry_run=dry_run)
@@ -176,6 +191,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         dry_run=dry_run,
         commits=tuple(going),
         entries=len(entries) + sum(len(log.numbers) for log in ended.values()),
+        ranges=unnamed_count,
         branches=refs,
         kept=undeleted,
         candidates=recorded.candidates,
@@ -381,12 +397,29 @@ def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list
     return [tag for tag in pins if tag_file(tag.name) in old]
 
 
+def _tables_without(
+    logs: RefLogs, commit: RepositoryCommit, ranges: Collection[str]
+) -> Mapping[str, TableVersion] | None:
+    """Return the tables of a commit that are not in some ranges; None where the commit was collected meanwhile."""
+    if not isinstance(commit.tables, RangedEntries):
+        return commit.tables
+    try:
+        # Another collection may delete the ranges after their commit was read.
+        commit.writes.keys()
+        return commit.tables.without(ranges)
+    except NotFoundError:
+        # What a stored commit names must stay, and without its ranges nobody can tell what that is.
+        if logs.has_commit(commit.id):
+            raise
+        return None
+
+
 def _named_versions(
     logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, bool]
-) -> tuple[dict[str, set[str]], SettledWrites]:
-    """Return the versions and branches of tables that commits name, by table id; and the writes that commits closed."""
+) -> tuple[dict[str, set[str]], SettledWrites, set[str]]:
+    """Return what commits name: versions and branches of tables, by table id; the writes they closed; their ranges."""
     versions: dict[str, set[str]] = {}
-    settled = SettledWrites()
+    settled, ranges = SettledWrites(), set[str]()
 
     def read(commit_id: str) -> RepositoryCommit | None:
         # Another collection may delete the commit meanwhile.
@@ -399,8 +432,13 @@ def _named_versions(
     with ThreadPoolExecutor(_WORKERS) as pool:
         while batch := list(islice(waiting, _READ_AT_ONCE)):
             for commit in filter(None, pool.map(read, batch)):
+                # A range that an earlier commit of the loop has is not looked at again.
+                tables = _tables_without(logs, commit, ranges)
+                if tables is None:
+                    continue
+                ranges |= ranges_of(commit)
                 settled.add(commit.writes, is_named=needed.get(commit.id, False))
-                for at in commit.tables.values():
+                for at in tables.values():
                     # The version of `main` too that has the content of a version which has landed there.
                     versions.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))
-    return versions, settled
+    return versions, settled, ranges

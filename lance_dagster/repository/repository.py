@@ -693,9 +693,15 @@ class LanceRepository:
         """Return the tables that differ between two commits; `rows` of each compares its rows."""
         return diff_commits(self._context.registry, self.head(before), self.head(after))
 
-    def status(self) -> RepositoryStatus:
-        """Return the status of every table, channel and branch."""
-        return status_of_repository(self._context)
+    def status(self, *, tables: Iterable[str] | None = None) -> RepositoryStatus:
+        """Return the status of every channel and branch, and of some tables or, without `tables`, of every table.
+
+        `status(tables=[])` costs the same however many tables there are. It shows the branches that were forked, and
+        not those that only tables know.
+        """
+        return status_of_repository(
+            self._context, None if tables is None else string_list("tables", tables, "shop/orders")
+        )
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
         """Delete commits that no branch, channel or tag needs, and the versions of tables that only they name.

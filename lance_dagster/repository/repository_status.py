@@ -1,23 +1,26 @@
 """The status of the tables, channels and branches of a repository."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from lance_dagster.errors import CommitConflictError, NotFoundError, counted
 from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, PUBLISHED, RUNS
+from lance_dagster.format.transaction import MERGE
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.repository.candidate_status import count_candidates
 from lance_dagster.repository.collect_commits import CommitRetention
-from lance_dagster.repository.commits.ref_log import COMMITS, TAGS, RefLogs
+from lance_dagster.repository.commits.ref_log import TAGS, RefLogs
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import names_of
 from lance_dagster.repository.publish.forks import ForkedTables, branch_id_of, forked_tables, lost_branch
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.repository.superseded import maintenance_since, superseded_branches
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,55 +159,97 @@ class RepositoryStatus:
         return "\n".join(lines)
 
 
-def status_of_repository(repository: RepositoryContext) -> RepositoryStatus:
-    """Read every table, channel and branch that waits; this costs a few requests for each, and writes nothing."""
+def status_of_repository(repository: RepositoryContext, tables: Collection[str] | None = None) -> RepositoryStatus:
+    """Read the channels, the branches that wait, and tables; this writes nothing.
+
+    No table is opened: a listing of its versions, its refs and its identity are read, and the version that a run
+    published.
+
+    Args:
+        repository: The repository.
+        tables: The tables to look at; None for all.
+    """
     newest = repository.logs.current("branch", MAIN)
     head = repository.logs.commit(newest.commit)
     channels = dict(sorted(repository.logs.live("channel").items()))
-    followed = {name: (entry, repository.logs.commit(entry.commit)) for name, entry in channels.items()}
-
-    def state_of(name: str) -> TableState:
-        state = _table_state(repository.table(name), name, head.tables.get(name), followed)
-        if state.main is None or not repository.registry.was_replaced(name):
-            return state
-        # Another table has this place: its branches and tags say nothing about the table that was committed.
-        state = replace(state, moved_tags={}, missing_tags=(), held_tags={})
-        return replace(state, ahead=0, lagging=False, replaced=True)
-
+    followed = {
+        name: FollowedChannel(entry, repository.logs.commit(entry.commit).tables) for name, entry in channels.items()
+    }
     # A table may be registered and not committed yet, or committed and removed from the register since.
-    names = sorted({*repository.registry.names(), *head.tables})
-    tables = for_each_table(state_of, names)
-    # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
-    # published; until then only the tables know.
-    branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
+    names = sorted({*repository.registry.names(), *head.tables} if tables is None else {*tables})
+    if tables is None:
+        # All ranges of a commit of many tables are read at once, and not one by one.
+        versions: Mapping[str, TableVersion] = dict(head.tables)
+        followed = {name: replace(channel, tables=dict(channel.tables)) for name, channel in followed.items()}
+    else:
+        versions = head.tables
+    looks = _each_table(repository, lambda name: _look(repository, name, versions.get(name), followed), names)
     forked = _forked(repository, head)
     waiting = {
         branch: {*tables.names, *(f"{name} (removed)" for name in tables.removed.values())}
         for branch, tables in forked.items()
     }
-    run_branches = {name: [branch for branch in branches[name] if branch.startswith(RUNS)] for name in names}
+    # A run of Dagster makes its branch in each table as it writes there. The repository learns of it when the run is
+    # published; until then only the tables know.
+    run_branches = {name: [branch for branch in looks[name].branches if branch.startswith(RUNS)] for name in names}
     for name in names:
         for branch in run_branches[name]:
             waiting.setdefault(branch, set()).add(name)
-    # Nothing is read for a table without run branches.
-    waits = [name for name in names if run_branches[name]]
-    heads = for_each_table(lambda name: _heads(repository.table(name), name, waiting, branches[name]), names)
+    # Nothing is read for a table without branches that wait.
+    waits = [name for name in names if any(name in waiting.get(branch, ()) for branch in looks[name].branches)]
+    heads = for_each_table(lambda name: _heads(repository.table(name), name, waiting, looks[name].branches), waits)
     newer = for_each_table(lambda name: superseded_branches(repository.table(name), run_branches[name]), waits)
     return RepositoryStatus(
         commit=head,
-        tables=tuple(tables[name] for name in names),
+        tables=tuple(looks[name].state for name in names),
         channels=_channel_states(repository.logs, channels, head, newest),
         waiting={branch: tuple(sorted(waiting[branch])) for branch in sorted(waiting)},
         unwritten=_unwritten(waiting, heads),
-        lost=_lost(forked, heads),
+        lost=_lost(forked, heads, looked_at=names),
         superseded={
             branch: {name: newer[name][branch] for name in waits if branch in newer[name]}
             for branch in sorted({branch for name in waits for branch in newer[name]})
         },
         candidates=count_candidates(repository, head),
         collectable=_collectable(repository.logs, channels=len(channels), branches=len(waiting)),
-        held_versions=sum(for_each_table(lambda name: held_versions(repository.table(name)), names).values()),
+        held_versions=sum(look.held_versions for look in looks.values()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedChannel:
+    """A channel that tags of tables follow: its newest entry, and the versions of tables that it names."""
+
+    entry: RefEntry
+    tables: Mapping[str, TableVersion]
+
+
+@dataclass(frozen=True, slots=True)
+class _TableLook:
+    """What the status reads of a table: its state, its branches, and how many versions are held for commits."""
+
+    state: TableState
+    branches: tuple[str, ...]
+    held_versions: int
+
+
+def _each_table(repository: RepositoryContext, look: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
+    """Look at tables, many at the same time on an object store; on local disk a look takes less time than a thread."""
+    if repository.store.ordered_listing:
+        return for_each_table(look, names)
+    return {name: look(name) for name in names}
+
+
+def _look(
+    repository: RepositoryContext, name: str, at: TableVersion | None, followed: Mapping[str, FollowedChannel]
+) -> _TableLook:
+    context = repository.table(name)
+    branches, tags = context.refs.branch_names(""), context.refs.tag_names("")
+    state = _table_state(context, name, at, followed=followed, tag_names=tags)
+    if state.main is not None and repository.registry.was_replaced(name):
+        # Another table has this place: its branches and tags say nothing about the table that was committed.
+        state = replace(state, moved_tags={}, missing_tags=(), held_tags={}, ahead=0, lagging=False, replaced=True)
+    return _TableLook(state, tuple(branches), _held(branches, tags))
 
 
 def _channel_states(
@@ -231,8 +276,12 @@ def _channel_states(
 
 def held_versions(context: TableContext) -> int:
     """Return how many branches and tags of a table hold versions for commits."""
-    tags = sum(name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) for name in context.refs.tag_names(""))
-    return tags + len(context.refs.branch_names(PUBLISHED))
+    return _held(context.refs.branch_names(PUBLISHED), context.refs.tag_names(""))
+
+
+def _held(branches: Iterable[str], tags: Iterable[str]) -> int:
+    held_tags = sum(name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) for name in tags)
+    return held_tags + sum(name.startswith(PUBLISHED) for name in branches)
 
 
 def _forked(repository: RepositoryContext, head: RepositoryCommit) -> dict[str, ForkedTables]:
@@ -270,11 +319,16 @@ def _unwritten(waiting: Mapping[str, set[str]], heads: Mapping[str, Mapping[str,
     return {branch: names for branch, names in unwritten.items() if names}
 
 
-def _lost(forked: Mapping[str, ForkedTables], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
-    """Return the branches that tables have lost, with these tables."""
+def _lost(
+    forked: Mapping[str, ForkedTables], heads: Mapping[str, Mapping[str, State]], looked_at: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the branches that tables have lost, with these tables, of the tables that were looked at."""
+    names = {*looked_at}
     lost = {
         branch: tuple(
-            name for name in tables.names if tables.is_lost(name, branch_id_of(heads.get(name, {}).get(branch)))
+            name
+            for name in tables.names
+            if name in names and tables.is_lost(name, branch_id_of(heads.get(name, {}).get(branch)))
         )
         for branch, tables in sorted(forked.items())
     }
@@ -289,7 +343,7 @@ def _collectable(logs: RefLogs, *, channels: int, branches: int) -> int:
     retention = CommitRetention()
     # The local clock: reading the clock of the storage needs a write, for which a reader may lack permission.
     until = time.time() - max(retention.keep_for, retention.grace).total_seconds()
-    old = sum(info.modified < until for info in logs.store.walk(COMMITS))
+    old = sum(modified < until for modified in logs.ages()[0].values())
     # For each channel, its promotions and the entry that was in force at the time `until`; for `main`, the entry that
     # was in force then; for each other branch, the commit that it was forked from; and repository tags.
     needed = channels * (retention.promotions + 1) + 1 + branches + (len(logs.store.list(TAGS)) if old else 0)
@@ -300,27 +354,30 @@ def _table_state(
     context: TableContext,
     name: str,
     at: TableVersion | None,
-    followed: Mapping[str, tuple[RefEntry, RepositoryCommit]],
+    *,
+    followed: Mapping[str, FollowedChannel],
+    tag_names: Collection[str],
 ) -> TableState:
-    if not context.versions.has_versions(MAIN):
+    numbers = context.versions.numbers(MAIN)
+    if not numbers:
         return TableState(name=name, at=at, main=None, ahead=0, lagging=False, replaced=False, moved_tags={})
-    newest = context.head(MAIN)
-    landed = None if at is None else landed_at(context, at)
+    landed = None if at is None else _landed_number(context, at, numbers)
     # In a table that the channel does not name, a tag of its name does not follow the channel.
-    tags = {channel: context.refs.tag(channel) for channel, (_, commit) in followed.items() if name in commit.tables}
+    versions = {channel: version for channel, of in followed.items() if (version := of.tables.get(name)) is not None}
+    tags = {channel: context.refs.tag(channel) if channel in tag_names else None for channel in versions}
     moved, held = {}, {}
     for channel, tag in tags.items():
-        entry, commit = followed[channel]
-        if tag is not None and tag.ref not in names_of(context, commit.tables[name]):
+        version = versions[channel]
+        if tag is not None and tag.ref not in (str(version), _landed_ref(context, version, numbers)):
             moved[channel] = tag.ref
-        if tag is not None and tag.hold is not None and entry.hold is None:
+        if tag is not None and tag.hold is not None and followed[channel].entry.hold is None:
             held[channel] = str(tag.hold)
     # Where `main` lags behind, nothing tells which of its versions the commit contains already.
-    ahead = [] if landed is None else [n for n in context.versions.numbers(MAIN) if n > landed.number]
+    ahead = [] if landed is None else [number for number in numbers if number > landed]
     return TableState(
         name=name,
         at=at,
-        main=str(newest),
+        main=f"{MAIN}@{numbers[-1]}",
         ahead=len(ahead),
         maintenance=maintenance_since(context, ahead),
         lagging=at is not None and landed is None,
@@ -329,6 +386,24 @@ def _table_state(
         missing_tags=tuple(channel for channel, tag in tags.items() if tag is None),
         held_tags=held,
     )
+
+
+def _landed_ref(context: TableContext, at: TableVersion, numbers: Sequence[int]) -> str:
+    number = _landed_number(context, at, numbers)
+    return "" if number is None else f"{MAIN}@{number}"
+
+
+def _landed_number(context: TableContext, at: TableVersion, numbers: Sequence[int]) -> int | None:
+    """Return the number of `landed_at`, given the versions of `main`; at most one transaction is read for it."""
+    if at.lands not in numbers:
+        return None
+    if at.branch == MAIN:
+        return at.lands
+    transaction = context.versions.transaction(MAIN, at.lands)
+    if transaction is not None:
+        return at.lands if transaction.properties.get(MERGE) == str(at) else None
+    landed = landed_at(context, at)
+    return None if landed is None else landed.number
 
 
 def _behind(logs: RefLogs, head: RepositoryCommit, newest: RefEntry, commit_id: str) -> int | None:

@@ -201,12 +201,12 @@ BUGS = (
     Bug(
         "main names a commit before it is stored",
         "repository/publish/commit_tables.py",
-        '        logs.put_commit(commit, data)\n        entry = next_entry(newest, "commit", commit.id, '
+        '        logs.put_commit(commit, data, base=head)\n        entry = next_entry(newest, "commit", commit.id, '
         "reason=request.message, by=commit.author)\n"
         '        if logs.append("branch", request.branch, entry):\n',
         '        entry = next_entry(newest, "commit", commit.id, reason=request.message, by=commit.author)\n'
         '        if logs.append("branch", request.branch, entry):\n'
-        "            logs.put_commit(commit, data)\n",
+        "            logs.put_commit(commit, data, base=head)\n",
         ("repository: publish",),
     ),
 )

@@ -962,3 +962,25 @@ def test_a_collection_asks_little_of_the_storage(table: LanceTable) -> None:
     counting.maintenance.collect_garbage(WEEK)
     assert 2 == verbs.count("walk")
     assert len(verbs) <= 20
+
+
+def test_branches_cost_a_listing_and_their_manifests(tmp_path: Path) -> None:
+    """A dry run reads the file and each manifest of a branch once, and lists its newest version."""
+    table = new_table(tmp_path, entries("a", 1))
+    for count in (4, 8):
+        for number in range(count - 4, count):
+            table.branches.create(f"run/{number}")
+            table.append(entries("r", number), branch=f"run/{number}")
+        requests: list[str] = []
+
+        def script(request: Request, requests: list[str] = requests) -> object:
+            requests.append(f"{request.verb} {request.key}")
+            return request.send()
+
+        counting = LanceTable(context_on(ScriptedStore(open_store(table.uri), script)))
+        report = counting.maintenance.collect_garbage(WEEK)
+        # Two versions of each branch, and of main its two versions.
+        assert 2 * count + 2 == len(report.kept)
+        of_branches = [request for request in requests if "run" in request]
+        # The file of the branch, its listing, and two manifests.
+        assert 4 * count == len(of_branches) == len({*of_branches})

@@ -36,10 +36,10 @@ from lance_dagster import (
     evaluate_check,
     table_check,
 )
-from lance_dagster.datafiles import RowFilter, RowScope, RowTally
+from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.plugin.checks.check_definitions import FunctionCheck
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
-from lance_dagster.plugin.io.partitions import partition_filter
+from lance_dagster.plugin.io.partitions import partition_filter, partition_groups, rows_of
 from tests.plugin.shop import CUSTOMERS, MANY, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded
 
 NAN = float("nan")
@@ -901,11 +901,9 @@ def test_partitions_of_any_column_are_counted(lake: LanceResource, kind: str) ->
     }
     audit = Audit(candidate=lake.open(None, ORDERS), partition_keys=tuple("abc"), partitions=partitions)
     assert {"a": 2, "b": 1, "c": 1} == audit.count_by_partition()
-    filters = {
-        key: RowFilter(predicate=one.predicate, expression=one.expression, columns=one.columns)
-        for key, one in partitions.items()
-    }
-    tally = RowTally(scope=RowScope(within=filters["a"], groups=filters))
+    within = partition_filter("abc", rows.schema, definition=None, partition_expr=given, asset="orders")
+    groups = partition_groups("abc", rows.schema, definition=None, partition_expr=given, asset="orders")
+    tally = RowTally(scope=RowScope(within=rows_of(within), groups=groups))
     for batch in rows.to_batches():
         tally.add(batch)
     assert {"a": 2, "b": 1, "c": 1} == tally.counts()

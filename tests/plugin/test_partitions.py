@@ -18,9 +18,10 @@ from lance_dagster import (
     build_publisher,
     build_table_checks,
 )
+from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.format.sql_text import quote_name, quote_text
 from lance_dagster.plugin.io.partition_values import PartitionFilter, PartitionValues
-from lance_dagster.plugin.io.partitions import partition_filter
+from lance_dagster.plugin.io.partitions import partition_filter, partition_groups, rows_of
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")
@@ -323,6 +324,91 @@ def test_rows_outside_of_an_expression_are_counted() -> None:
     mixed = selected(cells, BOTH, {"day": "day", "region": "lower(region)"})
     assert mixed.columns == ("day", "region")
     assert mixed.outside(rows) == 2
+
+
+ZONED = dg.HourlyPartitionsDefinition("2024-10-27-00:00", end_date="2024-10-27-06:00", timezone="Europe/Berlin")
+GROUPED: dict[str, tuple[Any, object]] = {
+    "text": (REGIONS, "region"),
+    "numbers": (dg.StaticPartitionsDefinition(["1", "2", "30"]), "n"),
+    "truth": (dg.StaticPartitionsDefinition(["true", "false"]), "ok"),
+    "dictionary": (REGIONS, "code"),
+    "dates": (DAYS, "day"),
+    "days as text": (DAYS, "text"),
+    "instants": (ZONED, "at"),
+    "local times": (ZONED, "local"),
+    "expression": (REGIONS, "lower(region)"),
+    "two dimensions": (BOTH, {"day": "day", "region": "lower(region)"}),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_groups_are_the_rows_of_the_filters(kind: str) -> None:
+    """Rows are counted in the partition whose filter selects them, and rows outside are those of no filter."""
+    definition, expr = GROUPED[kind]
+    days = [None, *(dt.date(2024, 1, day) for day in (1, 2, 5, 20))]
+    start = dt.datetime(2024, 10, 26, 21)  # noqa: DTZ001  # the column has local times
+    moments = [start + dt.timedelta(minutes=25 * step) for step in range(24)]
+    size = len(moments)
+
+    def repeated(values: list[Any]) -> list[Any]:
+        return [values[place % len(values)] for place in range(size)]
+
+    rows = pa.table(
+        {
+            "day": repeated(days),
+            "at": moments,
+            "local": moments,
+            "text": [None if day is None else str(day) for day in repeated(days)],
+            "region": repeated(["eu", "US", "o'brien", None, "us", "asia", "EU"]),
+            "n": repeated([1, 2, 3, None]),
+            "code": repeated(["eu", "us", None]),
+            "ok": repeated([True, None]),
+            "x": [1.0] * size,
+        },
+        schema=SCHEMA.set(SCHEMA.get_field_index("code"), pa.field("code", pa.string())),
+    )
+    code = SCHEMA.get_field_index("code")
+    rows = rows.set_column(code, "code", rows.column("code").cast(COLUMNS["code"]))
+    keys = list(definition.get_partition_keys())[1:] if kind != "truth" else ["true", "false"]
+    arguments: dict[str, Any] = {"definition": definition, "partition_expr": expr, "asset": "log/events"}
+    tally = RowTally(
+        RowScope(
+            within=rows_of(partition_filter(keys, SCHEMA, **arguments)),
+            groups=partition_groups(keys, SCHEMA, **arguments),
+        )
+    )
+    for batch in rows.to_batches(max_chunksize=7):
+        tally.add(batch)
+    filters = {key: partition_filter([key], SCHEMA, **arguments) for key in keys}
+    assert {key: size - of.outside(rows) for key, of in filters.items()} == tally.counts()
+    outside = partition_filter(keys, SCHEMA, **arguments).outside(rows)
+    assert (size, outside) == (tally.rows, tally.outside)
+    assert bool(outside) == bool(tally.example)
+
+
+class CountedKeys(dg.StaticPartitionsDefinition):
+    """Partitions that count how often their keys are listed."""
+
+    def get_partition_keys(self, *args: Any, **kwargs: Any) -> Sequence[str]:
+        """Return the keys."""
+        listed.append(1)
+        return super().get_partition_keys(*args, **kwargs)
+
+
+listed: list[int] = []
+
+
+def test_the_keys_of_many_partitions_are_listed_a_few_times() -> None:
+    """A write of many partitions looks at all partitions as often as a write of a few."""
+    counts = []
+    for count in (3, 300):
+        definition = CountedKeys([f"p{number}" for number in range(count)])
+        listed.clear()
+        partition_groups(
+            definition.get_partition_keys(), SCHEMA, definition=definition, partition_expr="text", asset="log/events"
+        )
+        counts.append(len(listed))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["table", "stream"])

@@ -396,6 +396,7 @@ def _freed_document(freed: "FreedSpace") -> dict[str, Any]:
         "candidates": commits.candidates,
         "writes": commits.writes,
         "audits": commits.audits,
+        "ranges": commits.ranges,
         "tables": {
             name: {"versions": report.versions, "files": report.files, "bytes": report.bytes}
             for name, report in freed.tables.items()

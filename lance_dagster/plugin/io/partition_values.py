@@ -7,7 +7,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_dagster.datafiles import evaluate_predicate, expression_type
+from lance_dagster.datafiles import GroupDimension, evaluate_predicate, expression_type
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import columns_in, instant, literal, quote_name
 from lance_dagster.plugin import metadata as md
@@ -143,6 +143,24 @@ class PartitionValues:
         arrow = None if self.arrow is None else self.arrow.isin(self._array(values))
         return PartitionFilter(predicate=f"{self.sql} IN ({listed})", expression=arrow, columns=self.columns)
 
+    def groups(self, keys: Iterable[str], windows: Windows | None) -> GroupDimension:
+        """Return the keys of this dimension as groups of rows; the arguments and errors are those of `select`."""
+        name = self.columns[0] if self.arrow is not None else ""
+        none = GroupDimension(column=name, sql=self.sql, kind=self.kind, keys=(), values=())
+        if pa.types.is_null(self.kind):
+            return none
+        if windows is None or not (pa.types.is_date(self.kind) or pa.types.is_timestamp(self.kind)):
+            values = {key: self._value(key) for key in keys}
+            return replace(none, keys=tuple(values), values=tuple(values.values()))
+        spans = [
+            (self._number(window.start), self._number(window.end), key)
+            for key, window in ((key, windows(key)) for key in keys)
+        ]
+        # The window of the second occurrence of an hour is empty where times have no zone.
+        numbered = sorted(span for span in spans if span[0] < span[1])
+        begins, ends, names = zip(*numbered, strict=True) if numbered else ((), (), ())
+        return replace(none, keys=names, values=begins, ends=ends)
+
     def refuse_repeated(self, repeated: Mapping[str, str]) -> None:
         """Refuse keys that select the same rows as another key: each would replace the rows of the other.
 
@@ -206,6 +224,12 @@ class PartitionValues:
             return instant(moment), pa.scalar(moment, kind)
         local = _local_time(moment)
         return f"timestamp '{local:%Y-%m-%d %H:%M:%S}'", pa.scalar(local, kind)
+
+    def _number(self, moment: datetime) -> int:
+        """Return the boundary of a window as the number by which a value of this type is stored."""
+        scalar: Any = self._moment(moment)[1]
+        number: int = scalar.value
+        return number
 
     def _value(self, key: str) -> str | int | bool:
         """Return a partition key as a value of this type."""

@@ -20,7 +20,7 @@ from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_events import partition_metadata, run_metadata
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
-from lance_dagster.plugin.io.partitions import outside_error, partition_filter, rows_of
+from lance_dagster.plugin.io.partitions import outside_error, partition_filter, partition_groups, rows_of
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch
 from lance_dagster.plugin.settings import (
     SchemaEvolution,
@@ -147,10 +147,16 @@ class Write:
         if within is None:
             return RowTally()
         # A single partition has all rows, so it needs no group.
-        grouped = self.keys if len(self.keys) > 1 else ()
-        return RowTally(
-            RowScope(within=rows_of(within), groups={key: rows_of(self._filter((key,), schema)) for key in grouped})
-        )
+        groups = None
+        if len(self.keys) > 1:
+            groups = partition_groups(
+                self.keys,
+                schema,
+                definition=self.definition,
+                partition_expr=self.partition_expr,
+                asset=self.asset,
+            )
+        return RowTally(RowScope(within=rows_of(within), groups=groups))
 
     def refuse_outside(self, tally: RowTally, hint: str = "") -> None:
         """Refuse rows that are not in the partitions of the write.

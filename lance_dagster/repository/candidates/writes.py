@@ -20,7 +20,8 @@ be published after 1, and drops 1 when that still waits.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -204,7 +205,7 @@ class WriteChanges:
     bring_back: Mapping[str, NumberSet] = field(default_factory=dict)
 
     def apply(self, closed: Mapping[str, ClosedWrites]) -> dict[str, ClosedWrites]:
-        """Return the closed writes after a commit, by table id.
+        """Return the closed writes after a commit, by table id, of the tables in which the commit closes writes.
 
         Args:
             closed: The closed writes of the newest commit.
@@ -213,7 +214,8 @@ class WriteChanges:
             ConflictError: A write was dropped meanwhile; or `main` has, or may have, the rows of another append of the
                 same work.
         """
-        changed = dict(closed)
+        # Only changes are written to the first mapping; the closed writes of most tables are not even read.
+        changed = ChainMap[str, ClosedWrites]({}, cast("MutableMapping[str, ClosedWrites]", closed))
         for table_id, withdrawn in self.withdraw.items():
             before = changed.get(table_id, NONE_CLOSED)
             changed[table_id] = ClosedWrites(before.published - withdrawn, before.dropped | withdrawn)
@@ -237,7 +239,7 @@ class WriteChanges:
             before = _of(changed, write)
             if write.number not in before:
                 changed[write.table_id] = ClosedWrites(before.published, before.dropped | NumberSet.of([write.number]))
-        return changed
+        return dict(changed.maps[0])
 
     def _refuse(self, write: RecordedWrite, related: CandidateWrites, closed: Mapping[str, ClosedWrites]) -> None:
         if write.number in _of(closed, write).dropped:

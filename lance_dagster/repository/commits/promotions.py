@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from lance_dagster.errors import RefNotFoundError, counted
+from lance_dagster.repository.commits.entry_ranges import different_entries
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import (
     Moves,
@@ -76,8 +77,9 @@ def by_id(commit: RepositoryCommit | None) -> dict[str, tuple[str, TableVersion]
 
 def moved_tables(before: RepositoryCommit | None, after: RepositoryCommit) -> frozenset[str]:
     """Return the ids of the tables whose version or name differs between two commits, or that only one of them has."""
-    old, new = by_id(before), by_id(after)
-    return frozenset(table for table in old.keys() | new.keys() if old.get(table) != new.get(table))
+    old, new = different_entries({} if before is None else before.tables, after.tables)
+    # A table that was only moved has two entries that differ, one under each name.
+    return frozenset(at.id for tables in (old, new) for at in tables.values())
 
 
 @dataclass(frozen=True, slots=True)

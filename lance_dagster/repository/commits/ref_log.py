@@ -2,6 +2,7 @@
 
     _repository/repository.json                   the repository's id, written once
     _repository/commits/{sha256}.json             commits, never changed
+    _repository/commits/ranges/{sha256}           entries of commits of many tables, which these commits share
     _repository/branches/{name}/{number}.json     the log of a branch, the newest entry listed first
     _repository/branches/{name}/tables/{table}    a table is being forked to the branch
     _repository/branches/{name}/tables/{table}@{id}
@@ -28,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import pendulum
@@ -43,6 +44,7 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN, REPOSITORY, REPOSITORY_MARKER
 from lance_dagster.format.validation import check_string, check_string_mapping
 from lance_dagster.history.commit import WRITER, committer, writer_name
+from lance_dagster.repository.commits.entry_ranges import EntryKind, RangedEntries
 from lance_dagster.repository.commits.snapshot import (
     Action,
     ChannelHold,
@@ -52,12 +54,15 @@ from lance_dagster.repository.commits.snapshot import (
     parse_commit,
     parse_entry,
     parse_pin,
+    parse_range,
 )
 from lance_dagster.store import ObjectInfo, Store, put_once
 
 FOLDER = REPOSITORY
 MARKER = REPOSITORY_MARKER
 COMMITS = f"{FOLDER}/commits"
+# Below the commits, so that a collection lists both by one request.
+RANGES = f"{COMMITS}/ranges"
 TAGS = f"{FOLDER}/tags"
 TABLES = f"{FOLDER}/tables"
 EXPIRED = f"{FOLDER}/expired"
@@ -70,9 +75,11 @@ _NUMBERS = 10**15
 _READERS = 8
 # A commit names every table of the repository, so a process that reads a long log must not keep all of them.
 _CACHED = 256
+_CACHED_RANGES = 2048
 _PUTS = 3
 _LOOKS = 3
 _NONE: Mapping[str, RefEntry] = MappingProxyType({})
+T = TypeVar("T")
 _ENTRY_FILE = re.compile(r"[0-9]{15}\.json")
 _BRANCH_FILE = re.compile(rf"(?P<name>[^/]+)/(?:(?P<entry>{_ENTRY_FILE.pattern})|tables/(?P<mark>[^/]+))")
 
@@ -126,6 +133,8 @@ class RefLogs:
     _commits: dict[str, RepositoryCommit] = field(default_factory=dict)
     # Nor do entries: the newest entry of `main` and of each channel is read once for each number.
     _entries: dict[tuple[RefKind, str], RefEntry] = field(default_factory=dict)
+    # Nor do ranges, which many commits share.
+    _ranges: dict[str, Mapping[str, object]] = field(default_factory=dict)
 
     def names(self, kind: RefKind) -> list[str]:
         """List the names of all branches or channels, deleted ones included."""
@@ -262,11 +271,69 @@ class RefLogs:
             entry,
         )
 
-    def put_commit(self, commit: RepositoryCommit, data: bytes) -> None:
-        """Store a commit; the same commit may be stored twice."""
+    def put_commit(self, commit: RepositoryCommit, data: bytes, *, base: RepositoryCommit | None = None) -> None:
+        """Store a commit; the same commit may be stored twice.
+
+        Args:
+            commit: The commit.
+            data: Its bytes.
+            base: The commit that the ref names until the entry is put that names the new commit; the ranges of `base`
+                are not stored again. None where no ref is known to name such a commit.
+        """
+        # Before the commit that names them. A collection keeps the ranges of `base`, because a ref names it.
+        self._put_ranges(commit.tables, None if base is None else base.tables)
+        self._put_ranges(commit.writes, None if base is None else base.writes)
         # Not a single put-if-absent: an entry will name the commit next, so the commit must certainly exist.
         put_once(self.store, _commit_path(commit.id), data)
         self._keep(commit)
+
+    def _put_ranges(self, entries: Mapping[str, object], base: Mapping[str, object] | None) -> None:
+        if not isinstance(entries, RangedEntries):
+            return
+        digests = sorted(entries.digests - (base.digests if isinstance(base, RangedEntries) else frozenset()))
+        with ThreadPoolExecutor(_READERS) as pool:
+            for _ in pool.map(lambda digest: self._put_range(digest, entries.content(digest)), digests):
+                pass
+
+    def _put_range(self, digest: str, content: bytes) -> None:
+        """Store a range, and make sure that no collection that has begun deletes it."""
+        path = f"{RANGES}/{digest}"
+        for _ in range(_PUTS):
+            # Each copy has a line of its own: a collection deletes a range only as the collection has read it.
+            data = content + b"\n" + uuid.uuid4().hex.encode()
+            if self.store.put_if_absent(path, data):
+                return
+            # An earlier state had the range. No commit may name it any more, so a collection may be about to delete it.
+            stored = self.store.get_with_etag(path)
+            if stored is not None and self.store.compare_and_swap(path, data, stored[1]):
+                return
+        raise StoreError(f"cannot write {self.store.uri}/{path}: other processes write and delete it at each attempt")
+
+    def read_ranges(self, digests: Sequence[str], kind: EntryKind[T]) -> Sequence[Mapping[str, T]]:
+        """Return the entries of ranges; a range that was read before is not read again.
+
+        Raises:
+            NotFoundError: A range was collected.
+        """
+        # A digest is that of entries of one kind: their content has different fields.
+        ranges = {digest: cast("Mapping[str, T]", self._ranges[digest]) for digest in digests if digest in self._ranges}
+        missing = [digest for digest in digests if digest not in ranges]
+        if len(missing) > 1 and self.store.ordered_listing:
+            with ThreadPoolExecutor(_READERS) as pool:
+                ranges |= zip(missing, pool.map(lambda digest: self._read_range(digest, kind), missing), strict=True)
+        else:
+            ranges |= {digest: self._read_range(digest, kind) for digest in missing}
+        for digest in missing:
+            _make_room(self._ranges, _CACHED_RANGES)
+            self._ranges[digest] = ranges[digest]
+        return [ranges[digest] for digest in digests]
+
+    def _read_range(self, digest: str, kind: EntryKind[T]) -> Mapping[str, T]:
+        path = f"{RANGES}/{digest}"
+        data = self.store.get(path)
+        if data is None:
+            raise NotFoundError(f"range {digest[:12]} of {self.store.uri} is gone: it was collected with its commits")
+        return parse_range(digest, data, f"{self.store.uri}/{path}", kind)
 
     def commit(self, commit_id: str) -> RepositoryCommit:
         """Read a commit.
@@ -281,11 +348,15 @@ class RefLogs:
         data = self.store.get(path)
         if data is None:
             raise NotFoundError(f"commit {commit_id[:12]} of {self.store.uri} is gone: it was collected")
-        return self._keep(parse_commit(commit_id, data, f"{self.store.uri}/{path}"))
+        return self._keep(parse_commit(commit_id, data, f"{self.store.uri}/{path}", self))
 
     def commit_ids(self) -> list[str]:
         """List the ids of all commits."""
         return [name.removesuffix(".json") for name in self.store.list(COMMITS) if name.endswith(".json")]
+
+    def has_commit(self, commit_id: str) -> bool:
+        """Return whether a commit is stored, whether it was read before or not."""
+        return self.store.get(_commit_path(commit_id)) is not None
 
     def drop(self, entries: Sequence[tuple[RefKind, str, int]]) -> None:
         """Delete entries; never the newest entry of a ref, from which the next number is counted."""
@@ -313,6 +384,38 @@ class RefLogs:
         self.store.delete_many([_commit_path(commit_id) for commit_id in commit_ids])
         for commit_id in commit_ids:
             self._commits.pop(commit_id, None)
+
+    def ages(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return when each commit and each range was written, by its id, in seconds by the clock of the storage."""
+        commits, ranges = dict[str, float](), dict[str, float]()
+        for info in self.store.walk(COMMITS):
+            name = info.key.rpartition("/")[2]
+            if info.key.startswith(f"{RANGES}/"):
+                ranges[name] = info.modified
+            else:
+                commits[name.removesuffix(".json")] = info.modified
+        return commits, ranges
+
+    def drop_ranges(self, digests: Sequence[str], before: float) -> int:
+        """Delete ranges, unless they were written again after a time of the storage's clock; return how many."""
+        if not self.store.deletes_conditionally():
+            return 0
+
+        def tag(digest: str) -> str | None:
+            stored = self.store.get_with_etag(f"{RANGES}/{digest}")
+            return None if stored is None else stored[1]
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            tags = dict(zip(digests, pool.map(tag, digests), strict=True))
+            # The ages are listed after the tags were read: where a range is written again after its tag was read, its
+            # age shows that here, or its deletion finds other bytes.
+            _, ages = self.ages()
+            old = {digest: tag for digest, tag in tags.items() if tag and ages.get(digest, before + 1) <= before}
+            keys = [f"{RANGES}/{digest}" for digest in old]
+            deleted = [*pool.map(self.store.compare_and_delete, keys, old.values())]
+        for digest in old:
+            self._ranges.pop(digest, None)
+        return sum(deleted)
 
     def drop_marks(self, before: float) -> None:
         """Delete the marks older than a time of the storage's clock."""
@@ -375,12 +478,16 @@ class RefLogs:
         return parse_entry(data, f"{self.store.uri}/{path}")
 
     def _keep(self, commit: RepositoryCommit) -> RepositoryCommit:
-        if len(self._commits) >= _CACHED:
-            # Half of the commits are removed, the oldest first. Another thread may remove the same commits.
-            for oldest in list(self._commits)[: _CACHED // 2]:
-                self._commits.pop(oldest, None)
+        _make_room(self._commits, _CACHED)
         self._commits[commit.id] = commit
         return commit
+
+
+def _make_room(cached: dict[str, T], most: int) -> None:
+    if len(cached) >= most:
+        # Half of the values are removed, the oldest first. Another thread may remove the same values.
+        for oldest in list(cached)[: most // 2]:
+            cached.pop(oldest, None)
 
 
 def next_entry(

@@ -8,6 +8,9 @@ names, and whether the ref is held there.
              "tables": {name: {"id", "branch", "version", "commit", "lands", "pin"}},
              "writes": {table id: {"published": [[first, last]], "dropped": [[first, last]]}},
              "channels": {name: number of an entry of main}}
+            format 2, of many tables: "tables", "writes" or both are [[first key, number of entries, digest]], each of
+            them a range of the entries (`entry_ranges`)
+    range   {"format", "entries"}, then a line that is different in each copy
     entry   {"format", "number", "commit", "action", "by", "at", "reason", "hold", "properties", "write", "upto",
              "moves": {table id: [number, ...]}, "request"}
 """
@@ -25,13 +28,23 @@ from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
 from lance_dagster.repository.candidates.writes import ClosedWrites, closed_value, parse_closed
+from lance_dagster.repository.commits.entry_ranges import (
+    RANGE_FORMAT,
+    EntryKind,
+    EntryRange,
+    RangedEntries,
+    RangeReader,
+    different_entries,
+    range_digest,
+    stored_form,
+)
 
 FORMAT = 1
 Action = Literal["fork", "commit", "promote", "rollback", "hold", "release", "delete"]
 """The action of an entry of a ref."""
 _ACTIONS: tuple[str, ...] = get_args(Action)
 _ID = re.compile(r"[0-9a-f]{64}")
-# A commit takes about 250 bytes for each table, so this is room for some 400,000 tables.
+# The commit of a small repository takes about 250 bytes for each table; of a large repository, 2 bytes for each table.
 _MAX_BYTES = 100_000_000
 # The text of a parser's error may quote the file, which can be long.
 _LONGEST_PROBLEM = 200
@@ -121,9 +134,8 @@ class RepositoryCommit:
 
     def changed_from(self, parent: "RepositoryCommit | None") -> tuple[str, ...]:
         """Return the names of the tables that this commit added, changed or removed."""
-        before = {} if parent is None else parent.tables
-        names = sorted(before.keys() | self.tables.keys())
-        return tuple(name for name in names if before.get(name) != self.tables.get(name))
+        before, after = different_entries({} if parent is None else parent.tables, self.tables)
+        return tuple(sorted(before.keys() | after.keys()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +218,7 @@ def new_commit(
     check_string("the author", author)
     commit = RepositoryCommit(
         id="",
-        tables=tables,
+        tables=stored_form(tables, TABLE_ENTRIES),
         parents=tuple(parent.id for parent in parents),
         # A search for an ancestor ends where generations are too small, without reading older commits.
         generation=1 + max((parent.generation for parent in parents), default=0),
@@ -214,13 +226,18 @@ def new_commit(
         author=author,
         message=message,
         properties=properties,
-        writes=recorded.writes,
+        writes=stored_form(recorded.writes, WRITE_ENTRIES),
         channels=recorded.channels,
     )
     data = commit_bytes(commit)
     commit_id = hashlib.sha256(data).hexdigest()
-    # Parsed from its bytes: the writer holds what each reader will hold.
-    return parse_commit(commit_id, data, commit_id), data
+    # Parsed from its bytes: the writer holds what each reader will hold. Its new ranges are not stored yet.
+    parsed = parse_commit(commit_id, data, commit_id)
+    return replace(
+        parsed,
+        tables=commit.tables if isinstance(commit.tables, RangedEntries) else parsed.tables,
+        writes=commit.writes if isinstance(commit.writes, RangedEntries) else parsed.writes,
+    ), data
 
 
 def composed_commit(
@@ -236,13 +253,13 @@ def composed_commit(
     """
     commit = RepositoryCommit(
         id="",
-        tables=tables,
+        tables=stored_form(tables, TABLE_ENTRIES),
         parents=tuple(source.id for source in sources),
         generation=1 + max(source.generation for source in sources),
         committed_at=entry.at,
         author=entry.by,
         message=name,
-        writes=writes_of(tables, sources),
+        writes=stored_form(writes_of(tables, sources), WRITE_ENTRIES),
         channels=sources[-1].channels,
     )
     return replace(commit, id=hashlib.sha256(commit_bytes(commit)).hexdigest(), is_stored=False)
@@ -250,31 +267,32 @@ def composed_commit(
 
 def commit_bytes(commit: RepositoryCommit) -> bytes:
     """Return the bytes of a commit, of which its id is the digest."""
+    is_split = any(isinstance(entries, RangedEntries) for entries in (commit.tables, commit.writes))
     content: dict[str, Any] = {
-        "format": FORMAT,
+        # An earlier release reads the commits of a small repository, and says of others that it is too old.
+        "format": RANGE_FORMAT if is_split else FORMAT,
         "parents": list(commit.parents),
         "generation": commit.generation,
         "committed_at": commit.committed_at.isoformat(),
         "author": commit.author,
         "message": commit.message,
         "properties": dict(commit.properties),
-        "tables": {
-            name: {
-                "id": at.id,
-                "branch": at.branch,
-                "version": at.version,
-                "commit": at.commit_id,
-                "lands": at.lands,
-                **({"pin": at.pin} if at.pin else {}),
-            }
-            for name, at in commit.tables.items()
-        },
+        "tables": _entries_value(commit.tables, TABLE_ENTRIES),
     }
     if commit.writes:
-        content["writes"] = closed_value(commit.writes)
+        content["writes"] = _entries_value(commit.writes, WRITE_ENTRIES)
     if commit.channels:
         content["channels"] = dict(commit.channels)
     return _bytes(content)
+
+
+def ranges_of(commit: RepositoryCommit) -> frozenset[str]:
+    """Return the digests of the ranges that a commit names; none for a commit of few tables."""
+    digests = frozenset[str]()
+    for entries in (commit.tables, commit.writes):
+        if isinstance(entries, RangedEntries):
+            digests |= entries.digests
+    return digests
 
 
 def writes_of(tables: Mapping[str, TableVersion], commits: Iterable[RepositoryCommit]) -> dict[str, ClosedWrites]:
@@ -293,8 +311,8 @@ def writes_of(tables: Mapping[str, TableVersion], commits: Iterable[RepositoryCo
     return writes
 
 
-def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
-    """Parse the bytes of a commit.
+def parse_commit(commit_id: str, data: bytes, path: str, reader: RangeReader | None = None) -> RepositoryCommit:
+    """Parse the bytes of a commit; the reader reads its ranges when they are asked for.
 
     Raises:
         CorruptFileError: The bytes are not those of the commit.
@@ -307,7 +325,7 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
     def parse(content: Mapping[str, Any]) -> RepositoryCommit:
         return RepositoryCommit(
             id=commit_id,
-            tables={_text(name): _table_version(at) for name, at in content["tables"].items()},
+            tables=_parse_entries(content["tables"], TABLE_ENTRIES, reader),
             parents=tuple(_digest(parent) for parent in content["parents"]),
             generation=_count(content["generation"]),
             committed_at=_time(content["committed_at"]),
@@ -315,11 +333,25 @@ def parse_commit(commit_id: str, data: bytes, path: str) -> RepositoryCommit:
             message=_text(content["message"]),
             properties=_texts(content["properties"]),
             # Commits of repositories in which no run recorded a write have none.
-            writes=parse_closed(content.get("writes", {})),
+            writes=_parse_entries(content.get("writes", {}), WRITE_ENTRIES, reader),
             channels={_text(name): _count(number) for name, number in content.get("channels", {}).items()},
         )
 
-    return _parsed(parse, data, path)
+    return _parsed(parse, data, path, RANGE_FORMAT)
+
+
+def parse_range(digest: str, data: bytes, path: str, kind: EntryKind[T]) -> Mapping[str, T]:
+    """Parse the bytes of a range.
+
+    Raises:
+        CorruptFileError: The bytes are not those of the range.
+        UnsupportedFeatureError: A later release wrote them.
+    """
+    # The line after the content is different in each copy of the range.
+    content, _, _ = data.partition(b"\n")
+    if range_digest(content) != digest:
+        raise CorruptFileError(path, "the digest of its content differs from the digest in its name")
+    return _parsed(lambda parsed: kind.parse(parsed["entries"]), content, path, RANGE_FORMAT)
 
 
 def entry_bytes(entry: RefEntry) -> bytes:
@@ -389,20 +421,56 @@ def parse_pin(data: bytes, path: str) -> str:
         raise CorruptFileError(path, "it does not hold the id of the commit that a reader is pinned to") from error
 
 
-def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str) -> T:
+def _parsed(parse: Callable[[Mapping[str, Any]], T], data: bytes, path: str, newest: int = FORMAT) -> T:
     # JSON takes many times its size when it is parsed: a file of another program must not exhaust the memory.
     if len(data) > _MAX_BYTES:
         raise CorruptFileError(path, f"it has {len(data)} bytes, far more than a repository needs")
     try:
         content = parsed_json(data)
         # Before all other fields: those of a later format are unknown, and would be reported as damage.
-        if _count(content["format"]) > FORMAT:
+        if _count(content["format"]) > newest:
             raise UnsupportedFeatureError(path, [f"repository format {content['format']}"])
         return parse(content)
     # The bytes may be any JSON, also a list in place of an object, or brackets too deep for a message to show.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
         raise CorruptFileError(path, f"it is not a valid file of a repository: {problem}") from error
+
+
+def _entries_value(entries: Mapping[str, T], kind: EntryKind[T]) -> object:
+    """Return the entries of a commit as JSON has them: the entries, or their ranges."""
+    if isinstance(entries, RangedEntries):
+        return [[entry_range.first, entry_range.count, entry_range.digest] for entry_range in entries.ranges]
+    return kind.encode(entries)
+
+
+def _parse_entries(value: Any, kind: EntryKind[T], reader: RangeReader | None) -> Mapping[str, T]:  # noqa: ANN401
+    if not isinstance(value, list):
+        return kind.parse(value)
+    ranges = [EntryRange(_text(first), _count(count), _digest(digest)) for first, count, digest in value]
+    firsts = [entry_range.first for entry_range in ranges]
+    # An entry is found by a binary search.
+    if firsts != sorted({*firsts}):
+        raise ValueError("the ranges are not sorted")
+    return RangedEntries(ranges, kind, reader, {})
+
+
+def _encode_tables(tables: Mapping[str, TableVersion]) -> dict[str, object]:
+    return {
+        name: {
+            "id": at.id,
+            "branch": at.branch,
+            "version": at.version,
+            "commit": at.commit_id,
+            "lands": at.lands,
+            **({"pin": at.pin} if at.pin else {}),
+        }
+        for name, at in tables.items()
+    }
+
+
+def _parse_tables(tables: Mapping[str, Any]) -> dict[str, TableVersion]:
+    return {_text(name): _table_version(at) for name, at in tables.items()}
 
 
 def _table_version(content: Mapping[str, Any]) -> TableVersion:
@@ -454,3 +522,9 @@ def _count(value: object) -> int:
 
 def _time(value: object) -> pendulum.DateTime:
     return pendulum.instance(pendulum.DateTime.fromisoformat(_text(value)))
+
+
+TABLE_ENTRIES: EntryKind[TableVersion] = EntryKind(encode=_encode_tables, parse=_parse_tables)
+"""How the versions of tables are stored."""
+WRITE_ENTRIES: EntryKind[ClosedWrites] = EntryKind(encode=closed_value, parse=parse_closed)
+"""How the closed writes of tables are stored."""

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from lance_dagster.errors import ConflictError, InvalidInputError
 from lance_dagster.repository.candidates.writes import WriteChanges
+from lance_dagster.repository.commits.entry_ranges import changed_entries
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import Recorded, RefEntry, RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.publish.staging import Staging, for_each_table
@@ -100,22 +101,20 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
     for attempt in range(_TRIES):
         newest = request.since if request.since and not attempt else logs.current("branch", request.branch)
         head = logs.commit(newest.commit)
-        tables = {
-            request.renamed.get(name, name): at for name, at in head.tables.items() if name not in request.removed
-        }
+        tables = changed_entries(head.tables, _named(request, head))
         with request.dropping:
             # Only what another process changed is staged again: staging costs most of the requests.
             staged |= _staged_again(request, head, staged)
             changed = {name: version for name, (_, version) in staged.items() if version is not None}
             # After the head was read: where the put of the entry succeeds, no other commit closed a write meanwhile.
-            writes = request.writes.apply(head.writes)
+            writes = changed_entries(head.writes, request.writes.apply(head.writes))
             # A call that is repeated after a crash ends here when the earlier call made its commit.
             if not changed and tables == head.tables and writes == head.writes:
                 return CommittedTables(commit=head, changed={})
             # Before the commit is stored, so that nothing names refused versions.
             _audit(request, {**{name: tables[name] for name in request.reads if name in tables}, **changed}, audited)
         commit, data = new_commit(
-            {**tables, **changed},
+            changed_entries(tables, changed),
             (head,),
             author=request.author or person(),
             message=request.message,
@@ -126,7 +125,7 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
         )
         # Stored before the entry that names it: a crash in between leaves a commit that nothing names, which a
         # collection deletes. In the opposite order, readers could find an entry without its commit.
-        logs.put_commit(commit, data)
+        logs.put_commit(commit, data, base=head)
         entry = next_entry(newest, "commit", commit.id, reason=request.message, by=commit.author)
         if logs.append("branch", request.branch, entry):
             if request.staging is not None:
@@ -138,6 +137,15 @@ def commit_tables(logs: RefLogs, request: CommitRequest) -> CommittedTables:
         f"other processes moved branch {request.branch!r} of {logs.store.uri} during each of {_TRIES} attempts; "
         "publish again"
     )
+
+
+def _named(request: CommitRequest, head: RepositoryCommit) -> dict[str, TableVersion | None]:
+    """Return the tables that get another name or are removed, as changes of the entries of a commit."""
+    changes: dict[str, TableVersion | None] = {}
+    versions = {name: head.tables[name] for name in (*request.renamed, *request.removed) if name in head.tables}
+    changes |= dict.fromkeys(versions)
+    changes |= {request.renamed[name]: at for name, at in versions.items() if name in request.renamed}
+    return changes
 
 
 def _staged_again(

@@ -47,7 +47,8 @@ def committed(
     before: dict[str, ClosedWrites], *publish: RecordedWrite, among: Iterable[RecordedWrite] = ()
 ) -> dict[str, ClosedWrites]:
     """The closed writes after a commit that publishes writes, where the candidate has these writes."""
-    return WriteChanges(publish=publish, related=lambda _: CandidateWrites((*publish, *among))).apply(before)
+    changes = WriteChanges(publish=publish, related=lambda _: CandidateWrites((*publish, *among)))
+    return {**before, **changes.apply(before)}
 
 
 def test_a_published_write_stays_published() -> None:
@@ -120,7 +121,7 @@ def test_an_append_of_a_collected_candidate_is_refused() -> None:
         ConflictError, match="the record of r1 was collected after rows that it appended were published"
     ):
         collected(publish=(write(1),)).apply({})
-    assert closed([1]) == collected(publish=(write(1),)).apply(closed([1]))
+    assert {} == collected(publish=(write(1),)).apply(closed([1]))
     assert closed([1]) == collected(publish=(write(1, mode="replace"),)).apply({})
 
 
