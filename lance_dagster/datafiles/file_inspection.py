@@ -22,9 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from lance_dagster.datafiles.column_ranges import RangeTally
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.model import LEGACY_BLOB
+from lance_dagster.format.schema import column_positions, fields_from_arrow
+from lance_dagster.format.value_ranges import file_ranges
 
 _BLOB = LEGACY_BLOB.encode()
 _BATCH = 4096
@@ -220,13 +223,19 @@ def _summary(uri: str, storage_options: Mapping[str, str], *, decode: bool) -> D
     # The stubs lack some of the attributes.
     metadata: Any = reader.metadata()
     # Blob descriptors can be decoded only through a table, and the table may have dropped the column since.
-    if decode and not any(map(_describes_blobs, metadata.schema)):
-        rows = sum(batch.num_rows for batch in reader.read_all(batch_size=_BATCH).to_batches())
-        if rows != metadata.num_rows:
-            raise ValueError(f"its metadata records {metadata.num_rows} rows, and it holds {rows}")
+    ranges = None
     # Early files of format 2.0 say 0.3; everywhere else the version is called 2.0.
     major, minor = (2, 0) if metadata.major_version == 0 else (metadata.major_version, metadata.minor_version)
-    return DataFileShape(rows=metadata.num_rows, columns=len(metadata.columns), major=major, minor=minor)
+    if decode and not any(map(_describes_blobs, metadata.schema)):
+        rows = 0
+        tally = RangeTally(metadata.schema, metadata.schema.names)
+        for batch in reader.read_all(batch_size=_BATCH).to_batches():
+            rows += batch.num_rows
+            tally.add(batch)
+        if rows != metadata.num_rows:
+            raise ValueError(f"its metadata records {metadata.num_rows} rows, and it holds {rows}")
+        ranges = file_ranges(uri, tally.lines, column_positions(fields_from_arrow(metadata.schema), (major, minor)))
+    return DataFileShape(rows=metadata.num_rows, columns=len(metadata.columns), major=major, minor=minor, ranges=ranges)
 
 
 def _describes_blobs(column: "pa.Field[pa.DataType]") -> bool:

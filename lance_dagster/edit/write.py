@@ -23,6 +23,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles import (
     Addresses,
     check_schema,
+    evaluate_predicate,
     group_by_fragment,
     matching_offsets,
     row_offsets,
@@ -55,7 +56,7 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import check_class, string_list, validate_commit_info
+from lance_dagster.format.validation import check_class, check_string, string_list, validate_commit_info
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
@@ -128,15 +129,52 @@ def submit(
     return commit_transaction(context.versions, head.branch, transaction, base=head, check=check, by_name=by_name)
 
 
-def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """The live rows that a predicate selects.
+
+    Attributes:
+        whole: The ids of fragments of which it selects every row.
+        offsets: The offsets of the rows in other fragments, by fragment id.
+        count: The number of rows.
+    """
+
+    whole: tuple[int, ...]
+    offsets: Mapping[int, BitMap]
+    count: int
+
+
+def matching(context: TableContext, head: State, predicate: str) -> SelectedRows:
+    """Find the rows that a predicate selects; only fragments whose metadata does not tell are searched.
+
+    Raises:
+        InvalidInputError: The predicate is invalid, or names a column that does not exist.
+    """
+    check_string("the predicate", predicate)
+    known = context.known_matches(head, predicate)
+    if known is None:
+        offsets = matching_offsets(context.dataset(head), predicate)
+        return SelectedRows((), offsets, sum(map(len, offsets.values())))
+    if known.possible:
+        offsets = matching_offsets(context.dataset(head, known.possible), predicate, known.possible)
+    else:
+        # For the error that a search would raise.
+        evaluate_predicate(predicate, pa.Table.from_batches([], head.schema))
+        offsets = {}
+    rows = sum(_fragment_of(head, number).rows for number in known.whole)
+    return SelectedRows(known.whole, offsets, rows + sum(map(len, offsets.values())))
+
+
+def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap], whole: Sequence[int] = ()) -> Removal:
     """Store the deletion vectors that remove rows from their fragments.
 
     Args:
         context: The table.
         head: The version in which the rows were found.
         rows: Offsets of live rows by fragment id.
+        whole: The ids of fragments of which every row is removed.
     """
-    removed: list[int] = []
+    removed: list[int] = [*whole]
     updated: list[Fragment] = []
     for number, offsets in rows.items():
         fragment = _fragment_of(head, number)
@@ -510,17 +548,17 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         nonlocal unstaged, staged_here
         head = context.head(info.branch)
         # Before the rows: an error in the predicate is reported once, and before anything is written.
-        matching = matching_offsets(context.dataset(head), predicate)
+        matches = matching(context, head, predicate)
         check = None if staged_here else PredicateCheck(predicate, head.schema)
         # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again. The
         # values need no second check: files of other columns or types are refused.
         unstaged = staged = _staged(context, unstaged, head.schema, head, check=check)
         staged_here = True
-        out = taken_out(context, head, matching)
+        out = taken_out(context, head, matches.offsets, matches.whole)
         added = fragments_of(context, staged, head.manifest.fields, head)
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
-        return Written(state=state, added=_rows_in(added), deleted=sum(map(len, matching.values())))
+        return Written(state=state, added=_rows_in(added), deleted=matches.count)
 
     return retried(attempt)
 

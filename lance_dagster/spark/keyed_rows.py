@@ -515,8 +515,8 @@ class _Result:
             stream.write_table(keys)
         return json.dumps(
             {
-                "updated": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.updated],
-                "added": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.added],
+                "updated": [file.described() for file in self.updated],
+                "added": [file.described() for file in self.added],
                 "addresses": _packed(self.addresses),
                 "missing": _packed(self.missing),
                 "claimed": base64.b64encode(sink.getvalue().to_pybytes()).decode(),

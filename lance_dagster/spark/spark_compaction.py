@@ -116,7 +116,7 @@ def _rewrite(
             dataset = opened(uri, str(version), version.id, options, fragments=group.fragments)
             files = write_files(group.target, scan_fragments(dataset, group.fragments))
             # A description goes back to the driver as JSON, because Spark moves only columns between its processes.
-            described = [{"name": file.name, "rows": file.rows, "size": file.size} for file in files]
+            described = [file.described() for file in files]
             columns: list[pa.Array[Any]] = [
                 pa.array([number], pa.int64()),
                 pa.array([json.dumps(described)], pa.string()),

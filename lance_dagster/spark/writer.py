@@ -210,7 +210,7 @@ def _stage_partition(
     tally = RowTally(scope)
     named = (batch.rename_columns(list(names)) for batch in batches)
     described: list[tuple[str | None, str | None]] = [
-        (json.dumps({"name": file.name, "rows": file.rows, "size": file.size}), None)
+        (json.dumps(file.described()), None)
         for file in write_files(target, tally.passing(to_table_batch(batch, target.schema) for batch in named))
     ]
     described.append((None, tally.encoded()))

@@ -14,6 +14,7 @@ from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.model import Fragment, Manifest, file_version_name
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.format.value_ranges import blocks_of, digest_of_name, untrue_ranges
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
@@ -67,6 +68,8 @@ class Verification:
     _fields: set[int] = field(default_factory=set)
     _origin: Transaction | None = None
     _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
+    # By the digest of a data file, the blocks that versions record of it, each with a version.
+    _ranges: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: int = 0
     files_read: int = 0
     digests_compared: int = 0
@@ -165,6 +168,10 @@ class Verification:
         if self.deep:
             self.problems(self.places.check_transaction_file(state), name)
         self._fields.update(own.id for own in manifest.fields)
+        if self.deep:
+            # Versions share almost all blocks, and each is kept with the first version that has it.
+            for digest, block in blocks_of(manifest.ranges).items():
+                self._ranges.setdefault(digest, {}).setdefault(block, name)
         self._fragments(state, name, path)
         return state
 
@@ -264,6 +271,16 @@ class Verification:
         else:
             for named, fragments in described.items():
                 self._file_problems(_check_summary(named, shape), fragments)
+            if shape.ranges is not None:
+                self._check_ranges(next(iter(described)), shape.ranges)
+
+    def _check_ranges(self, named: NamedFile, actual: str) -> None:
+        """Compare the values of a data file with the ranges that versions record, by which searches leave files out."""
+        for block, version in self._ranges.get(digest_of_name(named.file.path), {}).items():
+            for line in untrue_ranges(block, actual):
+                what = f"values are outside of the recorded range {line}"
+                right = "searches rely on it; a commit that writes the rows anew records the right range"
+                self.problems([_about(named, what, right)], version)
 
     def _check_digests(self, described: Mapping[NamedFile, Sequence[_Checked]]) -> None:
         try:

@@ -22,6 +22,7 @@ from lance_dagster.format.model import (
     DataFile,
     DeletionFile,
     Field,
+    FileColumns,
     Fragment,
     Fragments,
     FragmentsSummary,
@@ -177,6 +178,15 @@ class ProtobufFragmentDecoder:
             CorruptFileError: The bytes are not a fragment.
         """
         return [file.path for file in _parsed(data, self.path).files]
+
+    def files(self, data: bytes) -> list[FileColumns]:
+        """Return the data files of a fragment, with their columns.
+
+        Raises:
+            CorruptFileError: The bytes are not a fragment.
+        """
+        # Left as the lists of the message: a search looks at few of their members.
+        return [(file.path, file.fields, file.column_indices) for file in _parsed(data, self.path).files]
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments: ids, rows, and whether any has deletions.
