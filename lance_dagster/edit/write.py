@@ -45,6 +45,7 @@ from lance_dagster.format.codec import decode_row_runs, decode_version_runs, enc
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import BLOB_EXTENSIONS, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow, without_views
+from lance_dagster.format.sql_text import columns_in
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMIT_MESSAGE,
@@ -57,6 +58,7 @@ from lance_dagster.format.transaction import (
     Update,
 )
 from lance_dagster.format.validation import check_class, check_string, string_list, validate_commit_info
+from lance_dagster.format.value_ranges import scope_of, with_scope
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
@@ -76,6 +78,7 @@ from lance_dagster.transactions.claims import (
     ClaimMode,
     encode_claims,
 )
+from lance_dagster.transactions.known_matches import columns_with_ranges
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
@@ -343,12 +346,19 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,
+        # Columns that once mattered for searches have ranges from then on.
+        ranged=tuple(name for name in columns_with_ranges(head.manifest) if name in schema.names),
         file_version=head.manifest.file_version,
         prefix=uuid.uuid4().hex[:12],
         storage_options=options,
         base=None if place is None else place.path,
         records_digests=context.records_digests if place is None else records_digests(options),
     )
+
+
+def ranged_by(place: WriteTarget, columns: Sequence[str]) -> WriteTarget:
+    """Return a target whose files also have the ranges of some columns, by which their rows are looked for."""
+    return replace(place, ranged=tuple(dict.fromkeys((*place.ranged, *columns))))
 
 
 def fragments_of(
@@ -366,6 +376,13 @@ def fragments_of(
     if staged.base is None:
         return with_root_base(fragments, head.manifest, context.uri)
     return placed(context, fragments, head, staged.base)
+
+
+def scoped(fragments: Iterable[Fragment], scope: str | None) -> tuple[Fragment, ...]:
+    """Return new fragments whose rows were written for a scope, such as a partition; None where it is unknown."""
+    return tuple(
+        replace(fragment, ranges=with_scope(fragment.ranges, fragment.files[0].path, scope)) for fragment in fragments
+    )
 
 
 def stored_row_bytes(head: State) -> int:
@@ -416,7 +433,7 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
         unstaged = staged = _staged_for_append(context, unstaged, head)
-        added = fragments_of(context, staged, head.manifest.fields, head)
+        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info))
         operation: Operation = Append(fragments=added)
         deleted, replaced_ids = 0, tuple[int, ...]()
         if replaces is not None:
@@ -484,7 +501,7 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _Star
     """
     are_rows, start_state = not isinstance(rows, StagedFiles), start.state
     staged = _staged_for_append(context, rows, start_state)
-    added = fragments_of(context, staged, start_state.manifest.fields, start_state)
+    added = scoped(fragments_of(context, staged, start_state.manifest.fields, start_state), _scope(info))
     if not are_rows:
         refuse_repeated(start_state, added)
 
@@ -555,12 +572,16 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         unstaged = staged = _staged(context, unstaged, head.schema, head, check=check)
         staged_here = True
         out = taken_out(context, head, matches.offsets, matches.whole)
-        added = fragments_of(context, staged, head.manifest.fields, head)
+        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info, predicate))
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
         return Written(state=state, added=_rows_in(added), deleted=matches.count)
 
     return retried(attempt)
+
+
+def _scope(info: CommitInfo, predicate: str | None = None) -> str | None:
+    return scope_of(predicate, info.partitions) if info.partitions or predicate is not None else None
 
 
 def check_rows(rows: object) -> None:
@@ -600,6 +621,8 @@ def _staged(
         # Rows in memory are checked as a whole before a file is written; the end of a stream is known only later.
         batches = check.passing(rows) if isinstance(rows, pa.RecordBatchReader) else check.passed(batches)
     where = where or target(context, schema, head)
+    if check is not None:
+        where = ranged_by(where, columns_in(check.predicate, schema.names))
     return StagedFiles(schema, write_files(where, batches), where.base)
 
 

@@ -37,6 +37,7 @@ _UNUSUAL = frozenset({"xor"})
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _LOCAL = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?)")
+_YEARS = 1678, 2261
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _MOMENT = """'Timestamp(Microsecond, Some("UTC"))'"""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -395,6 +396,9 @@ def _timestamp(kinds: Sequence[str], words: Sequence[str], unit: str, zone: str)
     else:
         return None
     if local is None:
+        return None
+    # Lance reads a literal as nanoseconds, which have no other years.
+    if not _YEARS[0] <= int(local[1][:4]) <= _YEARS[1]:
         return None
     passed = dt.datetime.fromisoformat(f"{local[1]}T{local[2]}+00:00") - _EPOCH
     microseconds = passed // dt.timedelta(microseconds=1)

@@ -12,11 +12,13 @@ zeros with a sign), decimals, binary values, and everything nested.
 
 Example: the block `7c0e5ac4b1d20f93\n[0,"string",0,"d3","d3"]\n[1,"int64",1,5,900]` says of the file with this
 digest that its first column has only the text `d3`, and its second column nulls and integers from 5 to 900. An empty
-line stands between two blocks.
+line stands between two blocks. A line `["scope","1f0c..."]` names the partition that the rows were written for, so that
+a compaction does not mix partitions.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +41,10 @@ Bound = int | str
 _SEPARATOR = "\n\n"
 _DIGEST = 16
 """The length of a digest."""
+_FEW = 8
+_POSITION = re.compile(r"^\[([0-9]+),", re.MULTILINE)
+_SCOPE = "scope"
+_SCOPE_LINE = re.compile(r'^\["scope","([0-9a-f]+)"\]$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,24 @@ def file_ranges(path: str, lines: str, positions: Mapping[str, int]) -> str:
     return "\n".join([digest_of_name(path), *numbered]) if numbered else ""
 
 
+def scope_of(predicate: str | None, partitions: Iterable[str] = ()) -> str:
+    """Return the name of the rows that a write claims: the rows of some partitions, or those of a predicate."""
+    keys = sorted(partitions)
+    return hashlib.blake2b(json.dumps(keys or predicate).encode(), digest_size=_DIGEST // 2).hexdigest()
+
+
+def with_scope(block: str, path: str, scope: str | None) -> str:
+    """Return the block of a data file that says which scope its rows were written for; no range follows from it."""
+    return block if scope is None else f'{block or digest_of_name(path)}\n["{_SCOPE}","{scope}"]'
+
+
 def united(*texts: str) -> str:
     """Return the blocks of several texts, each block once."""
     filled = [text for text in texts if text]
-    if len(filled) == 1:
-        return filled[0]
+    few = len(filled) <= _FEW
+    if few and filled and not any(text[:_DIGEST] in filled[0] or _SEPARATOR in text for text in filled[1:]):
+        # New files, as nearly always: a manifest may have very many blocks, which need not be taken apart.
+        return _SEPARATOR.join(dict.fromkeys(filled))
     return _SEPARATOR.join(dict.fromkeys(block for text in filled for block in text.split(_SEPARATOR)))
 
 
@@ -140,12 +159,24 @@ def _is_true(line: str, actual_lines: Mapping[int, str]) -> bool:
     return recorded.lower is not None and within.lower <= actual.lower and actual.upper <= within.upper
 
 
+def ranged_positions(ranges: str, path: str) -> frozenset[int]:
+    """Return the positions of the columns of a data file that have a range; fast for the newest files."""
+    start = ranges.rfind(digest_of_name(path))
+    block = "" if start < 0 else ranges[start:].partition(_SEPARATOR)[0]
+    return frozenset(int(found) for found in _POSITION.findall(block))
+
+
 class KnownRanges:
     """The known ranges of the columns of data files, by the name of the file and the position of the column."""
 
     def __init__(self, ranges: str) -> None:
         """Take the blocks of a manifest apart."""
         self._blocks = blocks_of(ranges)
+
+    def scope(self, path: str) -> str | None:
+        """Return the scope that the rows of a data file were written for; None where it is unknown."""
+        found = _SCOPE_LINE.search(self._blocks.get(digest_of_name(path), ""))
+        return None if found is None else found[1]
 
     def line(self, path: str, position: int) -> str | None:
         """Return the line of a column; None where nothing is known."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from lance_dagster.format.model import FileColumns, Manifest
 from lance_dagster.format.row_conditions import TRUE, parse_condition
-from lance_dagster.format.value_ranges import KnownRanges, decode_range, value_type
+from lance_dagster.format.value_ranges import KnownRanges, decode_range, ranged_positions, value_type
+
+_NEWEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,25 @@ def known_matches(manifest: Manifest, predicate: str) -> KnownMatches | None:
     return KnownMatches(tuple(whole), tuple(possible))
 
 
+def columns_with_ranges(manifest: Manifest) -> list[str]:
+    """Return the names of the columns with a known range in the newest data files of a version."""
+    if not manifest.ranges:
+        return []
+    names = {field.id: field.name for field in manifest.fields if field.parent_id < 0}
+    columns: dict[str, None] = {}
+    # A few fragments, since the newest may be of another program.
+    for fragment in manifest.fragments[-_NEWEST:]:
+        for file in fragment.files:
+            positions = ranged_positions(manifest.ranges, file.path)
+            pairs = zip(file.fields, file.column_indices, strict=False)
+            columns |= {names[number]: None for number, place in pairs if place in positions and number in names}
+    return list(columns)
+
+
 def _line(known: KnownRanges, files: Sequence[FileColumns], field_id: int) -> str | None:
-    for path, fields, positions in files:
-        if field_id in fields:
-            return known.line(path, positions[list(fields).index(field_id)])
-    return None
+    holders = [file for file in files if field_id in file[1]]
+    # Two files with one field contradict each other, and files of the first format do not list positions.
+    if len(holders) != 1 or not holders[0][2]:
+        return None
+    ((path, fields, positions),) = holders
+    return known.line(path, positions[list(fields).index(field_id)])

@@ -259,7 +259,9 @@ class Verification:
     def _read_file(self, described: Mapping[NamedFile, Sequence[_Checked]], inspector: DataFileInspector) -> None:
         try:
             # One look at the file serves every fragment that describes it.
-            shape = self.places.opened(next(iter(described)), inspector)
+            first = next(iter(described))
+            has_ranges = digest_of_name(first.file.path) in self._ranges
+            shape = self.places.opened(first, inspector, ranges=has_ranges)
         except CorruptFileError as error:
             for named, fragments in described.items():
                 self._file_problems([_about(named, error.problem, "every data file can be decoded")], fragments)
@@ -272,7 +274,7 @@ class Verification:
             for named, fragments in described.items():
                 self._file_problems(_check_summary(named, shape), fragments)
             if shape.ranges is not None:
-                self._check_ranges(next(iter(described)), shape.ranges)
+                self._check_ranges(first, shape.ranges)
 
     def _check_ranges(self, named: NamedFile, actual: str) -> None:
         """Compare the values of a data file with the ranges that versions record, by which searches leave files out."""

@@ -209,3 +209,108 @@ def test_requests_do_not_grow_with_the_table(s3_storage: S3Storage) -> None:
             for name, (_, search) in SEARCHES.items()
         }
         assert {name: most for name, (most, _) in SEARCHES.items()} == made, count
+
+
+def fragment_rows(table: LanceTable, branch: str = "main") -> list[list[str]]:
+    """The days in each fragment."""
+    dataset = table.to_lance(branch)
+    return [fragment.to_table(columns=["day"]).column("day").to_pylist() for fragment in dataset.get_fragments()]
+
+
+def one_day(day: str) -> pa.Table:
+    """A row of a day."""
+    return pa.table({"day": [day], "id": pa.array([1], pa.int64())})
+
+
+def test_compaction_keeps_partitions_apart(tmp_path: Path) -> None:
+    """Files of one partition are rewritten to one file, with those of other partitions between them or not."""
+    table = LanceTable.create(tmp_path / "table", one_day("").schema)
+    for day in ("d1", "d2"):
+        table.replace_where(f"day = '{day}'", one_day(day), partitions=[day])
+    for day in ("d1", "d2", "d1"):
+        table.append(one_day(day), partitions=[day])
+    for day in ("x", "y"):
+        table.append(one_day(day))
+    table.maintenance.compact()
+    assert [["d1"] * 3, ["d2"] * 2, ["x", "y"]] == sorted(fragment_rows(table))
+    assert table.head() == table.maintenance.compact()
+    assert 3 == table.count_rows(filter="day = 'd1'")
+    table.append(one_day("d1"), partitions=["d1"])
+    table.maintenance.compact()
+    assert ["d1"] * 4 in fragment_rows(table)
+    table.replace_where("day = 'd1'", one_day("d1"), partitions=["d1"])
+    assert [["d1"], ["d2"] * 2, ["x", "y"]] == sorted(fragment_rows(table))
+    table.maintenance.compact(mix_partitions=True)
+    assert 1 == len(fragment_rows(table))
+    assert table.maintenance.verify(deep=True).ok
+
+
+def decided(table: LanceTable, predicate: str, branch: str = "main") -> tuple[int, int] | None:
+    """How many fragments have only rows of a predicate, and how many have to be searched."""
+    head = open_context(table.uri, None).find_head(branch)
+    known = None if head is None else known_matches(head.manifest, predicate)
+    return None if known is None else (len(known.whole), len(known.possible))
+
+
+def test_ranges_survive_everything_that_keeps_the_files(tmp_path: Path) -> None:
+    """Branches, merges, picks, reverts, restores, renamed and added columns, clones; and commits of pylance."""
+    table = LanceTable.create(tmp_path / "table", one_day("").schema)
+    for day in ("d1", "d2"):
+        table.append(one_day(day))
+    table.branches.create("fix")
+    assert (1, 0) == decided(table, "day = 'd1'", "fix")
+    table.append(one_day("d3"), branch="fix")
+    table.append(one_day("d4"))
+    table.merge("fix")
+    assert (1, 0) == decided(table, "day = 'd3'")
+    table.columns.rename("day", "date")
+    table.columns.add({"day": "concat(date, 'x')"})
+    assert (1, 0) == decided(table, "date = 'd3'")
+    # Nothing is known of the new column with the former name.
+    assert decided(table, "day = 'd3'") is None
+    assert 0 == table.count_rows(filter="day = 'd3'")
+    assert 1 == table.count_rows(filter="day = 'd3x'")
+    version = table.head()
+    table.delete("date = 'd3'")
+    table.revert("main")
+    assert 1 == table.count_rows(filter="date = 'd3'") == table.read(filter="date = 'd3'").num_rows
+    assert (1, 0) == decided(table, "date = 'd3'")
+    table.overwrite(table.read(filter="date = 'd1'"))
+    table.restore(version)
+    assert (1, 0) == decided(table, "date = 'd3'")
+    lance.dataset(table.uri).create_scalar_index("id", "BTREE")
+    lance.dataset(table.uri).delete("date = 'd2'")
+    assert (1, 0) == decided(table, "date = 'd3'")
+    clone = table.maintenance.clone(tmp_path / "clone", shallow=True)
+    assert (1, 0) == decided(clone, "date = 'd3'")
+    assert {} == table.config.table_metadata()
+    assert table.maintenance.verify(deep=True).ok
+
+
+def test_values_written_anew_by_pylance_are_searched(tmp_path: Path) -> None:
+    """A file that pylance puts in the place of another is not one that anything is known of."""
+    table = LanceTable.create(tmp_path / "table", one_day("").schema)
+    table.append(pa.table({"day": ["d1", "d1"], "id": [1, 2]}))
+    dataset = lance.dataset(table.uri)
+    (fragment,) = dataset.get_fragments()
+    changed, fields = fragment.update_columns(pa.table({"id": [2], "day": ["d9"]}), left_on="id", right_on="id")
+    operation = lance.LanceOperation.Update(updated_fragments=[changed], fields_modified=fields)
+    lance.LanceDataset.commit(table.uri, operation, read_version=dataset.version)
+    assert decided(table, "day = 'd9'") is None
+    assert [2] == table.read(filter="day = 'd9'").column("id").to_pylist()
+    assert 1 == table.count_rows(filter="day = 'd1'")
+
+
+def test_a_column_far_to_the_right_has_a_range_once_it_was_searched(tmp_path: Path) -> None:
+    """The columns of a replacement and the keys of an upsert have ranges, and so have later files."""
+    names = [f"c{number}" for number in range(20)]
+    rows = pa.table({name: [1] for name in names})
+    table = LanceTable.create(tmp_path / "table", rows.schema)
+    table.append(rows)
+    assert decided(table, "c15 = 1") is None
+    table.replace_where("c15 = 2", rows.set_column(15, "c15", pa.array([2])))
+    table.upsert(rows.set_column(17, "c17", pa.array([3])), on=["c17"])
+    table.append(rows)
+    # The first file was written before either column was searched.
+    assert (1, 1) == decided(table, "c15 = 2")
+    assert (1, 2) == decided(table, "c17 = 1")
