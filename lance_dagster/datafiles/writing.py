@@ -74,6 +74,10 @@ class WriteTarget:
     records_digests: bool = False
     ranged: tuple[str, ...] = ()
 
+    def with_ranges(self, columns: Iterable[str]) -> "WriteTarget":
+        """Return a target whose files also have the ranges of some columns, by which their rows are looked for."""
+        return replace(self, ranged=tuple(dict.fromkeys((*self.ranged, *columns))))
+
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:

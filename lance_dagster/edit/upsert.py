@@ -38,7 +38,6 @@ from lance_dagster.edit.write import (
     check_rows,
     field_ids,
     moved_in,
-    ranged_by,
     refuse_nested_blobs,
     retried,
     submit,
@@ -335,7 +334,7 @@ class _UpsertAttempt:
         removed = np.concatenate([changed.addresses, *matches.missing])
         if not len(removed) and not len(added):
             return Written(state=self._head)
-        place = ranged_by(target(self._context, self._schema, self._head), self._on)
+        place = target(self._context, self._schema, self._head).with_ranges(self._on)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._rows_to_write(changed, added)), place.base)
         # The changed fields. An inserted row is new to every index, so all fields count as changed then.

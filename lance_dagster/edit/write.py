@@ -356,11 +356,6 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
     )
 
 
-def ranged_by(place: WriteTarget, columns: Sequence[str]) -> WriteTarget:
-    """Return a target whose files also have the ranges of some columns, by which their rows are looked for."""
-    return replace(place, ranged=tuple(dict.fromkeys((*place.ranged, *columns))))
-
-
 def fragments_of(
     context: TableContext, staged: StagedFiles, fields: Sequence[Field], head: State
 ) -> tuple[Fragment, ...]:
@@ -622,7 +617,7 @@ def _staged(
         batches = check.passing(rows) if isinstance(rows, pa.RecordBatchReader) else check.passed(batches)
     where = where or target(context, schema, head)
     if check is not None:
-        where = ranged_by(where, columns_in(check.predicate, schema.names))
+        where = where.with_ranges(columns_in(check.predicate, schema.names))
     return StagedFiles(schema, write_files(where, batches), where.base)
 
 

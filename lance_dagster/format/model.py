@@ -177,8 +177,8 @@ class Fragment:
         return frozenset(file.path for file in self.files)
 
 
-FileColumns = tuple[str, Sequence[int], Sequence[int]]
-"""A data file of a fragment: its name, its field ids, and the column index of each."""
+FileColumns = tuple[str, Mapping[int, int]]
+"""A data file of a fragment: its name, and the column index of each field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ class FragmentDecoder(Protocol):
     def paths(self, data: bytes) -> Sequence[str]:
         """Return the names of the data files of a fragment."""
 
-    def files(self, data: bytes) -> Sequence[FileColumns]:
-        """Return the data files of a fragment, with their columns."""
+    def files(self, items: Sequence[bytes]) -> Iterable[Sequence[FileColumns]]:
+        """Return the data files of fragments, with their columns."""
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments without decoding each of them."""
@@ -325,13 +325,15 @@ class Fragments(Sequence[Fragment]):
         return [file.path for file in self._decoded(item).files]
 
     @property
-    def files(self) -> Iterator[Sequence[FileColumns]]:
-        """The data files of each fragment, in order; the fragments are not decoded for this."""
-        for item in self.items:
-            if isinstance(item, bytes) and self.decoder is not None:
-                yield self.decoder.files(item)
-            else:
-                yield [(file.path, file.fields, file.column_indices) for file in self._decoded(item).files]
+    def files(self) -> Iterable[Sequence[FileColumns]]:
+        """The data files of each fragment, in order; encoded fragments are not decoded for this."""
+        encoded = [item for item in self.items if isinstance(item, bytes)]
+        if self.decoder is not None and len(encoded) == len(self.items):
+            return self.decoder.files(encoded)
+        return (
+            [(file.path, dict(zip(file.fields, file.column_indices, strict=False))) for file in fragment.files]
+            for fragment in self
+        )
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments followed by more; encoded fragments stay encoded."""

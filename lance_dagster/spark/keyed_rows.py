@@ -180,7 +180,7 @@ def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> S
     keys = string_list("on", write.on, "id")
     # The target is made after the version was read: should the columns change meanwhile, the commit is refused.
     version = table.head(write.branch)
-    target = table.write_target(write.schema, write.branch)
+    target = table.write_target(write.schema, write.branch).with_ranges(keys)
     _check_keys(df, target.schema, keys)
     # Without rows, the columns of the version may be any.
     stored = table.schema(version) if version.rows else pa.schema([])

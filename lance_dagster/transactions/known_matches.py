@@ -85,9 +85,6 @@ def columns_with_ranges(manifest: Manifest) -> list[str]:
 
 
 def _line(known: KnownRanges, files: Sequence[FileColumns], field_id: int) -> str | None:
-    holders = [file for file in files if field_id in file[1]]
-    # Two files with one field contradict each other, and files of the first format do not list positions.
-    if len(holders) != 1 or not holders[0][2]:
-        return None
-    ((path, fields, positions),) = holders
-    return known.line(path, positions[list(fields).index(field_id)])
+    holders = [(path, columns[field_id]) for path, columns in files if field_id in columns]
+    # Two files with one field contradict each other; files of the first format do not list their columns.
+    return known.line(*holders[0]) if len(holders) == 1 else None

@@ -393,6 +393,8 @@ class _Output:
                 tally.add(batch)
             return rows
         target = table.write_target(schema, self.head)
+        if tally.scope is not None:
+            target = target.with_ranges(tally.scope.within.columns)
         if isinstance(rows, SparkRows):
             return rows.stage(target, tally)
         # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
