@@ -144,8 +144,10 @@ def untrue_ranges(recorded: str, actual: str) -> list[str]:
 def _is_true(line: str, actual_lines: Mapping[int, str]) -> bool:
     try:
         position, logical_type, *_ = json.loads(line)
-    except ValueError:
-        # A line of another release decides nothing.
+    except (TypeError, ValueError, RecursionError):
+        # A line of another release, or a damaged line, decides nothing.
+        return True
+    if not isinstance(position, int) or not isinstance(logical_type, str):
         return True
     recorded, actual = decode_range(line, logical_type), decode_range(actual_lines.get(position, ""), logical_type)
     if recorded is None:
@@ -193,7 +195,7 @@ def decode_range(line: str, logical_type: str) -> ValueRange | None:
     """Return a range; None where its text is of another release or about another type."""
     try:
         _, recorded_type, has_nulls, lower, upper = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     kind = str if logical_type in TEXTS else int
     is_known = recorded_type == logical_type and has_nulls in (0, 1)

@@ -71,3 +71,7 @@ def test_untrue_ranges_are_named() -> None:
         untrue('[0,"int64",1,null,null]'),
     ]
     assert [False, False, True] == [untrue('["new"]'), untrue("{}"), untrue('[1,"int64",0,1,1]')]
+    # Damaged lines.
+    assert not any(
+        map(untrue, ["5", "[[", "[[0],[1],0,1,1]", "[0,[],0,1,1]", '[0,"int64",[],1,1]', '[0,"int64",0,"a",1]'])
+    )
