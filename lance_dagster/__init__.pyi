@@ -18,6 +18,7 @@ from lance_dagster.diff.manifest_diff import (
 )
 from lance_dagster.diff.row_comparison import RowDifferences as RowDifferences
 from lance_dagster.diff.schema_diff import FieldChange as FieldChange, FieldChangeKind as FieldChangeKind
+from lance_dagster.edit.compaction import CompactionGoal as CompactionGoal
 from lance_dagster.edit.compaction_plan import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
 from lance_dagster.edit.creation import CreateOptions as CreateOptions
 from lance_dagster.edit.index_status import IndexStatus as IndexStatus
@@ -245,7 +246,7 @@ from lance_dagster.spark.source import (
     read_table as read_table,
     table_view as table_view,
 )
-from lance_dagster.spark.spark_compaction import CompactionGoal as CompactionGoal, compact_table as compact_table
+from lance_dagster.spark.spark_compaction import compact_table as compact_table
 from lance_dagster.spark.spark_schema import target_schema as target_schema
 from lance_dagster.spark.streaming.stream_sink import upsert_batches as upsert_batches
 from lance_dagster.spark.writer import StageOptions as StageOptions, large_batches as large_batches, stage as stage

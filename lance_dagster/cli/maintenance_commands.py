@@ -49,6 +49,7 @@ class _CompactOptions(TypedDict):
 
     target_rows: int
     deleted_share: float
+    mix_partitions: bool
     message: str | None
     properties: Sequence[str]
 
@@ -264,6 +265,7 @@ def _spans(branch: str, numbers: Sequence[int]) -> Iterator[str]:
     show_default=True,
     help="A fragment with a larger share of deleted rows is rewritten even alone.",
 )
+@click.option("--mix-partitions", is_flag=True, help="Rows of different partitions may get into one fragment.")
 @with_message
 @with_properties
 def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[_CompactOptions]) -> None:
@@ -280,6 +282,7 @@ def compact(table: "LanceTable", output: Output, branch: str, **options: Unpack[
             branch=branch,
             target_rows=options["target_rows"],
             deleted_share=options["deleted_share"],
+            mix_partitions=options["mix_partitions"],
             message=options["message"],
             properties=properties,
             progress=progress,

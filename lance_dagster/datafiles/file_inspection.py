@@ -22,9 +22,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from lance_dagster.datafiles.column_ranges import RangeTally
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.model import LEGACY_BLOB
+from lance_dagster.format.schema import column_positions, fields_from_arrow
+from lance_dagster.format.value_ranges import file_ranges
 
 _BLOB = LEGACY_BLOB.encode()
 _BATCH = 4096
@@ -61,7 +64,9 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
         else:
             process.end()
 
-    def inspect(self, uri: str, storage_options: Mapping[str, str], *, size: int, decode: bool) -> DataFileShape:
+    def inspect(
+        self, uri: str, storage_options: Mapping[str, str], *, size: int, decode: bool, ranges: bool = False
+    ) -> DataFileShape:
         """Open a data file; with `decode`, decode every value in it.
 
         Args:
@@ -69,12 +74,19 @@ class DataFileInspector(AbstractContextManager["DataFileInspector"]):
             storage_options: Storage options under pylance's names.
             size: The size of the file in bytes, from which the time limit is derived.
             decode: Whether to decode its values.
+            ranges: Whether to find the ranges of the values, which takes columns as a table has them.
 
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
         """
         # It is sent over standard input: other users can see the arguments of a process, and options contain secrets.
-        request = {"uri": uri, "storage_options": dict(storage_options), "decode": decode, "size": size}
+        request = {
+            "uri": uri,
+            "storage_options": dict(storage_options),
+            "decode": decode,
+            "ranges": ranges,
+            "size": size,
+        }
         answer = self._send(json.dumps(request), _LEAST_SECONDS + size // _BYTES_A_SECOND)
         if not answer:
             process, self._process = self._process, None
@@ -213,20 +225,28 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _summary(uri: str, storage_options: Mapping[str, str], *, decode: bool) -> DataFileShape:
+def _summary(uri: str, storage_options: Mapping[str, str], *, decode: bool, ranges: bool) -> DataFileShape:
     from lance.file import LanceFileReader
 
     reader = LanceFileReader(uri, storage_options=dict(storage_options) or None)
     # The stubs lack some of the attributes.
     metadata: Any = reader.metadata()
     # Blob descriptors can be decoded only through a table, and the table may have dropped the column since.
-    if decode and not any(map(_describes_blobs, metadata.schema)):
-        rows = sum(batch.num_rows for batch in reader.read_all(batch_size=_BATCH).to_batches())
-        if rows != metadata.num_rows:
-            raise ValueError(f"its metadata records {metadata.num_rows} rows, and it holds {rows}")
+    block = None
     # Early files of format 2.0 say 0.3; everywhere else the version is called 2.0.
     major, minor = (2, 0) if metadata.major_version == 0 else (metadata.major_version, metadata.minor_version)
-    return DataFileShape(rows=metadata.num_rows, columns=len(metadata.columns), major=major, minor=minor)
+    if decode and not any(map(_describes_blobs, metadata.schema)):
+        rows = 0
+        tally = RangeTally(metadata.schema if ranges else pa.schema([]), metadata.schema.names)
+        for batch in reader.read_all(batch_size=_BATCH).to_batches():
+            rows += batch.num_rows
+            tally.add(batch)
+        if rows != metadata.num_rows:
+            raise ValueError(f"its metadata records {metadata.num_rows} rows, and it holds {rows}")
+        if ranges:
+            positions = column_positions(fields_from_arrow(metadata.schema), (major, minor))
+            block = file_ranges(uri, tally.lines, positions)
+    return DataFileShape(rows=metadata.num_rows, columns=len(metadata.columns), major=major, minor=minor, ranges=block)
 
 
 def _describes_blobs(column: "pa.Field[pa.DataType]") -> bool:

@@ -9,6 +9,7 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles.dictionaries import late_materialization
 from lance_dagster.datafiles.pylance_errors import commit_conflicts, query_errors, reading_errors, storage_errors
+from lance_dagster.datafiles.row_addresses import fragments_by_id
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import layout
 from lance_dagster.format.validation import check_string, string_list
@@ -46,23 +47,43 @@ def open_rows(
 
 
 def scan(
-    dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None
+    dataset: "lance.LanceDataset",
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    fragment_ids: Sequence[int] | None = None,
 ) -> pa.RecordBatchReader:
     """Read rows as a stream of batches; errors of pylance are translated while it is read, too.
+
+    Args:
+        dataset: The version.
+        columns: The columns to read; None for all.
+        filter: A condition in Lance SQL.
+        fragment_ids: The fragments to read, in the order of the version; None for all.
 
     Raises:
         InvalidInputError: A column does not exist, or the filter is invalid.
     """
-    return _translated(_stream(dataset, columns, filter), filter, dataset.uri)
+    return _translated(_stream(dataset, columns, filter, fragment_ids), filter, dataset.uri)
 
 
-def _stream(dataset: "lance.LanceDataset", columns: Sequence[str] | None, filter: str | None) -> pa.RecordBatchReader:
+def _stream(
+    dataset: "lance.LanceDataset",
+    columns: Sequence[str] | None,
+    filter: str | None,
+    fragment_ids: Sequence[int] | None,
+) -> pa.RecordBatchReader:
+    if fragment_ids is not None and not fragment_ids:
+        # pylance takes no fragments for all of them.
+        return planned_schema(dataset, columns, filter).empty_table().to_reader()
     # The columns are validated first: pylance accepts a string as a list of one-letter columns.
     names = None if columns is None else [*string_list("columns", columns, "id")]
     with query_errors(filter, dataset.uri) as condition:
         _check_columns(dataset, names or [])
         return dataset.scanner(
-            columns=names, filter=condition, late_materialization=late_materialization(dataset.schema)
+            columns=names,
+            filter=condition,
+            late_materialization=late_materialization(dataset.schema),
+            fragments=fragments_by_id(dataset, fragment_ids),
         ).to_reader()
 
 
@@ -93,17 +114,25 @@ def planned_schema(
         return dataset.scanner(columns=names, filter=condition).projected_schema
 
 
-def read(dataset: "lance.LanceDataset", columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
-    """Read rows into memory."""
-    stream = _stream(dataset, columns, filter)
+def read(
+    dataset: "lance.LanceDataset",
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    fragment_ids: Sequence[int] | None = None,
+) -> pa.Table:
+    """Read rows into memory; the arguments are those of `scan`."""
+    stream = _stream(dataset, columns, filter, fragment_ids)
     with query_errors(filter, dataset.uri):
         return stream.read_all()
 
 
-def count(dataset: "lance.LanceDataset", filter: str | None = None) -> int:
-    """Count the rows that match a filter, or all."""
+def count(dataset: "lance.LanceDataset", filter: str | None = None, fragment_ids: Sequence[int] | None = None) -> int:
+    """Count the rows that match a filter, or all; in some fragments, of which there is at least one, or in all."""
     with query_errors(filter, dataset.uri) as condition:
-        return dataset.count_rows(filter=condition)
+        if fragment_ids is None:
+            return dataset.count_rows(filter=condition)
+        fragments = fragments_by_id(dataset, fragment_ids)
+        return dataset.scanner(columns=[], filter=condition, with_row_id=True, fragments=fragments).count_rows()
 
 
 def matching_offsets(
@@ -123,9 +152,7 @@ def matching_offsets(
     check_string("the predicate", predicate)
     matches: dict[int, BitMap] = {}
     with query_errors(predicate, dataset.uri) as condition:
-        parts = None
-        if fragment_ids is not None:
-            parts = [part for number in fragment_ids if (part := dataset.get_fragment(number)) is not None]
+        parts = fragments_by_id(dataset, fragment_ids)
         # No columns are requested, so pylance reads only the columns that the predicate names.
         scanner = dataset.scanner(columns=[], filter=condition, with_row_address=True, fragments=parts)
         for batch in scanner.to_batches():
@@ -148,13 +175,9 @@ def _check_columns(dataset: "lance.LanceDataset", columns: Sequence[str]) -> Non
 
 def scan_fragments(dataset: "lance.LanceDataset", fragment_ids: Sequence[int]) -> pa.RecordBatchReader:
     """Read the live rows of some fragments as a stream of batches, in the order given."""
-    fragments = [dataset.get_fragment(number) for number in fragment_ids]
-    # pylance returns None for a missing fragment, and would scan the other fragments without an error.
-    present = [fragment for fragment in fragments if fragment is not None]
-    if len(present) < len(fragments):
-        raise InvalidInputError(f"one of the fragments {list(fragment_ids)} does not exist")
+    fragments = fragments_by_id(dataset, fragment_ids)
     with query_errors(None, dataset.uri):
-        stream = dataset.scanner(fragments=present, scan_in_order=True).to_reader()
+        stream = dataset.scanner(fragments=fragments, scan_in_order=True).to_reader()
     return _translated(stream, None, dataset.uri)
 
 

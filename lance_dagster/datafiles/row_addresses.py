@@ -5,7 +5,7 @@ it to delete the old version of a row.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from pyroaring import BitMap
 
 from lance_dagster.datafiles.dictionaries import has_narrow_dictionaries, late_materialization, take
 from lance_dagster.datafiles.pylance_errors import reading_errors
-from lance_dagster.errors import CorruptFileError
+from lance_dagster.errors import CorruptFileError, InvalidInputError
 from lance_dagster.format.arrow_types import has_blobs
 from lance_dagster.format.model import LEGACY_BLOB
 from lance_dagster.format.sql_text import enclosed
@@ -64,6 +64,24 @@ def group_by_fragment(addresses: Addresses) -> Iterator[tuple[int, Positions]]:
         yield int(ordered[start]), order[start:end]
 
 
+def fragments_by_id(
+    dataset: "lance.LanceDataset", fragment_ids: Iterable[int] | None
+) -> "list[lance.LanceFragment] | None":
+    """Return fragments as pylance's scanner takes them; None for all.
+
+    Raises:
+        InvalidInputError: One of the fragments does not exist.
+    """
+    if fragment_ids is None:
+        return None
+    numbers = list(fragment_ids)
+    # pylance returns None for a missing fragment, and would scan the other fragments without an error.
+    fragments = [fragment for number in numbers if (fragment := dataset.get_fragment(number)) is not None]
+    if len(fragments) < len(numbers):
+        raise InvalidInputError(f"one of the fragments {numbers} does not exist")
+    return fragments
+
+
 def row_offsets(addresses: Addresses) -> Offsets:
     """Return the row offsets of addresses."""
     offsets: Offsets = (addresses & OFFSET_MASK).astype(np.uint32)
@@ -80,9 +98,18 @@ def offsets_by_fragment(addresses: Addresses) -> dict[int, BitMap]:
 
 
 def scan_computed(
-    dataset: "lance.LanceDataset", expressions: Mapping[str, str], where: str | None = None
+    dataset: "lance.LanceDataset",
+    expressions: Mapping[str, str],
+    where: str | None = None,
+    fragment_ids: Sequence[int] | None = None,
 ) -> Iterator[AddressedRows]:
     """Scan the rows that match a predicate, with some columns replaced by the values of SQL expressions.
+
+    Args:
+        dataset: The version.
+        expressions: The expressions, by column.
+        where: The predicate; None for every row.
+        fragment_ids: The fragments that may have such rows; None for all.
 
     Raises:
         InvalidInputError: The predicate is invalid, or an expression fails for some row.
@@ -100,12 +127,18 @@ def scan_computed(
             blob_handling="all_binary",
             batch_size=_BLOBS_AT_ONCE if blob_columns(dataset.schema) else None,
             late_materialization=late_materialization(dataset.schema),
+            fragments=fragments_by_id(dataset, fragment_ids),
         )
-        yield from map(_located, scanner.to_batches())
+        yield from map(_located, _batches(scanner, fragment_ids))
 
 
 def scan_addressed(
-    dataset: "lance.LanceDataset", columns: Sequence[str], where: str | None = None, *, named: str | None = None
+    dataset: "lance.LanceDataset",
+    columns: Sequence[str],
+    where: str | None = None,
+    *,
+    named: str | None = None,
+    fragment_ids: Sequence[int] | None = None,
 ) -> Iterator[AddressedRows]:
     """Scan some columns of the rows that match a predicate, in storage order, in large batches.
 
@@ -114,6 +147,7 @@ def scan_addressed(
         columns: The columns to read.
         where: The predicate; None for every row.
         named: What errors call the predicate if a caller wrote it, such as "missing_where"; None if no caller did.
+        fragment_ids: The fragments that may have such rows; None for all.
 
     Raises:
         InvalidInputError: The predicate is invalid.
@@ -129,9 +163,10 @@ def scan_addressed(
             scan_in_order=True,
             batch_size=_KEYS_AT_ONCE,
             late_materialization=late_materialization(dataset.schema),
+            fragments=fragments_by_id(dataset, fragment_ids),
         )
         waiting: list[pa.RecordBatch] = []
-        for batch in scanner.to_batches():
+        for batch in _batches(scanner, fragment_ids):
             waiting.append(batch)
             # Batches of pylance may be smaller than asked for, such as batches of small fragments.
             if sum(part.num_rows for part in waiting) >= _KEYS_AT_ONCE:
@@ -139,6 +174,15 @@ def scan_addressed(
                 waiting = []
         if waiting:
             yield _located(*waiting)
+
+
+def _batches(scanner: "lance.LanceScanner", fragment_ids: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
+    """Return the batches of a scan, and none of a scan of no fragment, which pylance takes for a scan of all."""
+    if fragment_ids is None or fragment_ids:
+        return iter(scanner.to_batches())
+    # For the error of an invalid predicate: Lance parses it when it is asked for the schema.
+    _ = scanner.projected_schema
+    return iter(())
 
 
 def scan_fragment(

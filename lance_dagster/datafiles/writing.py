@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lance_dagster.datafiles.alignment import aligned_batch
+from lance_dagster.datafiles.column_ranges import RangeTally
 from lance_dagster.datafiles.conforming import conform
 from lance_dagster.datafiles.dictionaries import DictionaryRoom, has_narrow_dictionaries, joined
 from lance_dagster.datafiles.digests import record_written
@@ -23,7 +24,8 @@ from lance_dagster.errors import InvalidInputError, SchemaMismatchError, Unsuppo
 from lance_dagster.format.arrow_types import has_blobs, has_legacy_blobs
 from lance_dagster.format.layout import DATA
 from lance_dagster.format.model import LEGACY_BLOB, DataFile, Field, Fragment, parse_file_version
-from lance_dagster.format.schema import stored_field_ids
+from lance_dagster.format.schema import column_positions, stored_field_ids
+from lance_dagster.format.value_ranges import file_ranges
 from lance_dagster.store import records_digests, sync_path
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class WriteTarget:
     `stored_row_bytes` is about the size of a row in the files that the table has; 0 when it has none. A file is closed
     at `max_rows` rows, or at about `max_bytes` bytes of Arrow; with None, or with blobs, the rows alone decide.
     `synced_by_commit` leaves the sync of small files to the append of this process that names them next.
-    `records_digests` says that each file is read again, to record its digest.
+    `records_digests` says that each file is read again, to record its digest. The bounds of the values of the columns
+    `ranged` are recorded wherever they stand, and those of some other columns.
     """
 
     data_uri: str
@@ -69,15 +72,28 @@ class WriteTarget:
     stored_row_bytes: int = 0
     synced_by_commit: bool = False
     records_digests: bool = False
+    ranged: tuple[str, ...] = ()
+
+    def with_ranges(self, columns: Iterable[str]) -> "WriteTarget":
+        """Return a target whose files also have the ranges of some columns, by which their rows are looked for."""
+        return replace(self, ranged=tuple(dict.fromkeys((*self.ranged, *columns))))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A data file that is written but not committed. `size` is in bytes."""
+    """A data file that is written but not committed. `size` is in bytes.
+
+    `ranges` is what its writer knows of the values, as text (`format/value_ranges`).
+    """
 
     name: str
     rows: int
     size: int
+    ranges: str = ""
+
+    def described(self) -> dict[str, str | int]:
+        """Return the file as values of JSON, of which another process makes it again."""
+        return {"name": self.name, "rows": self.rows, "size": self.size, "ranges": self.ranges}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +167,29 @@ def _write_blobs(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> tupl
     rows = (batch for batch in batches if batch.num_rows)
     # Each batch of narrow dictionaries may have as many values as a file can hold.
     streams = ([batch] for batch in rows) if has_narrow_dictionaries(target.schema) else _one_stream(rows)
-    return tuple(
-        StagedFile(fragment.files[0].path, fragment.physical_rows, fragment.files[0].file_size_bytes or 0)
-        for stream in streams
-        for fragment in write_blob_files(
-            target.data_uri, stream, target.schema, max_rows=target.max_rows, options=target.storage_options
+    written: list[StagedFile] = []
+    for stream in streams:
+        tally = RangeTally(target.schema, target.ranged)
+        fragments = write_blob_files(
+            target.data_uri,
+            _tallied(stream, tally),
+            target.schema,
+            max_rows=target.max_rows,
+            options=target.storage_options,
         )
-    )
+        # pylance divides the rows among files. The bounds of all rows are bounds of the rows of each file.
+        written += [
+            StagedFile(file.path, fragment.physical_rows, file.file_size_bytes or 0, tally.lines)
+            for fragment in fragments
+            for file in fragment.files[:1]
+        ]
+    return tuple(written)
+
+
+def _tallied(batches: Iterable[pa.RecordBatch], tally: RangeTally) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        tally.add(batch)
+        yield batch
 
 
 def _one_stream(rows: Iterator[pa.RecordBatch]) -> Iterator[Iterable[pa.RecordBatch]]:
@@ -210,6 +242,7 @@ class _OpenFile:
         self._bytes = target.max_bytes
         self._target = target
         self._writer: LanceFileWriter | None = None
+        self._ranges = RangeTally(target.schema, target.ranged)
         narrow = _has_narrow_dictionaries(target.schema)
         self._dictionaries = DictionaryRoom(target.schema, target.file_version) if narrow else None
 
@@ -232,6 +265,7 @@ class _OpenFile:
         with storage_errors(f"write {self._path}"):
             self._writer = self._writer or self._opened()
             self._writer.write_batch(now)
+        self._ranges.add(now)
         self._room -= now.num_rows
         return batch.slice(now.num_rows)
 
@@ -260,13 +294,14 @@ class _OpenFile:
             sync_path(self._path, target.storage_options)
         if target.records_digests:
             record_written(target.data_uri, self._name, target.storage_options)
-        return StagedFile(self._name, rows or 0, size)
+        return StagedFile(self._name, rows or 0, size, self._ranges.lines)
 
 
 def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version: str) -> tuple[Fragment, ...]:
     """Return a fragment for each staged file; ids are assigned by the commit."""
     major, minor = parse_file_version(file_version)
     ids = stored_field_ids(fields, (major, minor))
+    positions = column_positions(fields, (major, minor))
     return tuple(
         Fragment(
             id=0,
@@ -281,6 +316,7 @@ def staged_fragments(staged: StagedFiles, fields: Sequence[Field], file_version:
                 ),
             ),
             physical_rows=file.rows,
+            ranges=file_ranges(file.name, file.ranges, positions),
         )
         for file in staged.files
     )

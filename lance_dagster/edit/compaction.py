@@ -1,7 +1,9 @@
 """Compact a branch: rewrite neighbouring small fragments, and fragments with many deleted rows, to larger ones.
 
 Each fragment costs readers at least one opened file, and deleted rows are read only to be skipped. Adjacent fragments
-are rewritten as one group, so rows of a group keep their order. A group never mixes fragments that different indices
+are rewritten as one group, so rows of a group keep their order. Fragments that were written for different partitions
+are not in one group, since a partition is searched, replaced and deleted by its files; those of one partition need not
+be adjacent. A group never mixes fragments that different indices
 cover, because an index covers a fragment as a whole or not at all; nor fragments of different base paths, because the
 choice of a base path is the user's.
 
@@ -22,13 +24,20 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import TypedDict
 
 from pyroaring import BitMap
 
 from lance_dagster.datafiles import compact_with_pylance, has_narrow_dictionaries, scan_fragments
 from lance_dagster.datafiles.writing import StagedFile, StagedFiles, write_files
-from lance_dagster.edit.compaction_plan import CompactionGroup, CompactionPlan, Group, plan_compaction
-from lance_dagster.edit.write import CommitInfo, fragments_of, target
+from lance_dagster.edit.compaction_plan import (
+    CompactionGroup,
+    CompactionPlan,
+    Group,
+    plan_compaction,
+    scope_of_fragment,
+)
+from lance_dagster.edit.write import CommitInfo, fragments_of, scoped, target
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_runs, encode_version_runs
 from lance_dagster.format.model import LEGACY_BLOB, Fragment, IndexMetadata
@@ -55,12 +64,24 @@ from lance_dagster.transactions.index_updates import indices_of
 _ATTEMPTS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """The targets of a compaction: rows per fragment, and the largest accepted share of deleted rows."""
+class CompactionGoal(TypedDict, total=False):
+    """The goal of a compaction: the arguments of `LanceTable.maintenance.compact`."""
 
     target_rows: int
     deleted_share: float
+    mix_partitions: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The targets of a compaction: rows per fragment, and the largest accepted share of deleted rows.
+
+    `mix_partitions` allows rows of different partitions in one fragment.
+    """
+
+    target_rows: int = 1024 * 1024
+    deleted_share: float = 0.1
+    mix_partitions: bool = False
 
     def __post_init__(self) -> None:
         """Validate the targets.
@@ -188,7 +209,7 @@ def _refuse_legacy_blobs(context: TableContext, head: State) -> None:
 
 
 def _planned(context: TableContext, head: State, goal: Goal) -> tuple[CompactionGroup, ...]:
-    groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share)
+    groups = plan_compaction(head.manifest, goal.target_rows, goal.deleted_share, mix_partitions=goal.mix_partitions)
     return tuple(_group(context, head, group, goal) for group in groups)
 
 
@@ -255,7 +276,9 @@ def _is_useful(group: Group, files: Sequence[StagedFile]) -> bool:
 
 def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:
     """Return the fragments that describe the files with the live rows of a group."""
-    fragments = fragments_of(context, staged, head.manifest.fields, head)
+    scopes = {scope_of_fragment(head.manifest, fragment) for fragment in group}
+    scope = scopes.pop() if len(scopes) == 1 else None
+    fragments = scoped(fragments_of(context, staged, head.manifest.fields, head), scope)
     return _with_lineage(context, head, group, fragments) if head.manifest.stable_row_ids else fragments
 
 

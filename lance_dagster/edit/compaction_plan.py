@@ -47,14 +47,19 @@ class CompactionPlan:
     only_pylance: bool = False
 
 
-def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) -> tuple[Group, ...]:
-    """Return the groups of adjacent fragments to rewrite, in the order of the manifest.
+def plan_compaction(
+    manifest: Manifest, target_rows: int, deleted_share: float, *, mix_partitions: bool = False
+) -> tuple[Group, ...]:
+    """Return the groups of fragments to rewrite.
+
+    The fragments of a group are adjacent, or were written for the same partition.
 
     Args:
         manifest: The version to compact.
         target_rows: The number of rows a fragment should have; fragments with fewer rows are candidates, unless their
             files are large.
         deleted_share: The share of deleted rows, from 0 to 1, above which a fragment is rewritten even alone.
+        mix_partitions: Whether fragments of different partitions may be in one group, if they are adjacent.
     """
     bitmaps = [covered_fragments(index) for index in indices_of(manifest)]
 
@@ -65,12 +70,33 @@ def plan_compaction(manifest: Manifest, target_rows: int, deleted_share: float) 
         return worn or small, covered_by, frozenset(file.base_id for file in fragment.files)
 
     groups: list[Group] = []
-    # `groupby` without a sort: only adjacent fragments of equal kind may form a group.
-    for (candidate, *_), run in groupby(manifest.fragments, kind):
-        if candidate:
-            groups += _bins(tuple(run), target_rows)
+    for neighbours in [manifest.fragments] if mix_partitions else _by_scope(manifest):
+        # `groupby` without a sort: only adjacent fragments of equal kind may form a group.
+        for (candidate, *_), run in groupby(neighbours, kind):
+            if candidate:
+                groups += _bins(tuple(run), target_rows)
     # A small fragment alone would be rewritten by every run, and each time to an equal fragment.
     return tuple(group for group in groups if len(group) > 1 or _worn(group[0], deleted_share))
+
+
+def _by_scope(manifest: Manifest) -> list[Sequence[Fragment]]:
+    """Return the fragments of each partition, and each run of adjacent fragments of which no partition is known."""
+    by_scope: dict[str, list[Fragment]] = {}
+    runs: list[Sequence[Fragment]] = []
+    for scope, run in groupby(manifest.fragments, lambda fragment: scope_of_fragment(manifest, fragment)):
+        if scope is None:
+            runs.append(list(run))
+        else:
+            by_scope.setdefault(scope, []).extend(run)
+    # A partition gets its fragments over time, with those of other partitions between them.
+    return [*runs, *by_scope.values()]
+
+
+def scope_of_fragment(manifest: Manifest, fragment: Fragment) -> str | None:
+    """Return the scope that the rows of a fragment were written for; None where it is unknown."""
+    # Files of columns that were added later have no scope.
+    scopes = (manifest.known_ranges.scope(file.path) for file in fragment.files)
+    return next((scope for scope in scopes if scope is not None), None)
 
 
 def _worn(fragment: Fragment, deleted_share: float) -> bool:

@@ -19,7 +19,6 @@ from lance_dagster.datafiles import (
     conform,
     empty_array,
     expression_types,
-    matching_offsets,
     offsets_by_fragment,
     scan_computed,
 )
@@ -27,6 +26,7 @@ from lance_dagster.datafiles.writing import StagedFiles, write_files
 from lance_dagster.edit.write import (
     CommitInfo,
     field_ids,
+    matching,
     moved_in,
     refuse_nested_blobs,
     retried,
@@ -47,14 +47,14 @@ def delete(context: TableContext, predicate: str, info: CommitInfo) -> Written:
 
     def attempt() -> Written:
         head = context.head(info.branch)
-        matching = matching_offsets(context.dataset(head), predicate)
-        if not matching:
+        matches = matching(context, head, predicate)
+        if not matches.count:
             # pylance commits a version without changes here; a rerun of a job would then grow the log.
             return Written(state=head)
-        out = taken_out(context, head, matching)
+        out = taken_out(context, head, matches.offsets, matches.whole)
         operation = Delete(updated_fragments=out.updated, deleted_fragment_ids=out.removed, predicate=predicate)
         state = submit(context, head, operation, info.as_properties())
-        return Written(state=state, deleted=sum(map(len, matching.values())))
+        return Written(state=state, deleted=matches.count)
 
     return retried(attempt)
 
@@ -97,7 +97,9 @@ class _Changed:
 
     def __init__(self, context: TableContext, head: State, values: Mapping[str, str], where: str | None) -> None:
         self._schema = head.schema
-        self._dataset = context.dataset(head)
+        known = None if where is None else context.known_matches(head, where)
+        self._fragments = None if known is None else known.fragments
+        self._dataset = context.dataset(head, self._fragments)
         self._values = dict(values)
         self._blobs = frozenset(blob_columns(self._schema))
         self._where = where
@@ -113,7 +115,7 @@ class _Changed:
         return np.concatenate([np.empty(0, np.uint64), *self._addresses])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for part in scan_computed(self._dataset, self._values, self._where):
+        for part in scan_computed(self._dataset, self._values, self._where, self._fragments):
             self._addresses.append(part.addresses)
             yield from self._with_types(part)
 

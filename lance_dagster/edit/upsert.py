@@ -334,7 +334,7 @@ class _UpsertAttempt:
         removed = np.concatenate([changed.addresses, *matches.missing])
         if not len(removed) and not len(added):
             return Written(state=self._head)
-        place = target(self._context, self._schema, self._head)
+        place = target(self._context, self._schema, self._head).with_ranges(self._on)
         # Updated rows come first in the files, because `moved_in` assigns their row ids to the leading rows.
         staged = StagedFiles(self._schema, write_files(place, self._rows_to_write(changed, added)), place.base)
         # The changed fields. An inserted row is new to every index, so all fields count as changed then.
@@ -358,7 +358,7 @@ class _UpsertAttempt:
         addresses, source_places, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
         rows_read = 0
-        for part in scan_addressed(self._dataset, self._on, few):
+        for part in scan_addressed(self._dataset, self._on, few, fragment_ids=self._known(few)):
             places = keys.places(part.rows)
             matching = places != _NOWHERE
             addresses.append(part.addresses[matching])
@@ -368,7 +368,11 @@ class _UpsertAttempt:
             if needs_all_rows:
                 missing.append(part.addresses[~matching])
         if self._rules.missing_where is not None:
-            among = scan_addressed(self._dataset, self._on, self._rules.missing_where, named="missing_where")
+            missing_where = self._rules.missing_where
+            fragments = self._known(missing_where)
+            among = scan_addressed(
+                self._dataset, self._on, missing_where, named="missing_where", fragment_ids=fragments
+            )
             missing.extend(part.addresses[keys.places(part.rows) == _NOWHERE] for part in among)
         matches = _Matches(np.concatenate(addresses), np.concatenate(source_places), np.concatenate(there), missing)
         if few is None:
@@ -376,6 +380,11 @@ class _UpsertAttempt:
         # An index returns rows in its own order. Adjacent rows with ascending ids take less space in the id sequence.
         order = np.argsort(matches.addresses)
         return _Matches(matches.addresses[order], matches.source_places[order], None, missing)
+
+    def _known(self, predicate: str | None) -> Sequence[int] | None:
+        """Return the fragments that may have rows of a predicate; None for all."""
+        known = None if predicate is None else self._context.known_matches(self._head, predicate)
+        return None if known is None else known.fragments
 
     def _chosen(self, matches: _Matches) -> _Matches:
         """Return the pairs whose table row is updated."""

@@ -21,6 +21,7 @@ from pyroaring import BitMap
 from lance_dagster.datafiles import (
     Addresses,
     check_schema,
+    evaluate_predicate,
     group_by_fragment,
     matching_offsets,
     row_offsets,
@@ -42,6 +43,7 @@ from lance_dagster.format.codec import decode_row_runs, decode_version_runs, enc
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import BLOB_EXTENSIONS, Field, Fragment
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow, without_views
+from lance_dagster.format.sql_text import columns_in
 from lance_dagster.format.transaction import (
     CLAIMS,
     COMMIT_MESSAGE,
@@ -53,7 +55,8 @@ from lance_dagster.format.transaction import (
     Transaction,
     Update,
 )
-from lance_dagster.format.validation import check_class, string_list, validate_commit_info
+from lance_dagster.format.validation import check_class, check_string, string_list, validate_commit_info
+from lance_dagster.format.value_ranges import scope_of, with_scope
 from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.commit import commit_transaction
 from lance_dagster.history.context import TableContext
@@ -74,6 +77,7 @@ from lance_dagster.transactions.claims import (
     ClaimMode,
     encode_claims,
 )
+from lance_dagster.transactions.known_matches import columns_with_ranges
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0
@@ -117,15 +121,52 @@ def submit(
     return commit_transaction(context.versions, head.branch, transaction, base=head, check=check, by_name=by_name)
 
 
-def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap]) -> Removal:
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """The live rows that a predicate selects.
+
+    Attributes:
+        whole: The ids of fragments of which it selects every row.
+        offsets: The offsets of the rows in other fragments, by fragment id.
+        count: The number of rows.
+    """
+
+    whole: tuple[int, ...]
+    offsets: Mapping[int, BitMap]
+    count: int
+
+
+def matching(context: TableContext, head: State, predicate: str) -> SelectedRows:
+    """Find the rows that a predicate selects; only fragments whose metadata does not tell are searched.
+
+    Raises:
+        InvalidInputError: The predicate is invalid, or names a column that does not exist.
+    """
+    check_string("the predicate", predicate)
+    known = context.known_matches(head, predicate)
+    if known is None:
+        offsets = matching_offsets(context.dataset(head), predicate)
+        return SelectedRows((), offsets, sum(map(len, offsets.values())))
+    if known.possible:
+        offsets = matching_offsets(context.dataset(head, known.possible), predicate, known.possible)
+    else:
+        # For the error that a search would raise.
+        evaluate_predicate(predicate, pa.Table.from_batches([], head.schema))
+        offsets = {}
+    rows = sum(_fragment_of(head, number).rows for number in known.whole)
+    return SelectedRows(known.whole, offsets, rows + sum(map(len, offsets.values())))
+
+
+def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap], whole: Sequence[int] = ()) -> Removal:
     """Store the deletion vectors that remove rows from their fragments.
 
     Args:
         context: The table.
         head: The version in which the rows were found.
         rows: Offsets of live rows by fragment id.
+        whole: The ids of fragments of which every row is removed.
     """
-    removed: list[int] = []
+    removed: list[int] = [*whole]
     updated: list[Fragment] = []
     for number, offsets in rows.items():
         fragment = _fragment_of(head, number)
@@ -294,6 +335,8 @@ def target(context: TableContext, schema: pa.Schema, head: State, base: str | No
     return WriteTarget(
         data_uri=f"{context.uri}/{layout.DATA}" if place is None else data_folder(place),
         schema=schema,
+        # Columns that once mattered for searches have ranges from then on.
+        ranged=tuple(name for name in columns_with_ranges(head.manifest) if name in schema.names),
         file_version=head.manifest.file_version,
         prefix=uuid.uuid4().hex[:12],
         storage_options=options,
@@ -317,6 +360,13 @@ def fragments_of(
     if staged.base is None:
         return with_root_base(fragments, head.manifest, context.uri)
     return placed(context, fragments, head, staged.base)
+
+
+def scoped(fragments: Iterable[Fragment], scope: str | None) -> tuple[Fragment, ...]:
+    """Return new fragments whose rows were written for a scope, such as a partition; None where it is unknown."""
+    return tuple(
+        replace(fragment, ranges=with_scope(fragment.ranges, fragment.files[0].path, scope)) for fragment in fragments
+    )
 
 
 def stored_row_bytes(head: State) -> int:
@@ -367,7 +417,7 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
         head = context.head(info.branch)
         # The staged files replace the rows: a retry commits the same files, and a stream can be read only once.
         unstaged = staged = _staged_for_append(context, unstaged, head)
-        added = fragments_of(context, staged, head.manifest.fields, head)
+        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info))
         operation: Operation = Append(fragments=added)
         deleted, replaced_ids = 0, tuple[int, ...]()
         if replaces is not None:
@@ -435,7 +485,7 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _Star
     """
     are_rows, start_state = not isinstance(rows, StagedFiles), start.state
     staged = _staged_for_append(context, rows, start_state)
-    added = fragments_of(context, staged, start_state.manifest.fields, start_state)
+    added = scoped(fragments_of(context, staged, start_state.manifest.fields, start_state), _scope(info))
     if not are_rows:
         refuse_repeated(start_state, added)
 
@@ -499,19 +549,23 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         nonlocal unstaged, staged_here
         head = context.head(info.branch)
         # Before the rows: an error in the predicate is reported once, and before anything is written.
-        matching = matching_offsets(context.dataset(head), predicate)
+        matches = matching(context, head, predicate)
         check = None if staged_here else PredicateCheck(predicate, head.schema)
         # A concurrent commit may have changed the schema since the files were staged, so a retry checks them again. The
         # values need no second check: files of other columns or types are refused.
         unstaged = staged = _staged(context, unstaged, head.schema, head, check=check)
         staged_here = True
-        out = taken_out(context, head, matching)
-        added = fragments_of(context, staged, head.manifest.fields, head)
+        out = taken_out(context, head, matches.offsets, matches.whole)
+        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info, predicate))
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
-        return Written(state=state, added=_rows_in(added), deleted=sum(map(len, matching.values())))
+        return Written(state=state, added=_rows_in(added), deleted=matches.count)
 
     return retried(attempt)
+
+
+def _scope(info: CommitInfo, predicate: str | None = None) -> str | None:
+    return scope_of(predicate, info.partitions) if info.partitions or predicate is not None else None
 
 
 def check_rows(rows: object) -> None:
@@ -551,6 +605,8 @@ def _staged(
         # Rows in memory are checked as a whole before a file is written; the end of a stream is known only later.
         batches = check.passing(rows) if isinstance(rows, pa.RecordBatchReader) else check.passed(batches)
     where = where or target(context, schema, head)
+    if check is not None:
+        where = where.with_ranges(columns_in(check.predicate, schema.names))
     return StagedFiles(schema, write_files(where, batches), where.base)
 
 

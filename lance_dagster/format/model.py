@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Protocol, overload
 
 from lance_dagster.errors import InvalidInputError, UnsupportedFeatureError
+from lance_dagster.format.value_ranges import KnownRanges
 
 TOMBSTONE_FIELD = -2
 """The field id in `DataFile.fields` that marks a column which was removed from the file."""
@@ -150,6 +151,9 @@ class Fragment:
     row_ids: bytes | None = None
     created_at: bytes | None = None
     updated_at: bytes | None = None
+    # What the writer of a new fragment knows of its values (`value_ranges`). The commit stores it with the manifest and
+    # not with the fragment, so that a fragment that was read has none.
+    ranges: str = field(default="", compare=False)
 
     @property
     def rows(self) -> int:
@@ -171,6 +175,10 @@ class Fragment:
     def file_names(self) -> frozenset[str]:
         """The names of the data files, which identify a fragment across branches; each branch assigns its own ids."""
         return frozenset(file.path for file in self.files)
+
+
+FileColumns = tuple[str, Mapping[int, int]]
+"""A data file of a fragment: its name, and the column index of each field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +209,9 @@ class FragmentDecoder(Protocol):
 
     def paths(self, data: bytes) -> Sequence[str]:
         """Return the names of the data files of a fragment."""
+
+    def files(self, items: Sequence[bytes]) -> Iterable[Sequence[FileColumns]]:
+        """Return the data files of fragments, with their columns."""
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments without decoding each of them."""
@@ -312,6 +323,17 @@ class Fragments(Sequence[Fragment]):
         if isinstance(item, bytes) and self.decoder is not None:
             return self.decoder.paths(item)
         return [file.path for file in self._decoded(item).files]
+
+    @property
+    def files(self) -> Iterable[Sequence[FileColumns]]:
+        """The data files of each fragment, in order; encoded fragments are not decoded for this."""
+        encoded = [item for item in self.items if isinstance(item, bytes)]
+        if self.decoder is not None and len(encoded) == len(self.items):
+            return self.decoder.files(encoded)
+        return (
+            [(file.path, dict(zip(file.fields, file.column_indices, strict=False))) for file in fragment.files]
+            for fragment in self
+        )
 
     def added(self, more: Iterable[Fragment]) -> "Fragments":
         """Return these fragments followed by more; encoded fragments stay encoded."""
@@ -493,6 +515,9 @@ class Manifest:
     file_version: str = ""
     config: Mapping[str, str] = field(default_factory=dict)
     table_metadata: Mapping[str, str] = field(default_factory=dict)
+    # The known ranges of values (`value_ranges`). They are stored in the table metadata, which pylance carries over; of
+    # the metadata of fragments it keeps nothing. They follow from the data files, so that they are no content.
+    ranges: str = field(default="", compare=False)
     base_paths: tuple[BasePath, ...] = ()
     branch: str | None = None
     # None means that there is no section; bytes of length 0 are a section without indices.
@@ -526,6 +551,11 @@ class Manifest:
     def stable_row_ids(self) -> bool:
         """Whether rows keep their row id when they move to another fragment."""
         return bool(self.writer_flags & Flag.STABLE_ROW_IDS)
+
+    @cached_property
+    def known_ranges(self) -> KnownRanges:
+        """The known ranges of values, by data file and column."""
+        return KnownRanges(self.ranges)
 
     @property
     def timestamp_seconds(self) -> float:

@@ -157,6 +157,17 @@ def _parents(fields: Sequence[Field], path: str) -> dict[int, int]:
     return parents
 
 
+def column_positions(fields: Sequence[Field], version: tuple[int, int]) -> dict[str, int]:
+    """Return the positions in a data file of the columns that are stored as one column of it, by their names.
+
+    Args:
+        fields: The schema the file was written with.
+        version: The version of the data file.
+    """
+    places = {number: place for place, number in enumerate(stored_field_ids(fields, version))}
+    return {field.name: places[field.id] for field in fields if field.parent_id < 0 and field.id in places}
+
+
 def stored_field_ids(fields: Sequence[Field], version: tuple[int, int] = (2, 2)) -> tuple[int, ...]:
     """Return the ids of the fields that own a column of a data file, in column order.
 

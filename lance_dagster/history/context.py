@@ -11,9 +11,12 @@ from lance_dagster.datafiles import (
     ExpectedFile,
     IsolatedScan,
     count,
+    evaluate_predicate,
     open_dataset,
     open_rows,
+    read,
     read_shapes,
+    scan,
     scan_isolated,
 )
 from lance_dagster.errors import (
@@ -30,6 +33,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import check_readable
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile
+from lance_dagster.format.sql_text import check_closed
 from lance_dagster.format.validation import check_class, string_list
 from lance_dagster.history.ancestry import Ancestry, RecordedVersion, VersionRef
 from lance_dagster.history.log import LogFilter, LogQuery, all_parents, first_parents
@@ -41,6 +45,7 @@ from lance_dagster.history.resolve import resolve, resolve_in
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, file_checks, open_store, records_digests, together
 from lance_dagster.transactions.base_paths import base_path_of, restored_base_paths
+from lance_dagster.transactions.known_matches import KnownMatches, known_matches
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
@@ -270,15 +275,53 @@ class TableContext:
         )
         return scan_isolated(scan)
 
-    def count_rows(self, state: State) -> int:
-        """Return how many rows a version has, as its manifest says.
+    def read(self, state: State, columns: Sequence[str] | None = None, filter: str | None = None) -> pa.Table:
+        """Read rows of a version into memory; errors as for `LanceTable.scan`."""
+        return read(*self._rows(state, columns, filter))
 
-        A version written by a very old program does not record it; then rows are counted.
+    def scan(
+        self, state: State, columns: Sequence[str] | None = None, filter: str | None = None
+    ) -> pa.RecordBatchReader:
+        """Read rows of a version as a stream of batches; errors as for `LanceTable.scan`."""
+        return scan(*self._rows(state, columns, filter))
+
+    def _rows(
+        self, state: State, columns: Sequence[str] | None, filter: str | None
+    ) -> "tuple[LanceDataset, Sequence[str] | None, str | None, Sequence[int] | None]":
+        """Return the arguments to read rows with: only fragments that may have rows of the filter are opened."""
+        known = None if filter is None else self.known_matches(state, filter)
+        fragments = None if known is None else known.fragments
+        return self.dataset(state, fragments), columns, filter, fragments
+
+    def count_rows(self, state: State, filter: str | None = None) -> int:
+        """Return how many rows a version has, or how many of them a filter selects.
+
+        Rows of a fragment whose metadata says that the filter selects all of them are counted in the manifest. A
+        version written by a very old program does not record how many rows it has; then rows are counted.
         """
-        try:
-            return state.manifest.rows
-        except UnsupportedFeatureError:
-            return count(self.dataset(state))
+        if filter is None:
+            try:
+                return state.manifest.rows
+            except UnsupportedFeatureError:
+                return count(self.dataset(state))
+        known = self.known_matches(state, filter)
+        if known is None:
+            return count(self.dataset(state), filter)
+        rows = sum(state.manifest.fragment(number).rows for number in known.whole)
+        if known.possible:
+            return rows + count(self.dataset(state, known.possible), filter, known.possible)
+        # For the error that a search would raise.
+        evaluate_predicate(filter, pa.Table.from_batches([], state.schema))
+        return rows
+
+    def known_matches(self, state: State, filter: str) -> KnownMatches | None:
+        """Return which fragments of a version may have rows of a filter, as far as the manifest tells.
+
+        Raises:
+            InvalidInputError: The filter is not a single condition.
+        """
+        check_closed("the filter", filter)
+        return known_matches(state.manifest, filter)
 
 
 def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedFile:

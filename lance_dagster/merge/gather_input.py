@@ -113,6 +113,13 @@ def _matching(context: TableContext) -> Matching:
     ) -> Mapping[int, BitMap]:
         numbers = list(fragment_ids)
         with _still_there(context, manifest):
+            # Under other names of columns the predicate is about other columns than those of this version.
+            known = context.known_matches(state_of(manifest), predicate) if names is None else None
+            if known is not None:
+                possible = frozenset(known.fragments)
+                numbers = [number for number in numbers if number in possible]
+                if not numbers:
+                    return {}
             dataset = context.dataset(state_of(manifest), numbers)
             if names is None:
                 return matching_offsets(dataset, predicate, numbers)

@@ -28,6 +28,7 @@ from lance_dagster.format.transaction import (
     Transaction,
 )
 from lance_dagster.format.validation import parsed_json
+from lance_dagster.format.value_ranges import united
 from lance_dagster.history.commit import WRITER, Proposal, commit, now_ns
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.protection import refuse_direct_commit
@@ -104,7 +105,12 @@ def commit_merge(
         operation, result = materialize(
             context, plan, proposed.source, head, changes=proposed.merge_input.source.changes
         )
-        result = replace(result, table_metadata=proposed.table_metadata(plan, result.table_metadata))
+        result = replace(
+            result,
+            table_metadata=proposed.table_metadata(plan, result.table_metadata),
+            # They hold for the same data files on either side.
+            ranges=united(result.ranges, proposed.source.manifest.ranges),
+        )
         # A pick or revert without effect makes no version. A merge makes one even then: its record is needed.
         if not proposed.is_merge and result == head.manifest:
             return head

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import pyarrow as pa
 
-from lance_dagster import datafiles
 from lance_dagster.errors import InvalidInputError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import TableContext
@@ -76,10 +75,8 @@ class TableView:
 
     def count_rows(self, filter: str | None = None) -> int:
         """Count rows; without a filter this reads one manifest and no data."""
-        if filter is None:
-            context, state = self._open()
-            return context.count_rows(state)
-        return datafiles.count(self.to_lance(), filter)
+        context, state = self._open()
+        return context.count_rows(state, filter)
 
     def read(
         self, columns: Sequence[str] | None = None, filter: str | None = None, *, isolated: bool = False
@@ -87,16 +84,15 @@ class TableView:
         """Read rows into memory; the arguments are those of `LanceTable.scan`."""
         if isolated:
             return self.scan(columns, filter, isolated=True).read_all()
-        return datafiles.read(self.to_lance(), columns, filter)
+        context, state = self._open()
+        return context.read(state, columns, filter)
 
     def scan(
         self, columns: Sequence[str] | None = None, filter: str | None = None, *, isolated: bool = False
     ) -> pa.RecordBatchReader:
         """Read rows as a stream of record batches; the arguments are those of `LanceTable.scan`."""
-        if isolated:
-            context, state = self._open()
-            return context.scan_isolated(state, columns, filter)
-        return datafiles.scan(self.to_lance(), columns, filter)
+        context, state = self._open()
+        return context.scan_isolated(state, columns, filter) if isolated else context.scan(state, columns, filter)
 
     def to_lance(self) -> "LanceDataset":
         """Open the version with pylance. DuckDB and Polars read the result as an Arrow dataset."""

@@ -179,7 +179,7 @@ def stage_upsert_counted(df: DataFrame, write: KeyedWrite, tally: RowTally) -> S
     keys = string_list("on", write.on, "id")
     # The target is made after the version was read: should the columns change meanwhile, the commit is refused.
     version = table.head(write.branch)
-    target = table.write_target(write.schema, write.branch)
+    target = table.write_target(write.schema, write.branch).with_ranges(keys)
     _check_keys(df, target.schema, keys)
     # Without rows, the columns of the version may be any.
     stored = table.schema(version) if version.rows else pa.schema([])
@@ -514,8 +514,8 @@ class _Result:
             stream.write_table(keys)
         return json.dumps(
             {
-                "updated": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.updated],
-                "added": [{"name": file.name, "rows": file.rows, "size": file.size} for file in self.added],
+                "updated": [file.described() for file in self.updated],
+                "added": [file.described() for file in self.added],
                 "addresses": _packed(self.addresses),
                 "missing": _packed(self.missing),
                 "claimed": base64.b64encode(sink.getvalue().to_pybytes()).decode(),

@@ -8,13 +8,14 @@ garbage.
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lance_dagster.datafiles import scan_fragments
 from lance_dagster.datafiles.writing import StagedFile, write_files
+from lance_dagster.edit.compaction import CompactionGoal
 from lance_dagster.edit.compaction_plan import CompactionGroup
 from lance_dagster.format.validation import check_class, check_options
 from lance_dagster.history.versions import Version
@@ -26,13 +27,6 @@ from lance_dagster.table import LanceTable
 
 # How often the job is run when other commits change the same fragments meanwhile.
 _ATTEMPTS = 5
-
-
-class CompactionGoal(TypedDict, total=False):
-    """The goal of a compaction: the arguments of `LanceTable.maintenance.compact`."""
-
-    target_rows: int
-    deleted_share: float
 
 
 def compact_table(
@@ -57,8 +51,9 @@ def compact_table(
         branch: The branch to compact.
         message: The commit message.
         properties: Stored with the transaction.
-        **goal: `target_rows`, the rows a fragment should have at least, unless its files have 512 MiB, and
-            `deleted_share`, the share of deleted rows above which a fragment is rewritten even alone.
+        **goal: `target_rows`, the rows a fragment should have at least, unless its files have 512 MiB;
+            `deleted_share`, the share of deleted rows above which a fragment is rewritten even alone; and
+            `mix_partitions`, whether rows of different partitions may get into one fragment.
 
     Returns:
         The compacted version; the newest one when no fragment needs rewriting.
@@ -117,7 +112,7 @@ def _rewrite(
             dataset = opened(uri, str(version), version.id, options, fragments=group.fragments)
             files = write_files(group.target, scan_fragments(dataset, group.fragments))
             # A description goes back to the driver as JSON, because Spark moves only columns between its processes.
-            described = [{"name": file.name, "rows": file.rows, "size": file.size} for file in files]
+            described = [file.described() for file in files]
             columns: list[pa.Array[Any]] = [
                 pa.array([number], pa.int64()),
                 pa.array([json.dumps(described)], pa.string()),

@@ -187,6 +187,7 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     """
     df = narrowed(df)
     names = df.columns
+    target = _with_ranges(target, tally.scope)
     task = functools.partial(_stage_partition, target, tally.scope, names)
     # `mapInArrow` looks columns up by name, without regard to case, and would find `a` and `A` ambiguous.
     numbered = df.toDF(*[f"c{number}" for number in range(len(names))])
@@ -201,6 +202,10 @@ def stage_counted(df: DataFrame, target: WriteTarget, tally: RowTally) -> Staged
     return StagedFiles(schema=target.schema, files=files, base=target.base)
 
 
+def _with_ranges(target: WriteTarget, scope: RowScope | None) -> WriteTarget:
+    return target if scope is None else target.with_ranges(scope.within.columns)
+
+
 def _stage_partition(
     target: WriteTarget, scope: RowScope | None, names: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -210,7 +215,7 @@ def _stage_partition(
     tally = RowTally(scope)
     named = (batch.rename_columns(list(names)) for batch in batches)
     described: list[tuple[str | None, str | None]] = [
-        (json.dumps({"name": file.name, "rows": file.rows, "size": file.size}), None)
+        (json.dumps(file.described()), None)
         for file in write_files(target, tally.passing(to_table_batch(batch, target.schema) for batch in named))
     ]
     described.append((None, tally.encoded()))
@@ -333,6 +338,7 @@ class LanceWriter(DataSourceArrowWriter):
         self._overwrite = overwrite
         self._replace_where = replace_where
         self._scope = None if replace_where is None else predicate_scope(replace_where, schema)
+        self._target = _with_ranges(self._target, self._scope)
         self._partitions = partitions
         self._base = table.head(branch).number
         # Made on the driver, before Spark pickles this object: all tasks and every repetition of the commit share it.

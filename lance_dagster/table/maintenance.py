@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, Unpack
 
 from lance_dagster.datafiles.writing import StagedFile
 from lance_dagster.edit import compaction, index_status
-from lance_dagster.edit.compaction import Goal
+from lance_dagster.edit.compaction import CompactionGoal, Goal
 from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.edit.index_status import IndexStatus
 from lance_dagster.edit.write import CommitInfo
@@ -270,11 +270,10 @@ class Maintenance(Generic[TableT]):
         self,
         *,
         branch: str = MAIN,
-        target_rows: int = 1024 * 1024,
-        deleted_share: float = 0.1,
         message: str | None = None,
         properties: Properties = None,
         progress: Progress | None = None,
+        **goal: Unpack[CompactionGoal],
     ) -> Version:
         """Rewrite adjacent small fragments, and fragments with many deleted rows, to larger fragments of the same rows.
 
@@ -285,11 +284,14 @@ class Maintenance(Generic[TableT]):
 
         Args:
             branch: The branch to compact. Readers of older versions, and branches forked from them, keep the old files.
-            target_rows: The number of rows below which a fragment is small, unless its files have 512 MiB or more.
-            deleted_share: From 0 to 1: the share of deleted rows above which a fragment is rewritten even alone.
             message: The commit message; a version that pylance makes has no message.
             properties: Stored with the transaction, except where pylance compacts.
             progress: Called with the number of rewritten groups of fragments and their total; pylance does not call it.
+            **goal: `target_rows`, by default 1,048,576, is the number of rows below which a fragment is small, unless
+                its files have 512 MiB or more. `deleted_share`, from 0 to 1 and by default 0.1, is the share of deleted
+                rows above which a fragment is rewritten even alone. With `mix_partitions`, rows that were written for
+                different partitions, or by replacements with different predicates, may get into one fragment;
+                searches for one partition then read the other one too. pylance always mixes them.
 
         Raises:
             InvalidInputError: The branch has an inherited index, and also blobs or an index of its own.
@@ -297,12 +299,10 @@ class Maintenance(Generic[TableT]):
         """
         info = CommitInfo.of(branch, message, properties)
         # A first commit reserves the ids of the new fragments, so that concurrent appends get other ids.
-        goal = Goal(target_rows=target_rows, deleted_share=deleted_share)
-        return self._context.versions.describe(compaction.compact(self._context, goal, info, progress))
+        check_options(self.compact, goal, CompactionGoal)
+        return self._context.versions.describe(compaction.compact(self._context, Goal(**goal), info, progress))
 
-    def plan_compaction(
-        self, branch: str = MAIN, *, target_rows: int = 1024 * 1024, deleted_share: float = 0.1
-    ) -> CompactionPlan:
+    def plan_compaction(self, branch: str = MAIN, **goal: Unpack[CompactionGoal]) -> CompactionPlan:
         """Return what `compact` would rewrite, for other processes to write; nothing is written.
 
         Each group of the plan is done by `write_files(group.target, rows)`, with the rows of its fragments at
@@ -312,7 +312,8 @@ class Maintenance(Generic[TableT]):
         Raises:
             InvalidInputError: A target is not valid.
         """
-        return compaction.plan_of(self._context, branch, Goal(target_rows=target_rows, deleted_share=deleted_share))
+        check_options(self.plan_compaction, goal, CompactionGoal)
+        return compaction.plan_of(self._context, branch, Goal(**goal))
 
     def commit_compaction(
         self,

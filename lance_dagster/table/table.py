@@ -233,7 +233,7 @@ class LanceTable:
         """
         if filter is None:
             return self._context.count_rows(self._context.recall(ref))
-        return datafiles.count(self.to_lance(ref), filter)
+        return self._context.count_rows(self._context.at(ref), filter)
 
     def read(
         self,
@@ -246,7 +246,7 @@ class LanceTable:
         """Read rows into memory; arguments as for `scan`."""
         if isolated:
             return self.scan(ref, columns, filter, isolated=True).read_all()
-        return datafiles.read(self.to_lance(ref), columns, filter)
+        return self._context.read(self._context.at(ref), columns, filter)
 
     def scan(
         self,
@@ -272,7 +272,7 @@ class LanceTable:
         """
         if isolated:
             return self._context.scan_isolated(self._context.at(ref), columns, filter)
-        return datafiles.scan(self.to_lance(ref), columns, filter)
+        return self._context.scan(self._context.at(ref), columns, filter)
 
     def to_lance(self, ref: "Ref" = MAIN, *, rows_only: bool = False) -> "datafiles.LanceDataset":
         """Open a version with pylance, pinned to it, for all that pylance reads; `rows_only` saves three requests."""

@@ -30,6 +30,7 @@ from lance_dagster.format.model import (
 )
 from lance_dagster.format.schema import with_field_metadata
 from lance_dagster.format.transaction import Transaction
+from lance_dagster.format.value_ranges import count_blocks, of_files, united
 from lance_dagster.transactions.base_paths import add_base_paths, restored_base_paths
 from lance_dagster.transactions.index_updates import (
     apply_create_index,
@@ -85,6 +86,10 @@ def apply(
     return next_version(head, changed, timestamp=timestamp, writer=writer)
 
 
+_GONE_FILES = 64
+"""The number of data files whose ranges may stay when the files are gone."""
+
+
 def next_version(head: Manifest, changed: Manifest, *, timestamp: int, writer: WriterVersion) -> Manifest:
     """Return a changed state as the version after `head`.
 
@@ -104,8 +109,20 @@ def next_version(head: Manifest, changed: Manifest, *, timestamp: int, writer: W
             # These two describe the parent version.
             version_aux_data=0,
             tag="",
+            ranges=_ranges(changed),
         )
     )
+
+
+def _ranges(changed: Manifest) -> str:
+    """Return the known ranges of the data files of a state, with those that new fragments bring."""
+    new = [item.ranges for item in changed.fragments.items if isinstance(item, Fragment) and item.ranges]
+    ranges = united(changed.ranges, *new) if new else changed.ranges
+    # Files that are gone are left out now and then: to look for them takes the names of all files.
+    if count_blocks(ranges) <= 2 * len(changed.fragments) + _GONE_FILES:
+        return ranges
+    fragments = changed.fragments
+    return of_files(ranges, (path for number in fragments.ids for path in fragments.paths(number)))
 
 
 def _refuse_unknown_numbers(changed: Manifest) -> None:

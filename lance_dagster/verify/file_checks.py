@@ -154,8 +154,8 @@ class FileChecks:
                     has_blobs=not blobs.isdisjoint(file.fields),
                 )
 
-    def opened(self, named: NamedFile, inspector: DataFileInspector) -> DataFileShape:
-        """Open a data file, and decode all of its values unless it has blob columns.
+    def opened(self, named: NamedFile, inspector: DataFileInspector, *, ranges: bool) -> DataFileShape:
+        """Open a data file, and decode all of its values unless it has blob columns; find their ranges if asked to.
 
         Raises:
             CorruptFileError: The file cannot be opened or decoded.
@@ -166,7 +166,9 @@ class FileChecks:
             key = layout.join(listing.key, named.file.path)
             read_shape(ExpectedFile(store=listing.store, key=key, size=listing.sizes[named.file.path]), pages=True)
         # A blob column is stored as descriptions that only a table can decode; the values are in other files.
-        return inspector.inspect(named.uri, self._options(named.base), size=named.file.size, decode=not named.has_blobs)
+        return inspector.inspect(
+            named.uri, self._options(named.base), size=named.file.size, decode=not named.has_blobs, ranges=ranges
+        )
 
     def _options(self, base: BasePath) -> Mapping[str, str]:
         """Return the options for a base path, without options for other places, which may hold credentials."""

@@ -14,6 +14,7 @@ from lance_dagster.format.codec import DataFileShape
 from lance_dagster.format.model import Fragment, Manifest, file_version_name
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import Clone, Transaction
+from lance_dagster.format.value_ranges import blocks_of, digest_of_name, untrue_ranges
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
@@ -67,6 +68,8 @@ class Verification:
     _fields: set[int] = field(default_factory=set)
     _origin: Transaction | None = None
     _stored: dict[int, tuple[Problem, str]] = field(default_factory=dict)
+    # By the digest of a data file, the blocks that versions record of it, each with a version.
+    _ranges: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: int = 0
     files_read: int = 0
     digests_compared: int = 0
@@ -165,6 +168,10 @@ class Verification:
         if self.deep:
             self.problems(self.places.check_transaction_file(state), name)
         self._fields.update(own.id for own in manifest.fields)
+        if self.deep:
+            # Versions share almost all blocks, and each is kept with the first version that has it.
+            for digest, block in blocks_of(manifest.ranges).items():
+                self._ranges.setdefault(digest, {}).setdefault(block, name)
         self._fragments(state, name, path)
         return state
 
@@ -252,7 +259,9 @@ class Verification:
     def _read_file(self, described: Mapping[NamedFile, Sequence[_Checked]], inspector: DataFileInspector) -> None:
         try:
             # One look at the file serves every fragment that describes it.
-            shape = self.places.opened(next(iter(described)), inspector)
+            first = next(iter(described))
+            has_ranges = digest_of_name(first.file.path) in self._ranges
+            shape = self.places.opened(first, inspector, ranges=has_ranges)
         except CorruptFileError as error:
             for named, fragments in described.items():
                 self._file_problems([_about(named, error.problem, "every data file can be decoded")], fragments)
@@ -264,6 +273,16 @@ class Verification:
         else:
             for named, fragments in described.items():
                 self._file_problems(_check_summary(named, shape), fragments)
+            if shape.ranges is not None:
+                self._check_ranges(first, shape.ranges)
+
+    def _check_ranges(self, named: NamedFile, actual: str) -> None:
+        """Compare the values of a data file with the ranges that versions record, by which searches leave files out."""
+        for block, version in self._ranges.get(digest_of_name(named.file.path), {}).items():
+            for line in untrue_ranges(block, actual):
+                what = f"values are outside of the recorded range {line}"
+                right = "searches rely on it; a commit that writes the rows anew records the right range"
+                self.problems([_about(named, what, right)], version)
 
     def _check_digests(self, described: Mapping[NamedFile, Sequence[_Checked]]) -> None:
         try:

@@ -46,6 +46,8 @@ def counted(storage: S3Storage) -> Iterator[tuple[str, int]]:
     yield "append a data file to a branch", made(lambda again: again.append(ROWS, branch="run/1"))
     yield "merge a branch with a slash in its name", made(lambda again: again.merge("run/1"))
     yield "log of 7 versions", made(lambda again: again.log())
+    yield "replace the rows of a partition", made(lambda again: again.replace_where("key = 'a'", ROWS))
+    yield "count the rows of a partition", made(lambda again: again.count_rows(filter="key = 'a'"))
 
 
 def test_a_step_takes_no_more_requests_than_this(s3_storage: S3Storage) -> None:

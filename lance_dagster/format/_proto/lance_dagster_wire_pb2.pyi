@@ -231,6 +231,28 @@ class ManifestOutline(_message.Message):
     fragments: _containers.RepeatedCompositeFieldContainer[FragmentOutline]
     def __init__(self, fragments: _Optional[_Iterable[_Union[FragmentOutline, _Mapping]]] = ...) -> None: ...
 
+class FileOutline(_message.Message):
+    __slots__ = ("path", "fields", "column_indices")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_INDICES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    fields: bytes
+    column_indices: bytes
+    def __init__(self, path: _Optional[str] = ..., fields: _Optional[bytes] = ..., column_indices: _Optional[bytes] = ...) -> None: ...
+
+class FragmentFiles(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[FileOutline]
+    def __init__(self, files: _Optional[_Iterable[_Union[FileOutline, _Mapping]]] = ...) -> None: ...
+
+class ManifestFiles(_message.Message):
+    __slots__ = ("fragments",)
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[FragmentFiles]
+    def __init__(self, fragments: _Optional[_Iterable[_Union[FragmentFiles, _Mapping]]] = ...) -> None: ...
+
 class DataFile(_message.Message):
     __slots__ = ("path", "fields", "column_indices", "file_major_version", "file_minor_version", "file_size_bytes", "base_id")
     PATH_FIELD_NUMBER: _ClassVar[int]

@@ -9,7 +9,7 @@ the file and allocates what they claim.
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.any_pb2 import Any
 from google.protobuf.empty_pb2 import Empty
@@ -45,12 +45,16 @@ _MOST_METADATA = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFileShape:
-    """The facts that a data file records about itself: its rows, its columns and its format version."""
+    """The facts that a data file records about itself: its rows, its columns and its format version.
+
+    `ranges` has the ranges of its values (`format/value_ranges`) where every value was read.
+    """
 
     rows: int
     columns: int
     major: int
     minor: int
+    ranges: str | None = field(default=None, compare=False)
 
 
 def decode_shape(read_range: ReadRange, size: int, path: str, *, pages: bool = False) -> DataFileShape:

@@ -5,7 +5,7 @@ this package does not know are found and reported by number: what is unknown is 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, cast
@@ -22,6 +22,7 @@ from lance_dagster.format.model import (
     DataFile,
     DeletionFile,
     Field,
+    FileColumns,
     Fragment,
     Fragments,
     FragmentsSummary,
@@ -177,6 +178,28 @@ class ProtobufFragmentDecoder:
             CorruptFileError: The bytes are not a fragment.
         """
         return [file.path for file in _parsed(data, self.path).files]
+
+    def files(self, items: Sequence[bytes]) -> Iterator[Sequence[FileColumns]]:
+        """Yield the data files of fragments, with their columns.
+
+        Raises:
+            CorruptFileError: The bytes are not fragments.
+        """
+        together = wire.Manifest(fragments=items).SerializeToString()
+        try:
+            messages = wire.ManifestFiles.FromString(together).fragments
+        except DecodeError as error:
+            raise CorruptFileError(self.path, f"one of its fragments cannot be parsed: {error}") from error
+        columns: dict[tuple[bytes, bytes], Mapping[int, int]] = {}
+        for item, message in zip(items, messages, strict=True):
+            files: list[FileColumns] = []
+            for place, file in enumerate(message.files):
+                key = file.fields, file.column_indices
+                if key not in columns:
+                    described = _parsed(item, self.path).files[place]
+                    columns[key] = dict(zip(described.fields, described.column_indices, strict=False))
+                files.append((file.path, columns[key]))
+            yield files
 
     def outline(self, items: Sequence[bytes]) -> FragmentsSummary:
         """Summarize fragments: ids, rows, and whether any has deletions.

@@ -42,6 +42,7 @@ from lance_dagster.format.layout import MAIN, is_file_name
 from lance_dagster.format.model import Flag, Fragments, Manifest, WriterVersion
 from lance_dagster.format.schema import arrow_from_fields, check_field_tree
 from lance_dagster.format.transaction import Transaction
+from lance_dagster.format.value_ranges import RANGES
 
 _KEPT_COUNTS = 1000
 
@@ -395,7 +396,8 @@ def _from_wire(message: wire.Manifest, fragments: Fragments, index: bytes | None
         file_format=(message.data_format.file_format or "lance") if message.HasField("data_format") else "",
         file_version=message.data_format.version,
         config=dict(message.config),
-        table_metadata=dict(message.table_metadata),
+        table_metadata={key: value for key, value in message.table_metadata.items() if key != RANGES},
+        ranges=message.table_metadata.get(RANGES, ""),
         base_paths=base_paths_from_wire(message.base_paths),
         branch=message.branch if message.HasField("branch") else None,
         index_section=index,
@@ -422,7 +424,7 @@ def _to_wire(manifest: Manifest) -> wire.Manifest:
         data_format=stored if manifest.file_version else None,
         config=dict(manifest.config),
         base_paths=base_paths_to_wire(manifest.base_paths),
-        table_metadata=dict(manifest.table_metadata),
+        table_metadata={**manifest.table_metadata, **({RANGES: manifest.ranges} if manifest.ranges else {})},
         branch=manifest.branch,
         max_allocated_field_id=manifest.max_allocated_field_id,
     )

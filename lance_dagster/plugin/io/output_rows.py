@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from lance_dagster.datafiles import RowTally, conform, exact_cast, fits_type, read_data_file
-from lance_dagster.datafiles.writing import StagedFiles, write_files
+from lance_dagster.datafiles.writing import StagedFiles, WriteTarget, write_files
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.versions import Version
@@ -28,6 +28,11 @@ class Destination(NamedTuple):
     table: LanceTable
     branch: str
     head: Version
+
+    def target(self, schema: pa.Schema, tally: RowTally) -> WriteTarget:
+        """Return where data files are written; each file's bounds of the partition columns are recorded."""
+        target = self.table.write_target(schema, self.head)
+        return target if tally.scope is None else target.with_ranges(tally.scope.within.columns)
 
 
 class OutputRows:
@@ -89,7 +94,7 @@ class ArrowRows(OutputRows):
 
     def stage(self, target: Destination, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Convert the rows and write them in this process."""
-        place = target.table.write_target(schema, target.head)
+        place = target.target(schema, tally)
         batches = self._fitted(schema)
         # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
         # converted while it is written.
@@ -168,7 +173,7 @@ class SparkRows(OutputRows):
         """Compute the frame on the executors, which count its rows and write them as data files."""
         from lance_dagster.spark.writer import stage_counted
 
-        return stage_counted(self.frame, target.table.write_target(schema, target.head), tally)
+        return stage_counted(self.frame, target.target(schema, tally), tally)
 
     def stage_upsert(
         self,
