@@ -29,6 +29,7 @@ from lance_dagster.cli.maintenance_commands import (
 from lance_dagster.cli.merge_commands import cherry_pick, merge, merge_base, preview_branch, restore, revert, sync
 from lance_dagster.cli.output import discard_output
 from lance_dagster.cli.ref_commands import branch, promote, protect, reset, tag
+from lance_dagster.cli.repository.page_command import page
 from lance_dagster.cli.repository.repository_group import repository
 from lance_dagster.cli.repository.repository_inspect import candidates
 from lance_dagster.cli.rollback_command import rollback
@@ -41,7 +42,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Promote and roll back": (promote, rollback),
-    "Many tables": (repository, candidates),
+    "Many tables": (repository, candidates, page),
     "Maintain": (verify, record_digests, gc, compact, clone, relocate, move_base, allow_base),
 }
 # Longer than any first sentence of a subcommand, so that click does not cut it in the list.
