@@ -7,7 +7,7 @@ EXAMPLES = "; such as "
 def without_examples(description: str) -> str:
     """Return the finding alone.
 
-    Example:
+    Examples:
         >>> without_examples("rows that repeat the id of another: 2; allowed: none; such as 7, 9")
         'rows that repeat the id of another: 2; allowed: none'
     """

@@ -61,8 +61,9 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
     Raises:
         InvalidInputError: A number is negative, or the address is not one of `http://` or `https://`.
 
-    Example:
-        >>> Path("lake.html").write_text(lake_page(LanceRepository.open("lake")), encoding="utf-8")
+    Examples:
+        >>> page = lake_page(LanceRepository.create("lake"))
+        >>> size = Path("lake.html").write_text(page, encoding="utf-8")
     """
     check_options(lake_page, options, PageOptions)
     commits = whole_number("commits", options.get("commits", _COMMITS), 1)

@@ -46,7 +46,7 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
 
-    Example:
+    Examples:
         >>> defs = validate_definitions(dg.Definitions())
     """
     findings = Findings(defs).all()
@@ -114,7 +114,7 @@ def lance_assets(
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds a mistake.
 
-    Example:
+    Examples:
         >>> @dg.asset
         ... def numbers() -> pa.Table:
         ...     return pa.table({"id": [1, 2, 3]})

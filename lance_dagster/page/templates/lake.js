@@ -121,9 +121,10 @@ function drawLanes(u) {
   const main = y(HEADS - 1), last = Math.min(high, commits.length - 1);
   context.strokeStyle = accent; context.lineWidth = 2 * ratio;
   context.beginPath(); context.moveTo(x(low), main); context.lineTo(x(Math.max(low, last)), main); if (last >= low) context.stroke();
-  context.lineWidth = ratio; context.globalAlpha = space < 3 * ratio ? 0.15 : 0.45;
+  // Of thousands of commits, these lines would cover the tables.
+  context.lineWidth = ratio; context.globalAlpha = space < 8 * ratio ? 0.25 : 0.45;
   context.beginPath();
-  for (let place = low; place <= last; place += 1) {
+  for (let place = low; place <= last && space > 3 * ratio; place += 1) {
     let deepest = -1;
     for (const [table] of commits[place][5]) deepest = Math.max(deepest, laneOf.get(table) ?? -1);
     if (deepest >= 0) { context.moveTo(x(place), main); context.lineTo(x(place), y(deepest)); }

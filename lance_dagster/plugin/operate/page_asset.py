@@ -47,7 +47,7 @@ def build_page_asset(
     Raises:
         InvalidInputError: An option has the wrong type, or `dagster_url` is no address.
 
-    Example:
+    Examples:
         >>> page = build_page_asset(dagster_url="https://dagster.example.com")
     """
     require_sequence("after", after, "production/shop/orders")
