@@ -84,6 +84,7 @@ from lance_dagster.merge.rules.strategy import (
     Strategy as Strategy,
     Winner as Winner,
 )
+from lance_dagster.page.lake_page import PageOptions as PageOptions, lake_page as lake_page
 from lance_dagster.placement.clone import CloneOptions as CloneOptions
 from lance_dagster.placement.relocate import (
     RelocateOptions as RelocateOptions,
@@ -142,6 +143,10 @@ from lance_dagster.plugin.operate.maintenance_job import (
     MaintenanceJob as MaintenanceJob,
     MaintenanceOptions as MaintenanceOptions,
     build_maintenance_job as build_maintenance_job,
+)
+from lance_dagster.plugin.operate.page_asset import (
+    PageAssetOptions as PageAssetOptions,
+    build_page_asset as build_page_asset,
 )
 from lance_dagster.plugin.operate.pipes_session import (
     PipesTable as PipesTable,

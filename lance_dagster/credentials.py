@@ -22,7 +22,7 @@ _QUERY = re.compile(rf"(?<!lance\+)\b((?:https?|s3[an]?|gs|az|abfss)://[^{_AROUN
 def shown_uri(uri: str) -> str:
     """Return a URI or path as messages show it, without a user, a query and a fragment, which may be credentials.
 
-    Example:
+    Examples:
         >>> shown_uri("s3://user:secret@bucket/lake?sig=secret")
         's3://...@bucket/lake...'
     """
@@ -35,7 +35,7 @@ def shown_uri(uri: str) -> str:
 def without_credentials(text: str) -> str:
     """Return a text without the credentials of the URIs in it.
 
-    Example:
+    Examples:
         >>> without_credentials("no table at s3://user:secret@bucket/lake")
         'no table at s3://...@bucket/lake'
     """

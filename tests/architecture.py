@@ -36,8 +36,9 @@ LAYERS = {
     "merge": 10,
     "table": 11,
     "repository": 12,
+    "page": 13,
     "spark": 13,
-    "cli": 13,
+    "cli": 14,
     "plugin": 14,
 }
 # Each third-party library, and the only places that may import it.
@@ -58,6 +59,8 @@ DOORS = {
     "dagster_pipes": ("lance_dagster/plugin/",),
     "dagster_shared": ("lance_dagster/plugin/",),
     "pyspark": ("lance_dagster/spark/", "lance_dagster/plugin/"),
+    "jinja2": ("lance_dagster/page/",),
+    "markupsafe": ("lance_dagster/page/",),
 }
 # Folders and modules that read no file, clock, random source or environment: their rules are tested like arithmetic.
 PURE = (

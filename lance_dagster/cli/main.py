@@ -18,6 +18,7 @@ from lance_dagster.cli.repository.channel_commands import (
     rollback,
     tag,
 )
+from lance_dagster.cli.repository.page_command import page
 from lance_dagster.cli.repository.repository_commands import (
     adopt,
     commit,
@@ -45,7 +46,7 @@ from lance_dagster.cli.repository.repository_inspect import (
 from lance_dagster.cli.table_group import table
 
 TOPICS: Mapping[str, Sequence[click.Command]] = {
-    "Look": (status, candidates, log, show, diff, tables, channels, history, tags),
+    "Look": (status, page, candidates, log, show, diff, tables, channels, history, tags),
     "Publish, and go back": (publish, discard, promote, rollback, hold, release),
     "Set up": (create, adopt, record, create_channel, delete_channel, move, remove),
     "Change": (fork, commit, revert, tag),

@@ -6,6 +6,7 @@ Releases read what earlier releases wrote, so a name never changes.
 RUN_ID = "dagster/run_id"
 ROOT_RUN_ID = "dagster/root_run_id"
 BACKFILL_ID = "dagster/backfill"
+PUBLISHED_BY = "dagster/published_by"
 ASSET_KEY = "dagster/asset_key"
 """Only the commit with the rows of an output has it, and not the commits that prepare the table for the rows."""
 OP_OUTPUT = "op output "

@@ -178,6 +178,20 @@ def optional_limit(what: str, value: object) -> int | None:
     return None if limit is not None and limit >= _UNCOUNTABLE else limit
 
 
+def web_address(what: str, value: object) -> str:
+    """Return the address of a web site without its last slash; empty where no address is given.
+
+    Raises:
+        InvalidInputError: The value is not an address. Any other scheme, such as `javascript:`, would run in the
+            browser of a person who clicks a link that begins with it.
+    """
+    check_string(what, value)
+    address = str(value).rstrip("/")
+    if address and not address.lower().startswith(("http://", "https://")):
+        raise InvalidInputError(f"{what} has to begin with http:// or https://, not {reprlib.repr(value)}")
+    return address
+
+
 def check_flag(what: str, value: object) -> None:
     """Refuse a value that is neither True nor False: None would count as False, and text such as "no" as True.
 

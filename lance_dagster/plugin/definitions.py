@@ -14,6 +14,7 @@ from lance_dagster.plugin.checks.check_definitions import build_table_checks, re
 from lance_dagster.plugin.checks.table_check import TableCheck
 from lance_dagster.plugin.definition_findings import Findings
 from lance_dagster.plugin.io.io_manager import LanceIOManager
+from lance_dagster.plugin.operate.page_asset import PageAssetOptions, build_page_asset
 from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
 from lance_dagster.plugin.publish.publisher import build_publisher, publisher_name, require_name
 from lance_dagster.plugin.resource import LanceResource, SparkResource
@@ -24,6 +25,7 @@ ChecksByAsset = Mapping[str, Sequence[TableCheck]] | Mapping[dg.AssetKey, Sequen
 # The value of `schedule` that loads each partition when it ends.
 _BY_PARTITION = "partitions"
 _WEEKLY = "0 3 * * 0"
+_OFTEN = "*/15 * * * *"
 _CRON_FIELDS = 5
 
 
@@ -44,7 +46,7 @@ def validate_definitions(defs: dg.Definitions) -> dg.Definitions:
     Raises:
         InvalidInputError: Something is wrong. The message has a line for each finding.
 
-    Example:
+    Examples:
         >>> defs = validate_definitions(dg.Definitions())
     """
     findings = Findings(defs).all()
@@ -59,6 +61,7 @@ class LanceAssetsOptions(TypedDict, total=False):
     spark: SparkResource | None
     schedule: str | None
     maintenance: str | None
+    page: bool | PageAssetOptions
     storage_options: Mapping[str, str]
     s3: S3Options | None
     azure: AzureOptions | None
@@ -100,7 +103,9 @@ def lance_assets(
         **options: `spark`, the session for assets that return or take Spark frames; the steps of a run then share one
             process. `schedule`, a cron expression, at which everything is loaded; or `partitions`, to load each
             partition of time when it ends. `maintenance`, when tables are verified, compacted and cleaned up, as a cron
-            expression in UTC; Sundays at 3 if left out, None for no such job. `s3`, `azure`, `google` or
+            expression in UTC; Sundays at 3 if left out, None for no such job. `page=True`, an asset `lake_page` with a
+            schedule, which writes the lake on one page to `lake.html` below the root; or the options of the page, such
+            as `page={"dagster_url": "https://dagster.example.com"}`. `s3`, `azure`, `google` or
             `storage_options`, credentials of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
             `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
@@ -109,7 +114,7 @@ def lance_assets(
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds a mistake.
 
-    Example:
+    Examples:
         >>> @dg.asset
         ... def numbers() -> pa.Table:
         ...     return pa.table({"id": [1, 2, 3]})
@@ -155,7 +160,8 @@ def lance_assets(
     )
     jobs = _jobs(prefix, specs, publisher, schedule=options.get("schedule"), in_process=spark is not None)
     upkeep = _maintenance(f"{prefix}maintenance", specs, options.get("maintenance", _WEEKLY), resource_key)
-    return validate_definitions(dg.Definitions.merge(definitions, jobs, upkeep))
+    page = _page(prefix, publisher, resource_key, page=options.get("page", False))
+    return validate_definitions(dg.Definitions.merge(definitions, jobs, upkeep, page))
 
 
 def _asset_list(assets: object) -> list[dg.AssetsDefinition]:
@@ -233,6 +239,24 @@ def _maintenance(name: str, specs: Sequence[dg.AssetSpec], schedule: str | None,
 
     maintenance = build_maintenance_job(specs, name=name, schedule=schedule, resource_key=resource_key)
     return dg.Definitions(jobs=[maintenance.job], schedules=[maintenance.schedule] if maintenance.schedule else [])
+
+
+def _page(
+    prefix: str, publisher: dg.AssetsDefinition, resource_key: str, *, page: bool | PageAssetOptions
+) -> dg.Definitions:
+    if page is False:
+        return dg.Definitions()
+    if page is not True and not isinstance(page, Mapping):
+        raise InvalidInputError(f"page: {reprlib.repr(page)} is neither True, False nor a mapping of options")
+    chosen: PageAssetOptions = {"name": f"{prefix}lake_page", **({} if page is True else page)}
+    asset = build_page_asset(sorted(publisher.keys), resource_key=resource_key, **chosen)
+    schedule = dg.ScheduleDefinition(
+        name=f"{asset.key.to_python_identifier()}_schedule",
+        target=dg.AssetSelection.assets(asset),
+        cron_schedule=_OFTEN,
+        description="Writes the page of the lake anew; a page is as old as its last run.",
+    )
+    return dg.Definitions(assets=[asset], schedules=[schedule])
 
 
 def _jobs(

@@ -37,7 +37,7 @@ _TRIES, _SECONDS = 50, 0.2
 def environment_folder(environment: str) -> str:
     """Return the folder of an environment below the root; the name of a git branch may be any text.
 
-    Example:
+    Examples:
         >>> environment_folder("pr-17")
         '.environments/pr-17'
     """

@@ -88,7 +88,7 @@ AUDITED_VERSION = "dagster/audited_version"
 JOB_NAME = "dagster/job"
 # What the run read of other runs of its backfill, as JSON: refs of versions, by the URI of the table.
 READ_UNPUBLISHED = "dagster/read_unpublished"
-PUBLISHED_BY = "dagster/published_by"
+PUBLISHED_BY = run_properties.PUBLISHED_BY
 MOVED_TO = "lance/to"
 REASON = "lance/reason"
 WHO = "lance/who"

@@ -73,7 +73,7 @@ class S3Options(ProviderOptions):
 
     Fields that are left out are taken from the environment and the files of the AWS tools.
 
-    Example:
+    Examples:
         >>> options = S3Options(region="eu-central-1", secret_access_key=dg.EnvVar("AWS_SECRET"))
         >>> options.as_storage_options()["aws_region"]
         'eu-central-1'
@@ -97,7 +97,7 @@ class AzureOptions(ProviderOptions):
     Without a key, a signature or a secret, the identity of the machine is used: the environment, a managed identity,
     or the user who is logged in with Azure's tools.
 
-    Example:
+    Examples:
         >>> AzureOptions(account_name="lake", account_key=dg.EnvVar("LAKE_KEY")).as_storage_options()["account_name"]
         'lake'
     """
@@ -121,7 +121,7 @@ class GoogleOptions(ProviderOptions):
 
     Without a service account, the application default credentials of the machine are used.
 
-    Example:
+    Examples:
         >>> GoogleOptions(service_account="/etc/lake.json").as_storage_options()
         {'google_service_account': '/etc/lake.json'}
     """

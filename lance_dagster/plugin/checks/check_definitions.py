@@ -36,7 +36,7 @@ def build_table_checks(
         InvalidInputError: Two checks have the same name, a value is not a check, or the asset is a definition of
             several assets.
 
-    Example:
+    Examples:
         >>> from lance_dagster import RowCount
         >>> [check.check_key.name for check in build_table_checks("orders", [RowCount(minimum=1)])]
         ['row_count']
@@ -165,7 +165,7 @@ def table_check(
     Raises:
         InvalidInputError: The asset is missing, the function does not take as many tables, or the scope is unknown.
 
-    Example:
+    Examples:
         >>> @table_check(asset="shop/orders")
         ... def has_no_test_orders(orders):
         ...     "No order was made by a test."

@@ -20,6 +20,7 @@ import dagster as dg
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.sql_text import Bound, quote_name
+from lance_dagster.format.verdict_text import EXAMPLES
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, Scope
 from lance_dagster.plugin.resource import PinnedTable
 
@@ -206,4 +207,4 @@ def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, i
 
 def such_as(shown: list[str]) -> str:
     """Return examples of wrong values as the end of a sentence."""
-    return f"; such as {', '.join(shown)}" if shown else ""
+    return f"{EXAMPLES}{', '.join(shown)}" if shown else ""

@@ -65,7 +65,7 @@ def pipes_extras(
     Raises:
         InvalidInputError: The asset is partitioned, and its `partition_expr` is missing or does not fit the partitions.
 
-    Example:
+    Examples:
         >>> client.run(context=context, command=[...], extras=pipes_extras(context, lance))  # doctest: +SKIP
     """
     key = context.asset_key if asset is None else asset_key_of(asset)
@@ -125,7 +125,7 @@ def pipes_table(pipes: PipesContext | None = None) -> "PipesTable":
     Raises:
         InvalidInputError: The process was started without the extras of `pipes_extras`.
 
-    Example:
+    Examples:
         >>> with pipes_table() as orders:  # doctest: +SKIP
         ...     orders.overwrite(rows)
         ...     orders.check("has_rows", passed=orders.version.rows > 0)

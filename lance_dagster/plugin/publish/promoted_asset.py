@@ -50,7 +50,7 @@ def promoted_asset_spec(
         tag: The tag that the publisher moves.
         partitions_def: The partitions of the node. The candidate's `lance/partition_expr` says which column has them.
 
-    Example:
+    Examples:
         >>> promoted_asset_spec("shop/orders").key.to_user_string()
         'production/shop/orders'
     """

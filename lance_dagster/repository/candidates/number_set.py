@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class NumberSet:
     """A set of whole numbers from 1 on, as ascending runs `(first, last)` that neither overlap nor touch.
 
-    Example:
+    Examples:
         >>> numbers = NumberSet.of([1, 2, 3, 7])
         >>> numbers.runs
         ((1, 3), (7, 7))
