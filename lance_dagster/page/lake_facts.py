@@ -142,7 +142,7 @@ class PageTable:
             *([self.problem] if self.problem else []),
             *(["another program made this table again"] if state.replaced else []),
             *(["never committed"] if state.at is None else []),
-            *(["main lags behind: `lance-dagster repository repair` brings it up"] if state.lagging else []),
+            *(["main lags behind: `lance-dagster repair` brings it up"] if state.lagging else []),
             *([f"versions on main that the lake does not have: {state.commits_ahead}"] if state.ahead else []),
             *(
                 f"tag {tag} names {version} and does not follow its channel"

@@ -17,7 +17,7 @@ from lance_dagster.format.value_ranges import ValueRange, encode_range
 from lance_dagster.history.context import open_context
 from lance_dagster.transactions.known_matches import known_matches
 from tests.conftest import S3Storage
-from tests.store.test_providers import requests_of
+from tests.store.providers import requests_of
 
 DAYS = [dt.date(2026, 1, day) for day in range(1, 8)]
 COLUMNS: dict[str, pa.DataType] = {

@@ -31,8 +31,7 @@ from lance_dagster.repository.commits.snapshot import (
     new_commit,
     parse_commit,
 )
-from tests.repository.scripted_repository import FAST, Plug, new_repository, opened, rows, run, scripted
-from tests.repository.test_repository_requests import Counting
+from tests.repository.scripted_repository import FAST, Counting, Plug, new_repository, opened, rows, run, scripted
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 
 V = TypeVar("V")

@@ -1,1 +1,1 @@
-"""`lance-dagster repository ...`: commands about the tables of a repository; `repository_group` puts them together."""
+"""The commands about a lake: what `lance-dagster VERB LAKE` does."""

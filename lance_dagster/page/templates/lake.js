@@ -380,7 +380,7 @@ function compare() {
     for (const [table, before, after] of moves[at][7]) net.set(table, [table, net.has(table) ? net.get(table)[1] : before, after]);
   const differing = [...net.values()].filter(([, before, after]) => before !== after).map(([table, before, after]) => (from <= to ? [table, before, after] : [table, after, before]));
   const [older, newer] = [moves[from][4], moves[to][4]];
-  const command = `lance-dagster repository diff ${lake.root} ${older}..${newer} --stat`;
+  const command = `lance-dagster diff ${lake.root} ${older}..${newer} --stat`;
   byId("difference").replaceChildren(...(!differing.length ? [make("p", "No table differs.", "muted")] : [
     versionsTable(differing),
     ...(older && newer ? [make("p", ["Counted by rows: ", make("code", command)], "muted")] : []),
