@@ -214,7 +214,8 @@ def test_requests_do_not_grow_with_the_table(s3_storage: S3Storage) -> None:
 def fragment_rows(table: LanceTable, branch: str = "main") -> list[list[str]]:
     """The days in each fragment."""
     dataset = table.to_lance(branch)
-    return [fragment.to_table(columns=["day"]).column("day").to_pylist() for fragment in dataset.get_fragments()]
+    days = [fragment.to_table(columns=["day"]).column("day") for fragment in dataset.get_fragments()]
+    return [[str(day) for day in fragment_days.to_pylist()] for fragment_days in days]
 
 
 def one_day(day: str) -> pa.Table:
