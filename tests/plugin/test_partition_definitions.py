@@ -194,3 +194,5 @@ def test_an_unselected_partition_that_is_gone_says_how_to_publish_it(
     config = {"ops": {"publish_production": {"config": {"ref": branch}}}}
     assert dg.materialize(made.assets, run_config=config, **options).success
     assert [1] == made.published()
+    # The readers of the day, and not only those of the partition that the publisher was launched for.
+    assert "2026-05-01" in instance.get_materialized_partitions(PROMOTED)

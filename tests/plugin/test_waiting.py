@@ -626,3 +626,17 @@ def test_a_range_of_which_a_newer_run_appended_a_day_again_waits(
         assert dg.materialize(nodes, selection=list(publisher.keys), run_config=config, **options).success
         assert dg.materialize(nodes, selection=list(publisher.keys), **options).success
         assert [("d1", 3), ("d2", 2)] == published()
+
+
+def test_a_branch_that_conflicts_and_is_named_says_what_to_do(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """The conflict is found while the commit is made, and the error names the remedy, as for a branch that waits."""
+    stall = Stall(lake, [InRange("id", minimum=0)], days=True, once=True, mode="replace")
+    older, newer = (stall.write(instance, number, partition_key="mon") for number in (1, 2))
+    assert stall.publish(instance, newer).success
+    said = failure(stall.publish(instance, older))
+    advice = f"materialize the publisher with discard: {older} and a reason"
+    assert f"run the job again, which starts from what is published, or give its rows up: {advice}" in said
+    assert stall.publish(instance, discard=older, reason="written again").success
+    assert [2] == stall.published()

@@ -19,6 +19,7 @@ import dagster as dg
 from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
+    MergeConflictError,
     NotFoundError,
     PublishRefusedError,
     RefNotFoundError,
@@ -29,6 +30,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
+from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.publication import (
@@ -37,6 +39,7 @@ from lance_dagster.plugin.publish.publication import (
     in_turns,
     landing_message,
     landing_properties,
+    next_steps,
     refuse_deleted,
 )
 from lance_dagster.plugin.publish.record_view import RecordView
@@ -284,6 +287,16 @@ class ChannelPublisher:
                 audit=partial(self._audit_last, current, read_names, audit),
                 reads=read_names.values(),
             )
+        except MergeConflictError as error:
+            conflicts = [conflict for conflict in error.conflicts if isinstance(conflict, Conflict)]
+            refused = [
+                publication
+                for name, publication in current.items()
+                if any(conflict.unit.startswith(f"{name}: ") for conflict in conflicts)
+            ]
+            # The repository knows nothing of runs, and so not what a person can do about them.
+            remedy = error.remedy or next_steps(refused, conflicts, current.values())
+            raise MergeConflictError(error.message, error.conflicts, remedy=remedy) from error
         finally:
             # `_wanted` made these branches, also for a commit that was refused.
             for publication in current.values():
