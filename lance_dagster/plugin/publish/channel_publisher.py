@@ -288,15 +288,7 @@ class ChannelPublisher:
                 reads=read_names.values(),
             )
         except MergeConflictError as error:
-            conflicts = [conflict for conflict in error.conflicts if isinstance(conflict, Conflict)]
-            refused = [
-                publication
-                for name, publication in current.items()
-                if any(conflict.unit.startswith(f"{name}: ") for conflict in conflicts)
-            ]
-            # The repository knows nothing of runs, and so not what a person can do about them.
-            remedy = error.remedy or next_steps(refused, conflicts, current.values())
-            raise MergeConflictError(error.message, error.conflicts, remedy=remedy) from error
+            raise _with_remedy(error, current) from error
         finally:
             # `_wanted` made these branches, also for a commit that was refused.
             for publication in current.values():
@@ -746,6 +738,23 @@ class ChannelPublisher:
             else publication.about
         )
         return replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops), about=about)
+
+
+def _with_remedy(error: MergeConflictError, current: Mapping[str, Publication]) -> MergeConflictError:
+    """Return the error of a commit with what a person can do about the runs in conflict.
+
+    Args:
+        error: The error of the repository, which knows nothing of runs.
+        current: The publications, by table.
+    """
+    conflicts = [conflict for conflict in error.conflicts if isinstance(conflict, Conflict)]
+    refused = [
+        publication
+        for name, publication in current.items()
+        if any(conflict.unit.startswith(f"{name}: ") for conflict in conflicts)
+    ]
+    remedy = error.remedy or next_steps(refused, conflicts, current.values())
+    return MergeConflictError(error.message, error.conflicts, remedy=remedy)
 
 
 def _is_kept(publication: Publication, staged: TableView | None) -> bool:
