@@ -150,8 +150,11 @@ class PublishStep:
                     self.run.context.log_event(as_event(result, publication.promoted_to or publication.version, key))
 
     def _published_keys(self, publication: Publication) -> set[str]:
-        """Return the partitions of a node whose rows a publication brings to readers; empty for nodes without them."""
-        if not self.run.partitioned:
+        """Return the partitions of a node whose rows a publication brings to readers.
+
+        Empty for nodes without partitions, and where a person named a version of `main`, which is about all of them.
+        """
+        if not self.run.partitioned or publication.chosen:
             return set()
         metadata, definition = describe_asset(self.run.context, publication.candidate)
         partitioning = partitioning_of(definition, metadata.get(md.PARTITION_EXPR))
