@@ -42,6 +42,7 @@ from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
 from lance_dagster.format.file_versions import check_storable
 from lance_dagster.format.model import BLOB_EXTENSIONS, Field, Fragment
+from lance_dagster.format.run_properties import PARTITIONING
 from lance_dagster.format.schema import fields_from_arrow, schema_metadata_from_arrow, without_views
 from lance_dagster.format.sql_text import columns_in
 from lance_dagster.format.transaction import (
@@ -317,7 +318,13 @@ class CommitInfo:
         """
         properties = dict(self.properties)
         if mode is not None:
-            claim = Claim(mode=mode, predicate=predicate, partitions=tuple(self.partitions), on=tuple(on))
+            claim = Claim(
+                mode=mode,
+                predicate=predicate,
+                partitions=tuple(self.partitions),
+                partitioning=self.properties.get(PARTITIONING, "") if self.partitions else "",
+                on=tuple(on),
+            )
             properties[CLAIMS] = encode_claims([claim])
         if self.message is not None:
             properties[COMMIT_MESSAGE] = self.message

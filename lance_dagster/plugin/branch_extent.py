@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 class BranchExtent:
     """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows.
 
-    `writes` are the recorded writes on the branch that `main` lacks, newest first.
+    `partitioning` says what the keys of the partitions mean; empty when it is unknown. `writes` are the recorded writes
+    on the branch that `main` lacks, newest first.
     """
 
     head: "Version"
     writes: "tuple[RecordedWrite, ...]" = ()
     partitions: frozenset[str] = field(default_factory=frozenset)
+    partitioning: str = ""
     replaces: bool = False
 
     @classmethod
@@ -42,6 +44,7 @@ class BranchExtent:
             head=head,
             writes=tuple(write for write in writes if write is not None),
             partitions=frozenset(_partitions(commits)),
+            partitioning=next(filter(None, map(_partitioning, commits)), ""),
             # A branch with an append or an upsert does not supersede another branch, whose rows it lacks.
             replaces=bool(claims) and all(claim.mode in ("overwrite", "replace") for claim in claims),
         )
@@ -65,12 +68,26 @@ class BranchExtent:
             for write in own
         )
 
+    def appended_again(self, older: "BranchExtent") -> frozenset[str]:
+        """Return the partitions of an older branch to which this branch appended the same rows again."""
+        return frozenset(
+            key
+            for write in self.writes
+            if write.adds_rows
+            for before in older.writes
+            if before.adds_rows and before not in self.writes and write.is_same_work(before)
+            for key in before.request.partitions
+            if key in write.request.partitions
+        )
+
     def covers(self, older: "BranchExtent") -> bool:
         """Return whether this branch replaced everything that an older branch wrote."""
         if not self.replaces:
             return False
         # No partitions mean the whole table, which only a write of the whole table covers.
-        return not self.partitions or (bool(older.partitions) and older.partitions <= self.partitions)
+        return not self.partitions or (
+            bool(older.partitions) and self._is_comparable(older) and older.partitions <= self.partitions
+        )
 
     def shares(self, second: "BranchExtent") -> str:
         """Return the partitions that both branches replaced, as text; empty when there is no such partition.
@@ -81,7 +98,17 @@ class BranchExtent:
             return ""
         if not (self.partitions and second.partitions):
             return ", ".join(sorted(self.partitions | second.partitions)) or "the whole table"
+        # Keys of two partitionings do not tell whether they share rows, so the branches are not published together.
+        if not self._is_comparable(second):
+            return f"{', '.join(sorted(self.partitions))}, by another definition of the partitions"
         return ", ".join(sorted(self.partitions & second.partitions))
+
+    def _is_comparable(self, second: "BranchExtent") -> bool:
+        return len({self.partitioning, second.partitioning} - {""}) <= 1
+
+
+def _partitioning(commit: "Version") -> str:
+    return commit.properties.get(md.PARTITIONING, "")
 
 
 def _claims(commits: "Iterable[Version]") -> "list[Claim]":
@@ -91,16 +118,25 @@ def _claims(commits: "Iterable[Version]") -> "list[Claim]":
     return [claim for commit in commits for claim in decode_claims(commit.properties)]
 
 
-def partitions_of(table: "LanceTable", version: "Version") -> tuple[str, ...]:
+def partitions_of(table: "LanceTable", version: "Version", partitioning: str) -> tuple[str, ...]:
     """Return the partitions that the commits of a branch wrote since it was forked from `main`, in order.
 
     Empty for a version of `main`, and when a commit changed rows without naming partitions or replaced all rows: then
-    the branch wrote the whole table.
+    the branch wrote the whole table. Empty too when the keys mean other rows by now.
+
+    Args:
+        table: The table.
+        version: The head of the branch.
+        partitioning: The partitioning of the asset as it is defined now.
     """
     # The head decides for an asset without partitions, so that a check of it need not read the log of the branch.
     if version.branch == MAIN or _wrote_whole_table(version):
         return ()
-    return tuple(sorted(_partitions(table.log(version, after=MAIN))))
+    commits = list(table.log(version, after=MAIN))
+    # Commits of earlier releases do not name a partitioning.
+    if any(_partitioning(commit) not in ("", partitioning) for commit in commits):
+        return ()
+    return tuple(sorted(_partitions(commits)))
 
 
 def _partitions(commits: "Iterable[Version]") -> set[str]:

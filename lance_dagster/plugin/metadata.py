@@ -84,6 +84,7 @@ OUTPUT = run_properties.OUTPUT
 WRITE = run_properties.WRITE
 ASSET_KEY = run_properties.ASSET_KEY
 PARTITION_KEYS = run_properties.PARTITION_KEYS
+PARTITIONING = run_properties.PARTITIONING
 AUDITED_VERSION = "dagster/audited_version"
 JOB_NAME = "dagster/job"
 # What the run read of other runs of its backfill, as JSON: refs of versions, by the URI of the table.

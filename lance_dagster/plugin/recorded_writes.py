@@ -74,6 +74,7 @@ class PlannedWrite:
             # All attempts of another candidate have the partition of its root run.
             work=work_of(properties, chain.run_partition if chain.backfill_id else ()),
             partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),
+            partitioning=properties.get(md.PARTITIONING, ""),
             mode=mode,
             step=properties.get(md.STEP_KEY, ""),
             replaces=tuple(number for mark in marks if (number := _number(mark))),

@@ -22,6 +22,7 @@ from lance_dagster.format.run_properties import (
     ASSET_KEY,
     BACKFILL_ID,
     PARTITION_KEYS,
+    PARTITIONING,
     ROOT_RUN_ID,
     RUN_ID,
     STEP_KEY,
@@ -305,6 +306,7 @@ class _BranchReader:
             branch=version.branch,
             work=work_of(properties),
             partitions=_partitions(version),
+            partitioning=properties.get(PARTITIONING, ""),
             mode=mode,
             step=properties.get(STEP_KEY, ""),
         )

@@ -60,9 +60,12 @@ def _log(context: TableContext, ref: str, after: str | None) -> list[Version]:
     return first_parent_log(context, ref, after=after, limit=_MOST_READ, only=None)
 
 
-def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
-    """Return the partitions whose rows commits replaced; empty for the whole table, None if they did anything else."""
-    keys: set[str] = set()
+def _replaced(commits: Iterable[Version]) -> frozenset[tuple[str, str]] | None:
+    """Return the partitions whose rows commits replaced, each by its partitioning and its key.
+
+    It is empty for the whole table, and None if the commits did anything else.
+    """
+    keys: set[tuple[str, str]] = set()
     is_whole = is_other = False
     for commit in commits:
         claims = decode_claims(commit.properties)
@@ -72,13 +75,13 @@ def _replaced(commits: Iterable[Version]) -> frozenset[str] | None:
         comparable = (claim.mode == OVERWRITE or (claim.mode == REPLACE and claim.partitions) for claim in claims)
         is_other |= not all(comparable)
         is_whole |= any(not claim.partitions for claim in claims)
-        keys |= {key for claim in claims for key in claim.partitions}
+        keys |= {(claim.partitioning, key) for claim in claims for key in claim.partitions}
     if is_other or not (is_whole or keys):
         return None
     return frozenset() if is_whole else frozenset(keys)
 
 
-def _covers(newer: frozenset[str] | None, older: frozenset[str] | None) -> bool:
+def _covers(newer: frozenset[tuple[str, str]] | None, older: frozenset[tuple[str, str]] | None) -> bool:
     if newer is None or older is None:
         return False
     return not newer or (bool(older) and older <= newer)

@@ -47,7 +47,8 @@ _MODES: Mapping[object, ClaimMode] = {APPEND: APPEND, REPLACE: REPLACE, OVERWRIT
 class Claim:
     """The scope of one commit. `partitions` are Dagster partition keys; empty when they are unknown.
 
-    `on` are the key columns of an upsert: it claims the keys of the rows it put in, and the predicate covers them.
+    `partitioning` says what these keys mean; empty when it is unknown. `on` are the key columns of an upsert: it claims
+    the keys of the rows it put in, and the predicate covers them.
     `origin` is the version that made a claim which a merge or a pick repeats, as branch id and number: a side that
     contains this version has the claimed rows itself.
     """
@@ -55,6 +56,7 @@ class Claim:
     mode: ClaimMode
     predicate: str | None = None
     partitions: tuple[str, ...] = ()
+    partitioning: str = ""
     on: tuple[str, ...] = ()
     origin: tuple[str, int] | None = field(default=None, compare=False)
 
@@ -63,10 +65,18 @@ class Claim:
         """Whether the commit claims to provide all rows of its scope."""
         return self.mode != APPEND and not (self.mode == UPSERT and self.predicate == NO_KEYS)
 
+    def is_comparable(self, claim: "Claim") -> bool:
+        """Return whether both claims name partitions, in the same partitioning.
+
+        Example: a claim of the day `2026-01-01` and a claim of an hour of that day are not comparable.
+        """
+        known = {self.partitioning, claim.partitioning} - {""}
+        return bool(self.partitions and claim.partitions) and len(known) <= 1
+
     def shared_partitions(self, claim: "Claim") -> tuple[str, ...] | None:
-        """Return the partitions that both claim; None when either does not name its partitions."""
+        """Return the partitions that both claim; None when their partitions cannot be compared by name."""
         # None is not "no common partition": rows of unknown partitions may be in any.
-        if not self.partitions or not claim.partitions:
+        if not self.is_comparable(claim):
             return None
         return tuple(key for key in self.partitions if key in claim.partitions)
 
@@ -76,6 +86,7 @@ def encode_claims(claims: Iterable[Claim]) -> str:
     return json.dumps(
         [
             {"mode": claim.mode, "predicate": claim.predicate, "partitions": list(claim.partitions)}
+            | ({"partitioning": claim.partitioning} if claim.partitioning else {})
             | ({"on": list(claim.on)} if claim.on else {})
             | ({"origin": list(claim.origin)} if claim.origin else {})
             for claim in claims
@@ -94,6 +105,7 @@ def decode_claims(properties: Mapping[str, str]) -> tuple[Claim, ...]:
                 mode=_MODES.get(entry["mode"], REPLACE),
                 predicate=entry["predicate"] and str(entry["predicate"]),
                 partitions=tuple(map(str, entry["partitions"])),
+                partitioning=str(entry.get("partitioning", "")),
                 on=tuple(map(str, entry.get("on", ()))),
                 origin=_origin(entry.get("origin")),
             )

@@ -38,7 +38,7 @@ def extent_of(table: LanceTable) -> BranchExtent:
 def test_the_partitions_of_all_commits(table: LanceTable) -> None:
     """Each commit adds its partitions; a change of the settings adds none."""
     replaced(table, "tue", TUE).config.set({"owner": "ann"}, branch="work")
-    assert ("mon", "tue") == partitions_of(table, table.head("work"))
+    assert ("mon", "tue") == partitions_of(table, table.head("work"), "")
     extent = extent_of(table)
     assert frozenset(("mon", "tue")) == extent.partitions
     assert extent.replaces
@@ -50,14 +50,14 @@ def test_one_commit_of_the_whole_table_counts_for_all(table: LanceTable, *, late
     table.append(MON, branch="work")
     if later:
         replaced(table, "tue", TUE)
-    assert () == partitions_of(table, table.head("work"))
+    assert () == partitions_of(table, table.head("work"), "")
     assert frozenset() == extent_of(table).partitions
 
 
 def test_main_has_no_extent(table: LanceTable) -> None:
     """What is on `main` was not written by a branch."""
     table.merge("work")
-    assert () == partitions_of(table, table.head())
+    assert () == partitions_of(table, table.head(), "")
 
 
 def test_a_head_without_partitions_needs_no_request(table: LanceTable) -> None:
@@ -65,7 +65,7 @@ def test_a_head_without_partitions_needs_no_request(table: LanceTable) -> None:
     table.append(TUE, branch="work")
     head = table.head("work")
     with requests(READS) as made:
-        assert () == partitions_of(table, head)
+        assert () == partitions_of(table, head, "")
     assert [] == made
 
 
@@ -74,4 +74,4 @@ def test_keys_that_another_program_wrote(table: LanceTable, value: str) -> None:
     """A commit whose partition keys are no list of strings is named, and nothing is assumed about it."""
     table.append(MON, branch="work", properties={md.PARTITION_KEYS: value})
     with pytest.raises(FormatError, match=r"^work@3 has the property 'dagster/partition_keys' with the value "):
-        partitions_of(table, table.head("work"))
+        partitions_of(table, table.head("work"), "")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -277,3 +278,27 @@ def test_a_commit_in_between_is_seen_before_the_channel_moves(shop: Shop, instan
     assert load(Dying(root=shop.lance.root), instance, 3, ORDERS)
     assert ([1, 2, 3], [1, 2]) == (shop.ids("production"), shop.ids("production", CUSTOMERS))
     assert (3, 2) == in_view(shop)
+
+
+def test_the_partition_of_a_publisher_that_died_is_reported(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """Whoever publishes the next partition finishes the publication, and reports the partition that it was of."""
+    days = dg.StaticPartitionsDefinition(["mon", "tue"])
+    key = dg.AssetKey(["shop", "visits"])
+
+    @dg.asset(key=key, partitions_def=days, metadata={"lance/partition_expr": "day"})
+    def visits(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"day": [context.partition_key]})
+
+    nodes = [visits, *build_table_checks(visits, [Unique("day")]), build_publisher([visits], partitions_def=days)]
+
+    def run(lance: LanceResource, day: str) -> bool:
+        resources = {"lance": lance, "io_manager": LanceIOManager(lance=lake)}
+        options: dict[str, Any] = {"partition_key": day, "resources": resources, "instance": instance}
+        return dg.materialize(nodes, raise_on_error=False, **options).success
+
+    Dying.scripts.append(plug := Plug(0, channel_moves))
+    assert not run(Dying(root=lake.root), "mon")
+    assert plug.pulled
+    assert run(lake, "tue")
+    assert ["mon", "tue"] == sorted(row["day"] for row in lake.table(key).read("production").to_pylist())
+    assert {"mon", "tue"} == instance.get_materialized_partitions(dg.AssetKey(["production", *key.path]))

@@ -17,6 +17,7 @@ from lance_dagster import (
     RowCount,
     Unique,
     build_publisher,
+    build_table_checks,
     table_check,
 )
 from tests.plugin.dying_publisher import Dying, Meanwhile, channel_moves, killed, main_moves
@@ -579,3 +580,60 @@ def test_a_range_that_overlaps_a_newer_partition_waits(lake: LanceResource, inst
     assert [2, 3] == sorted(row["id"] for row in lake.table(ITEMS).read("production").to_pylist())
     said = [entry.user_message for entry in instance.all_logs(done.run_id)]
     assert any(f"run/{older.run_id}@2 and the newer run/" in text and "both replaced d2" in text for text in said)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_range_of_which_a_newer_run_appended_a_day_again_waits(
+    lake: LanceResource, instance: dg.DagsterInstance, *, passes: bool
+) -> None:
+    """Of a range and a day of it, appended by one backfill, the newer day is published; if it failed, the range is."""
+    number = [1]
+
+    @dg.asset(
+        key=ITEMS,
+        partitions_def=dg.StaticPartitionsDefinition(["d1", "d2"]),
+        metadata={"lance/partition_expr": "day", "lance/write_mode": "append"},
+    )
+    def items(context: dg.AssetExecutionContext) -> pa.Table:
+        keys = list(context.partition_keys)
+        return pa.table({"day": keys, "id": number * len(keys)})
+
+    checks = build_table_checks(items, [InRange("id", minimum=0)])
+    publisher = build_publisher([items])
+    options: Any = {"resources": {"lance": lake, "io_manager": LanceIOManager(lance=lake)}, "instance": instance}
+    ends = {"dagster/asset_partition_range_start": "d1", "dagster/asset_partition_range_end": "d2"}
+    older = dg.materialize([items, *checks], tags={**FIRST, **ends}, **options)
+    number[0] = 2 if passes else -2
+    dg.materialize([items, *checks], partition_key="d2", tags=AGAIN, raise_on_error=False, **options)
+    nodes = [items, *checks, publisher]
+    done = dg.materialize(nodes, selection=list(publisher.keys), tags=AGAIN, **options)
+
+    def published() -> list[tuple[str, int]]:
+        return sorted((row["day"], row["id"]) for row in lake.table(ITEMS).read("production").to_pylist())
+
+    assert ([("d2", 2)] if passes else [("d1", 1), ("d2", 1)]) == published()
+    if passes:
+        said = "\n".join(entry.user_message for entry in instance.all_logs(done.run_id))
+        advice = f"materialize d1 again by a new run, then set discard: run/{older.run_id}"
+        assert f"run/{older.run_id}@2 appended to d2 as did the newer run/" in said
+        assert advice in said
+        number[0] = 3
+        assert dg.materialize([items, *checks], partition_key="d1", **options).success
+        config = {"ops": {"publish_production": {"config": {"discard": f"run/{older.run_id}", "reason": "again"}}}}
+        assert dg.materialize(nodes, selection=list(publisher.keys), run_config=config, **options).success
+        assert dg.materialize(nodes, selection=list(publisher.keys), **options).success
+        assert [("d1", 3), ("d2", 2)] == published()
+
+
+def test_a_branch_that_conflicts_and_is_named_says_what_to_do(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """The conflict is found while the commit is made, and the error names the remedy, as for a branch that waits."""
+    stall = Stall(lake, [InRange("id", minimum=0)], days=True, once=True, mode="replace")
+    older, newer = (stall.write(instance, number, partition_key="mon") for number in (1, 2))
+    assert stall.publish(instance, newer).success
+    said = failure(stall.publish(instance, older))
+    advice = f"materialize the publisher with discard: {older} and a reason"
+    assert f"run the job again, which starts from what is published, or give its rows up: {advice}" in said
+    assert stall.publish(instance, discard=older, reason="written again").success
+    assert [2] == stall.published()

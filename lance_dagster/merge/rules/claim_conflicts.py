@@ -428,7 +428,7 @@ class ClaimComparison:
                 if any(keys.source.values()):
                     condition = keys.condition or claim.predicate
                     unit = f"rows where {condition}" if condition else "rows of any key"
-                    there = _changed_there(other_side, keys.dest if side.is_source else keys.source, {})
+                    there = _changed_there(other_side, claim, keys.dest if side.is_source else keys.source, {})
                     did = _in_order(side, _describe(change, claim), there)
                     conflict = Conflict(kind="partition", unit=unit, source=did[0], dest=did[1])
                     yield ClaimConflict(
@@ -455,7 +455,7 @@ class ClaimComparison:
             for rows_by_fragment in (put_in, removed)
         )
         if put_in or removed:
-            return _changed_there(side, put_in, removed)
+            return _changed_there(side, claim, put_in, removed)
         # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         return f"{schema_makers(side)} changed columns" if claim.mode == OVERWRITE and side.columns_changed else ""
 
@@ -499,11 +499,19 @@ def _is_undone(side: MergeSide, change: Change, claim: Claim) -> bool:
 
 def _has_to_look(claim: Claim, other_side: MergeSide) -> bool:
     """Tell whether some change of the other side says too little about its rows to be compared by name."""
-    return claim.exclusive and any(not _tells(change) or not claim.partitions for change in other_side.history.changes)
+    return claim.exclusive and any(
+        not _tells(change, claim) or not claim.partitions for change in other_side.history.changes
+    )
 
 
-def _tells(change: Change) -> bool:
-    return change.moves_no_row or (bool(change.claims) and all(claim.partitions for claim in change.claims))
+def _tells(change: Change, claim: Claim) -> bool:
+    """Tell whether the names in the claims of a change, compared with a claim, show which rows the change is about."""
+    return change.moves_no_row or (
+        bool(change.claims)
+        and all(
+            changed.is_comparable(claim) if claim.partitions else bool(changed.partitions) for changed in change.claims
+        )
+    )
 
 
 def _unit(claim: Claim) -> str:
@@ -520,11 +528,11 @@ def _in_order(claimer: MergeSide, claimed: str, changed: str) -> tuple[str, str]
     return (claimed, changed) if claimer.is_source else (changed, claimed)
 
 
-def _changed_there(side: MergeSide, put_in: Rows, removed: Rows) -> str:
-    """Say who wrote rows into a scope or took rows of the merge base out of it."""
+def _changed_there(side: MergeSide, claim: Claim, put_in: Rows, removed: Rows) -> str:
+    """Say who wrote rows into the scope of a claim or took rows of the merge base out of it."""
 
     def may_have(change: Change) -> bool:
-        return not (_tells(change) or isinstance(change.operation, Rewrite))
+        return not (_tells(change, claim) or isinstance(change.operation, Rewrite))
 
     of_base: dict[BaseKey, BitMap] = {number: offsets for number, offsets in removed.items()}  # noqa: C416  # of more keys
     return f"{row_makers(side, put_in, of_base, may_have)} changed rows there"

@@ -212,7 +212,9 @@ def _build(asset: TableAsset, check: TableCheck, *, blocking: bool, resource_key
 
         lance: LanceResource = getattr(context.resources, resource_key)
         candidate = open_candidate(context, asset, resource_key=resource_key)
-        keys = partitions_of(candidate.table, candidate.version) or run_partitions(context, bound, candidate)
+        partitioning = bound.described(context).partitioning
+        keys = partitions_of(candidate.table, candidate.version, partitioning)
+        keys = keys or run_partitions(context, bound, candidate)
         outcome = evaluate_check(bound, candidate, lance=lance, context=context, partition_keys=keys)
         record_outcome(lance, candidate, key=bound.check.name, outcome=outcome, run_id=context.run.run_id)
         return dg.AssetCheckResult(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import dagster as dg
 
 from lance_dagster.format.layout import MAIN
+from lance_dagster.plugin import metadata as md
+from lance_dagster.plugin.partitioning import partitioning_of
 from lance_dagster.plugin.resource import PinnedTable
 
 if TYPE_CHECKING:
@@ -199,6 +201,11 @@ class BoundCheck:
             metadata={**metadata, **self.metadata},
             partitions_def=self.partitions_def or partitions_def,
         )
+
+    @property
+    def partitioning(self) -> str:
+        """What the partition keys of the asset mean, by its definition."""
+        return partitioning_of(self.partitions_def, self.metadata.get(md.PARTITION_EXPR))
 
 
 def decorated_function(definition: dg.AssetsDefinition) -> object:

@@ -21,6 +21,7 @@ from lance_dagster.plugin.io.output_events import partition_metadata, run_metada
 from lance_dagster.plugin.io.output_tables import OutputTable
 from lance_dagster.plugin.io.partition_values import PartitionFilter
 from lance_dagster.plugin.io.partitions import outside_error, partition_filter, partition_groups, rows_of
+from lance_dagster.plugin.partitioning import partitioning_of
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch
 from lance_dagster.plugin.settings import (
     SchemaEvolution,
@@ -111,7 +112,7 @@ class Write:
             keys=keys,
             definition=target.definition,
             partition_expr=md.plain(context.definition_metadata.get(md.PARTITION_EXPR)),
-            properties=_properties(context, asset, keys),
+            properties=_properties(context, target, keys),
             on=on,
             deletes_missing=deletes_missing,
             evolution=evolution,
@@ -219,9 +220,9 @@ def _upsert_settings(
     return on, missing == "delete"
 
 
-def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) -> dict[str, str]:
+def _properties(context: dg.OutputContext, target: OutputTable, keys: tuple[str, ...]) -> dict[str, str]:
     # `RunBranch.earlier_attempt` recognises a commit by the asset, the step, the output and the partitions.
-    properties = {md.ASSET_KEY: asset}
+    properties = {md.ASSET_KEY: target.owner}
     if context.run_id not in (None, EPHEMERAL_RUN_ID):
         properties[md.RUN_ID] = context.run_id
     with suppress(dg.DagsterInvariantViolationError):  # called outside of a run: there is no step
@@ -229,6 +230,9 @@ def _properties(context: dg.OutputContext, asset: str, keys: tuple[str, ...]) ->
         properties[md.OUTPUT] = context.name
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
+        # The keys of an op's mapping have no definition, and are the values themselves.
+        if partitioning := partitioning_of(target.definition, context.definition_metadata.get(md.PARTITION_EXPR)):
+            properties[md.PARTITIONING] = partitioning
     return properties
 
 

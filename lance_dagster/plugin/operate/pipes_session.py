@@ -20,6 +20,7 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
+from lance_dagster.plugin.partitioning import partitioning_of
 from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
@@ -86,6 +87,9 @@ def pipes_extras(
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
+        properties[md.PARTITIONING] = partitioning_of(
+            spec.partitions_def if spec else None, metadata.get(md.PARTITION_EXPR)
+        )
     # Other runs may write a branch that a tag names, so the process has to know where its own commits begin.
     head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.

@@ -19,6 +19,7 @@ import dagster as dg
 from lance_dagster.errors import (
     ConflictError,
     InvalidInputError,
+    MergeConflictError,
     NotFoundError,
     PublishRefusedError,
     RefNotFoundError,
@@ -29,6 +30,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ref_expressions import parse
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
+from lance_dagster.merge.rules.strategy import Conflict
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import runs_of
 from lance_dagster.plugin.publish.publication import (
@@ -38,6 +40,7 @@ from lance_dagster.plugin.publish.publication import (
     in_turns,
     landing_message,
     landing_properties,
+    next_steps,
     refuse_deleted,
 )
 from lance_dagster.plugin.publish.record_view import RecordView
@@ -281,6 +284,8 @@ class ChannelPublisher:
                 audit=partial(self._audit_last, current, read_names, audit),
                 reads=read_names.values(),
             )
+        except MergeConflictError as error:
+            raise _with_remedy(error, current) from error
         finally:
             # `_wanted` made these branches, also for a commit that was refused.
             for publication in current.values():
@@ -713,6 +718,23 @@ class ChannelPublisher:
         ]
         publication = replace(publication, writes=tuple(dict.fromkeys(writes)), drops=tuple(drops))
         return publication.noting(md.SUPERSEDED, superseded)
+
+
+def _with_remedy(error: MergeConflictError, current: Mapping[str, Publication]) -> MergeConflictError:
+    """Return the error of a commit with what a person can do about the runs in conflict.
+
+    Args:
+        error: The error of the repository, which knows nothing of runs.
+        current: The publications, by table.
+    """
+    conflicts = [conflict for conflict in error.conflicts if isinstance(conflict, Conflict)]
+    refused = [
+        publication
+        for name, publication in current.items()
+        if any(conflict.unit.startswith(f"{name}: ") for conflict in conflicts)
+    ]
+    remedy = error.remedy or next_steps(refused, conflicts, current.values())
+    return MergeConflictError(error.message, error.conflicts, remedy=remedy)
 
 
 def _other_tables(view: RepositoryView, changed: Collection[str], name: str) -> dg.MarkdownMetadataValue | None:

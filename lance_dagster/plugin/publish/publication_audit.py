@@ -186,9 +186,7 @@ class PublicationAudit:
             return publication, []
         foreign = self.unaudited(publication, publication.base)
         others = _others(publication, all_of)
-        reasons, record = self._evaluate(
-            publication, publication.planned, keys=_partitions(publication), foreign=foreign, others=others
-        )
+        reasons, record = self._evaluate(publication, publication.planned, foreign=foreign, others=others)
         return _with_record(publication, record, reasons), reasons
 
     def audit_main(self, publication: Publication, version: Version, problem: str) -> tuple[Publication, list[str]]:
@@ -203,7 +201,7 @@ class PublicationAudit:
         if not any(check.asset_key == publication.candidate for check in self.checks):
             return publication, [problem]
         # All rows are checked, because another program may have written to any partition.
-        reasons, record = self._evaluate(publication, version, keys=(), foreign=[version], others={})
+        reasons, record = self._evaluate(publication, version, foreign=[version], others={})
         # When every check passes here, it no longer matters that no run audited the version.
         return _with_record(publication, record, reasons), [problem, *reasons] if reasons else []
 
@@ -326,9 +324,8 @@ class PublicationAudit:
             }
             if moved and key in self.checks:
                 others = {**pinned, **moved}
-                outcome = self._outcome(
-                    publication, bound, key, version=version, keys=_partitions(publication), others=others
-                )
+                keys = self._partitions(publication, bound)
+                outcome = self._outcome(publication, bound, key, version=version, keys=keys, others=others)
                 reasons += [_failed(publication, key, outcome, version)] if outcome.blocks else []
         return reasons
 
@@ -438,7 +435,6 @@ class PublicationAudit:
         publication: Publication,
         version: Version,
         *,
-        keys: Sequence[str],
         foreign: Sequence[Version],
         others: Mapping[dg.AssetKey, PinnedTable],
     ) -> tuple[list[str], dict[str, object]]:
@@ -455,7 +451,11 @@ class PublicationAudit:
             if key not in bound:
                 stale.append(key.name)
                 continue
-            scope = self._every_partition(publication.table, version, bound[key]) if foreign else keys
+            scope = (
+                self._every_partition(publication.table, version, bound[key])
+                if foreign
+                else self._partitions(publication, bound[key])
+            )
             outcome = self._outcome(publication, bound[key], key, version=version, keys=scope, others=others)
             if outcome.blocks:
                 reasons.append(_failed(publication, key, outcome, version))
@@ -473,6 +473,15 @@ class PublicationAudit:
             **({"foreign commits": [f"{of}: {of.operation} by {of.committer}" for of in foreign]} if foreign else {}),
             **({_ACCEPTED: stale} if stale and self.run.accept_stale else {}),
         }
+
+    def _partitions(self, publication: Publication, bound: BoundCheck) -> tuple[str, ...]:
+        """Return the partitions that the sources wrote; empty when one of them wrote without partitions.
+
+        It is empty too when the keys of a source mean other rows by now, so that the check sees the whole table.
+        """
+        partitioning = bound.described(self.run.context).partitioning
+        of_sources = [partitions_of(publication.table, source, partitioning) for source in publication.sources]
+        return tuple(sorted({key for keys in of_sources for key in keys})) if all(of_sources) else ()
 
     def _every_partition(self, table: LanceTable, version: Version, bound: BoundCheck) -> tuple[str, ...]:
         """Return the partitions of a check whose table has foreign rows, which may be in any; none for the whole table.
@@ -597,12 +606,6 @@ def _fork_of(table: LanceTable, source: Version) -> str | None:
         if branch.parent_branch == MAIN:
             return branch.parent
         name = branch.parent_branch
-
-
-def _partitions(publication: Publication) -> tuple[str, ...]:
-    """Return the partitions that the sources wrote; empty when one of them wrote without partitions."""
-    partitions_of_sources = [partitions_of(publication.table, source) for source in publication.sources]
-    return tuple(sorted({key for keys in partitions_of_sources for key in keys})) if all(partitions_of_sources) else ()
 
 
 def _with_record(publication: Publication, record: Mapping[str, object], reasons: Sequence[str]) -> Publication:

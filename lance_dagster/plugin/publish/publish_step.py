@@ -12,7 +12,9 @@ from typing import Any
 import dagster as dg
 
 from lance_dagster.plugin import metadata as md
-from lance_dagster.plugin.commit_properties import runs_of
+from lance_dagster.plugin.checks.table_check import describe_asset
+from lance_dagster.plugin.commit_properties import runs_of, strings_on_main
+from lance_dagster.plugin.partitioning import partitioning_of
 from lance_dagster.plugin.publish.channel_publisher import PromotedCommit
 from lance_dagster.plugin.publish.dependencies import read_by
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
@@ -48,11 +50,13 @@ class PublishStep:
         run: The run of the publisher.
         audit: What audits its publications.
         search: What finds them.
+        dead_partitions: By candidate, the partitions that publishers brought to readers and died before they reported.
     """
 
     run: PublishingRun
     audit: PublicationAudit = field(init=False)
     search: PublicationSearch = field(init=False)
+    dead_partitions: dict[dg.AssetKey, set[str]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start without publications."""
@@ -132,19 +136,46 @@ class PublishStep:
             else:
                 move = {"lance/tag": self.run.tag, md.WHO: self.run.who, md.REASON: self.run.config.reason}
                 result = _promoted_result(publication, move, ignored, has_run)
+                keys: Sequence[str | None] = sorted(
+                    self._published_keys(publication) | self.dead_partitions.get(publication.candidate, set())
+                )
                 if publication.promoted in self.run.context.selected_asset_keys:
                     yield result
+                    # Dagster gives the result the partitions of this run: with `ref`, or after a publication that died,
+                    # readers see rows of others too.
+                    keys = [key for key in keys if key not in self.run.partition_keys]
                 else:
-                    # It came along: the same run wrote it, or its publication died, perhaps that of other partitions.
-                    for key in (publication.sources and self.run.partition_keys) or (None,):
-                        # Dagster takes no results of nodes that the run does not select.
-                        event = dg.AssetMaterialization(
-                            publication.promoted,
-                            metadata=dict(result.metadata or {}),
-                            partition=key,
-                            tags=md.data_version_tags(publication.promoted_to or publication.version),
-                        )
-                        self.run.context.log_event(event)
+                    # It came along: the same run wrote it, or its publication died.
+                    keys = keys or (publication.sources and self.run.partition_keys) or (None,)
+                for key in keys:
+                    # Dagster takes no results of nodes that the run does not select.
+                    event = dg.AssetMaterialization(
+                        publication.promoted,
+                        metadata=dict(result.metadata or {}),
+                        partition=key,
+                        tags=md.data_version_tags(publication.promoted_to or publication.version),
+                    )
+                    self.run.context.log_event(event)
+
+    def _published_keys(self, publication: Publication) -> set[str]:
+        """Return the partitions of a node whose rows a publication brings to readers.
+
+        Empty for nodes without partitions, and where a person named a version of `main`, which is about all of them.
+        """
+        if not self.run.partitioned or publication.chosen:
+            return set()
+        metadata, definition = describe_asset(self.run.context, publication.candidate)
+        partitioning = partitioning_of(definition, metadata.get(md.PARTITION_EXPR))
+        record = self.run.record.repository.record
+        # A publication that died, or was published before, has its writes in the commit only.
+        writes = publication.writes or filter(None, map(record.write, strings_on_main(publication.version, md.WRITES)))
+        # Keys of an older definition of the partitions are none of the node's.
+        return {
+            key
+            for write in writes
+            if write.request.partitioning in ("", partitioning)
+            for key in write.request.partitions
+        }
 
     def _finish(self, nodes: Sequence[PromotedNode]) -> dict[dg.AssetKey, Publication]:
         """Do what is left of publications whose publishers died; return the publications of the nodes to report."""
@@ -182,6 +213,7 @@ class PublishStep:
                     self.run.publication(node, self.run.opened(node)), landed=version, promoted_to=version
                 )
                 finished[node.candidate] = replace(publication, previous=None) if is_new else publication
+                self.dead_partitions.setdefault(node.candidate, set()).update(self._published_keys(publication))
             if is_new:
                 self.run.context.log.info("finished the publication of run %s: %s", by, ", ".join(promotion.names))
         return finished

@@ -129,10 +129,20 @@ class _Chooser:
         )
         if newer is not None:
             self._note_superseded(head, newer)
+        elif (repeated := self._repeated_in_part(extent)) is not None:
+            self.waits.append(repeated)
         elif (deselected_nodes := _reason_to_wait(extent, duplicate, self.within)) is not None:
             self.waits.append(deselected_nodes)
         else:
             self._judge(extent)
+
+    def _repeated_in_part(self, extent: BranchExtent) -> str | None:
+        """Return why a branch waits: a branch that is published now appended again to some of its partitions."""
+        for newer in self.chosen:
+            if repeated := newer.appended_again(extent):
+                self.overtaken.append((extent.head.branch, newer.head.branch))
+                return _divided(extent, repeated, f"did the newer {newer.head}")
+        return None
 
     def _judge(self, extent: BranchExtent) -> None:
         table, head = self.publication.table, extent.head
@@ -263,17 +273,21 @@ def _published_duplicate(extent: BranchExtent, record: RecordView) -> _Published
 def _reason_to_wait(extent: BranchExtent, duplicate: _PublishedDuplicate | None, within: frozenset[str]) -> str | None:
     """Return why a branch waits whatever its audit says: `main` has a part of its rows, or it is not selected."""
     if duplicate is not None:
-        remaining, rows = (
-            ", ".join(sorted(extent.partitions - duplicate.partitions)),
-            ", ".join(sorted(duplicate.partitions)),
-        )
-        return (
-            f"{extent.head} appended to {rows} as {duplicate.text}: materialize {remaining} again by a new run, "
-            f"then set discard: {extent.head.branch}"
-        )
+        return _divided(extent, duplicate.partitions, duplicate.text)
     if within and not (extent.partitions and extent.partitions <= within):
-        return f"{extent.head} wrote {', '.join(sorted(extent.partitions)) or 'the whole table'}, which is not selected"
+        wrote = ", ".join(sorted(extent.partitions)) or "the whole table"
+        # A definition may have lost the partition since, so that it cannot be selected.
+        return f"{extent.head} wrote {wrote}, which is not selected: select it, or set ref: {extent.head.branch}"
     return None
+
+
+def _divided(extent: BranchExtent, partitions: frozenset[str], by: str) -> str:
+    """Say why a branch waits whose rows of some partitions `by` appended too, and how to get the remaining rows."""
+    remaining, rows = ", ".join(sorted(extent.partitions - partitions)), ", ".join(sorted(partitions))
+    return (
+        f"{extent.head} appended to {rows} as {by}: materialize {remaining} again by a new run, "
+        f"then set discard: {extent.head.branch}"
+    )
 
 
 def _advice(head: Version, others: Iterable[tuple[str, LanceTable]]) -> str:

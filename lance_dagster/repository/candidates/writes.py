@@ -12,6 +12,7 @@ published at most once, and of two writes that exclude each other only one is pu
 - a write that is closed stays closed
 - an append is refused when `main` has the rows of another append of the same work (same candidate, table, output and
   partitions) that it does not replace; when the append is published, it drops waiting appends of the same work
+- of two such appends that one commit would publish, the commit is refused
 - a write that replaces rows drops older writes of the same work
 
 Example: run `r1` appends as write 1. Its re-execution `r2` starts anew and appends the same as write 2. Whichever is
@@ -49,6 +50,7 @@ class WriteRequest:
         branch: The branch of the run.
         work: A text that is equal for each attempt at the same rows, such as the asset and its output; see `work_of`.
         partitions: The keys of the partitions; empty for the whole table.
+        partitioning: What the keys mean: keys of another partitioning stand for other rows. Empty when it is unknown.
         mode: How rows are changed.
         step: The step of the run.
         replaces: The numbers of writes of earlier attempts on the branch, whose rows this write takes back.
@@ -60,6 +62,7 @@ class WriteRequest:
     branch: str
     work: str
     partitions: tuple[str, ...] = ()
+    partitioning: str = ""
     mode: ClaimMode
     step: str = ""
     replaces: tuple[int, ...] = ()
@@ -102,13 +105,26 @@ class RecordedWrite:
         work = (self.table_id, self.request.candidate, self.request.work)
         if work != (write.table_id, write.request.candidate, write.request.work):
             return False
-        return self.number != write.number and _overlap(self.request.partitions, write.request.partitions)
+        return self.number != write.number and self._overlaps(write)
 
     def covers(self, write: "RecordedWrite") -> bool:
         """Return whether this write has all partitions of another write."""
         return not self.request.partitions or (
-            bool(write.request.partitions) and {*write.request.partitions} <= {*self.request.partitions}
+            bool(write.request.partitions)
+            and self._is_comparable(write)
+            and {*write.request.partitions} <= {*self.request.partitions}
         )
+
+    def _overlaps(self, write: "RecordedWrite") -> bool:
+        """Return whether two writes may have rows of the same partition."""
+        partitions, others = self.request.partitions, write.request.partitions
+        # No partition keys mean the whole table.
+        whole = not partitions or not others
+        return whole or not self._is_comparable(write) or not {*partitions}.isdisjoint(others)
+
+    def _is_comparable(self, write: "RecordedWrite") -> bool:
+        """Return whether equal keys of two writes mean the same rows."""
+        return len({self.request.partitioning, write.request.partitioning} - {""}) <= 1
 
     def supersedes(self, older: "RecordedWrite") -> bool:
         """Return whether this write replaces all rows of an older write, of whichever candidate."""
@@ -118,7 +134,7 @@ class RecordedWrite:
     def depends_on_order(self, write: "RecordedWrite") -> bool:
         """Return whether it matters which of two writes is newer: they are the same work, or one replaces rows."""
         replaces = {self.request.mode, write.request.mode} & {"overwrite", "replace"}
-        same_rows = self.table_id == write.table_id and _overlap(self.request.partitions, write.request.partitions)
+        same_rows = self.table_id == write.table_id and self._overlaps(write)
         return self.is_same_work(write) or (bool(replaces) and same_rows)
 
     @property
@@ -227,6 +243,7 @@ class WriteChanges:
         related = {candidate: self.related(candidate) for candidate in candidates}
         for write in new_writes:
             self._refuse(write, related[write.request.candidate], changed)
+            _refuse_second_append(write, new_writes, related[write.request.candidate].writes)
         for write in new_writes:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)
@@ -257,6 +274,24 @@ class WriteChanges:
             raise ConflictError(
                 f"{write} adds the rows that run {published.request.run_id} added as {published}, which is published: "
                 "they would be there twice; nothing was published"
+            )
+
+
+def _refuse_second_append(
+    write: RecordedWrite, new_writes: Iterable[RecordedWrite], related: Iterable[RecordedWrite]
+) -> None:
+    """Refuse a commit that would publish two appends of the same work, of which neither replaces the other.
+
+    Raises:
+        ConflictError: An older write of the commit adds the same rows.
+    """
+    related_writes = list(related)
+    for older in new_writes:
+        is_repeated = write.adds_rows and older.adds_rows and older.number < write.number and write.is_same_work(older)
+        if is_repeated and older.number not in replaced_by(write, related_writes):
+            raise ConflictError(
+                f"{write} adds rows that {older} adds too: they would be there twice; nothing was published: discard "
+                f"{older.request.branch}, and materialize what {write.request.branch} lacks of it by a new run"
             )
 
 
@@ -327,11 +362,6 @@ def _of(closed: Mapping[str, ClosedWrites], write: RecordedWrite) -> ClosedWrite
     return closed.get(write.table_id, NONE_CLOSED)
 
 
-def _overlap(partitions: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    # No partition keys mean the whole table.
-    return not partitions or not others or not {*partitions}.isdisjoint(others)
-
-
 def write_bytes(write: RecordedWrite) -> bytes:
     """Return the bytes of the file of a recorded write."""
     request = write.request
@@ -346,6 +376,7 @@ def write_bytes(write: RecordedWrite) -> bytes:
             "branch": request.branch,
             "work": request.work,
             "partitions": list(request.partitions),
+            **({"partitioning": request.partitioning} if request.partitioning else {}),
             "mode": request.mode,
             "step": request.step,
             "replaces": list(request.replaces),
@@ -378,6 +409,7 @@ def parse_write(data: bytes, path: str) -> RecordedWrite:
                 branch=_text(content["branch"]),
                 work=_text(content["work"]),
                 partitions=tuple(map(_text, content["partitions"])),
+                partitioning=_text(content.get("partitioning", "")),
                 mode=_mode(content["mode"]),
                 step=_text(content["step"]),
                 replaces=tuple(map(_count, content["replaces"])),

@@ -101,6 +101,24 @@ def test_a_partial_overlap_is_refused_and_dropped_by_nobody() -> None:
         committed(after, days, among=[day])
 
 
+def test_one_commit_does_not_publish_the_same_rows_twice() -> None:
+    """Two appends that share a day are refused together, and published together where the newer replaces the older."""
+    days, day = write(1, partitions=("d1", "d2")), write(2, run_id="r2", partitions=("d2",))
+    with pytest.raises(ConflictError, match=r"^write 2 of run/r1 \(append of d2\) adds rows that write 1 "):
+        committed({}, days, day)
+    assert closed([1, 2]) == committed({}, days, replace(day, request=replace(day.request, replaces=(1,))))
+
+
+def test_keys_of_two_partitionings_are_not_compared() -> None:
+    """A day covers nothing of the month of the same key; an append of either may have rows of the other."""
+    month, day = (write(number, partitions=("2026-05-01",), partitioning=of) for number, of in ((1, "m"), (2, "d")))
+    unknown = write(3, partitions=("2026-05-01",))
+    assert (False, True) == (day.covers(month), unknown.covers(month))
+    assert day.is_same_work(month)
+    assert day.is_same_work(write(3, partitions=("2026-06-01",), partitioning="m"))
+    assert month == parse_write(write_bytes(month), "")
+
+
 def test_a_replacement_drops_older_ones_only() -> None:
     """Of writes that replace the same rows, the newer one stays publishable."""
     writes = [write(number, mode="overwrite") for number in (1, 2, 3)]
