@@ -17,7 +17,7 @@ Invariants:
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -222,6 +222,10 @@ class Versions:
             if (numbers and branch not in self._v1_named) or len(names) < _FIRST_NAMES:
                 return sorted(numbers, reverse=True)
         return sorted(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), reverse=True)
+
+    def newest_in(self, branch: str, names: Iterable[str]) -> int:
+        """Return the newest version of a branch among the names in its folder of versions, 0 where it has none."""
+        return max(self._checked(branch, *layout.parse_manifest_names(names)), default=0)
 
     def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
