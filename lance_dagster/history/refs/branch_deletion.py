@@ -72,6 +72,8 @@ ALL_FOLDERS = (*VERSION_FOLDERS, layout.DELETIONS, layout.INDICES, layout.DATA)
 # This is far longer than a commit takes, which gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
+# Less than the whole, since the clocks of two machines may run differently fast.
+_PROMPT = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +267,7 @@ def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
     # acknowledges a version that is not among them only where it has seen the mark for `CLOSING_SECONDS`.
     same = changed.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
     only_commits = closing.metadata.get(BEFORE_CLOSING) == READY
-    prompt = time.monotonic() - listed.since < CLOSING_SECONDS / 2
+    prompt = time.monotonic() - listed.since < _PROMPT * CLOSING_SECONDS
     # Another process may have sealed the same attempt first, and has the right to delete the file.
     return ClosedBranch(_with_right(changed, own, refs), listed.keys if same and only_commits and prompt else None)
 

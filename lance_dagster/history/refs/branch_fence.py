@@ -80,9 +80,9 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 versions 6 to 8 are dropped, and that the random id of the reset is 4f2a..."""
 WITHDRAWN = 0
 """The number in the fence file that a writer puts before it deletes its own manifest; the id in it is the commit id."""
-CLOSING_SECONDS = 1.0
-"""The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion looks for references
-in a few requests."""
+CLOSING_SECONDS = 3.0
+"""The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion lists what refers to
+the branch and what lies in its folder, and writes the branch's file."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
 # The number of failed reads of the branch after a commit before its state counts as unknown.
@@ -97,19 +97,20 @@ class BranchFence:
     refs: Refs
     name: str
 
-    def check_before_put(self, head: State, earlier_ids: str = "") -> str:
+    def check_before_put(self, head: State, earlier_ids: str = "", known: Branch | None = None) -> str:
         """Return the ids of the branch and its last recovery; call this after its head was read and before the put.
 
         Args:
             head: The version that was read as the head.
             earlier_ids: What an earlier attempt of the same commit returned; empty at the first attempt.
+            known: The branch, where it was read after this process put its head; then it is not read again.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
             CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being reset or
                 renamed.
         """
-        branch = self.refs.branch(self.name)
+        branch = known or self.refs.branch(self.name)
         if branch is not None and branch.state != READY and RESETTING in branch.metadata:
             # The commit must not be retried automatically: it was made from the branch as it was before the reset.
             raise being_reset(branch, self.refs, in_flight=True)

@@ -99,7 +99,7 @@ def create_branch(
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
     described = _describe_new(name, parent, refs, versions, metadata=metadata)
-    newest, is_tag = together(refs.store, partial(versions.newest, name), partial(_is_tag, name, refs))
+    newest, is_tag = together(refs.store, partial(versions.newest_or_none, name), partial(_is_tag, name, refs))
     if newest is None and not is_tag:
         # Most names are free. The put decides between two callers: the second caller gets the branch of the first.
         added = refs.add_branch(described)
