@@ -255,6 +255,15 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         shared = f"{self._check_root()}/{address}.lance"
         return open_forked(uri, shared, self.environment_from, self.connection_options)
 
+    def unopened(self, address: TableAddress) -> "LanceTable | None":
+        """Return the table at an address without looking whether it is there; None where an environment forks it."""
+        from lance_dagster.history.context import open_context
+        from lance_dagster.table import LanceTable
+
+        if self.environment:
+            return None
+        return LanceTable(open_context(self.uri_at(address), self.connection_options))
+
     def open_uri(self, uri: str) -> "LanceTable":
         """Open the table at a URI that a commit names.
 

@@ -398,7 +398,8 @@ class _Output:
         # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
         # converted while it is written.
         batches = list(self._batches(schema)) if isinstance(rows, pa.Table) else self._batches(schema)
-        return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base)
+        # They are committed next, so nobody can have changed them.
+        return StagedFiles(schema, write_files(target, tally.passing(batches)), target.base, is_checked=True)
 
     def _read_staged(self, staged: StagedFiles, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read columns of files that the asset wrote itself, where they lie.
