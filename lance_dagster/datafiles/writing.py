@@ -102,13 +102,15 @@ class StagedFiles:
 
     `base` is the path of the base path they are stored under, as in `WriteTarget`; None is the table itself.
     `satisfies` is a predicate that their writer found true for each row; a `replace_where` with this predicate does not
-    read the files to check it.
+    read the files to check it. `is_checked` says that the files were written just now as they are described; otherwise
+    a commit looks at each of them first.
     """
 
     schema: pa.Schema
     files: tuple[StagedFile, ...]
     base: str | None = None
     satisfies: str | None = None
+    is_checked: bool = False
 
     @property
     def rows(self) -> int:

@@ -37,6 +37,7 @@ from lance_dagster.errors import (
     InvalidInputError,
     RefNotFoundError,
     SchemaMismatchError,
+    VersionNotFoundError,
 )
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_row_runs, decode_version_runs, encode_row_ids, encode_versions
@@ -414,7 +415,7 @@ def append(context: TableContext, rows: Rows, info: CommitInfo, replaces: Versio
     # A stream can be read only once, and an attempt that may be in vain would read it.
     if replaces is None and not isinstance(rows, pa.RecordBatchReader):
         start = _start_of_append(context, info.branch)
-        with suppress(InvalidInputError, CommitConflictError, RefNotFoundError):
+        with suppress(InvalidInputError, CommitConflictError, RefNotFoundError, VersionNotFoundError):
             if start is not None:
                 return _append_to(context, rows, info, start)
     unstaged = rows
@@ -512,7 +513,7 @@ def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
     check_rows(rows)
     tip = context.versions.tip(info.branch) if context.store.ordered_listing and isinstance(rows, StagedFiles) else None
     # The commit finds what landed after the version in memory, which saves object storage two requests.
-    with suppress(CommitConflictError, RefNotFoundError):
+    with suppress(CommitConflictError, RefNotFoundError, VersionNotFoundError):
         if tip is not None:
             return _overwrite_on(context, rows, info, tip)
     # No retry from a new head: an overwrite does not depend on the rows of the version it replaces.
@@ -602,7 +603,8 @@ def _staged(
     if isinstance(rows, StagedFiles):
         if not _is_stored_as(rows.schema, schema):
             raise SchemaMismatchError(f"files were staged as {_types(rows.schema)}, the table holds {_types(schema)}")
-        check_staged(context, head, rows)
+        if not rows.is_checked:
+            check_staged(context, head, rows)
         # The writer of the files may have checked each row already, and to read them all again would double the work.
         if check is not None and rows.satisfies != check.predicate:
             check.check_staged(context, head, rows)

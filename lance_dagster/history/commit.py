@@ -184,7 +184,8 @@ def commit_transaction(
     landed = Landed(versions, branch, transaction, base, by_name=by_name)
     # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
     late = base is not None and landed.looks_in_turn
-    look = list[int] if late else partial(versions.newest_few, branch)
+    recent = base is not None and versions.is_recent_tip(base)
+    look = list[int] if late or recent else partial(versions.newest_few, branch)
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
     if base is not None:
@@ -206,7 +207,7 @@ def commit_transaction(
 
     # A number is never given again, not even to a branch that takes the name of a deleted branch, so `base` is the
     # head.
-    head = base if base is not None and (late or newest[:1] == [base.number]) else None
+    head = base if base is not None and (late or recent or newest[:1] == [base.number]) else None
     head = head or _head(versions, branch, transaction.read_version, newest, needs_between=not landed.compares_states)
     return commit(versions, branch, propose, head, landed=landed)
 
@@ -252,7 +253,8 @@ def commit(
             if isinstance(proposal, State):
                 return proposal
             # After the head was read and before the put: whoever deletes the branch relies on this order.
-            branch_id = fence.check_before_put(head, branch_id) if fence else ""
+            recent = head.of if not attempts and versions.is_recent_tip(head) else None
+            branch_id = fence.check_before_put(head, branch_id, recent) if fence else ""
             put = _put(versions, branch, proposal, pause=partial(_pause, attempts + 1, queued.since))
             if isinstance(put, _Put):
                 break

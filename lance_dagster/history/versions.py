@@ -16,8 +16,9 @@ Invariants:
   refused: an ordered listing would not tell the newest version.
 """
 
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,8 @@ _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
 # Those of a few short branches, which are copied when the branch is deleted.
 _SMALL_MANIFEST, _CACHED_BYTES = 64 * 1024, 64
+# Far less than it takes until a version expires.
+_RECENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +171,12 @@ class Versions:
     _listed: list[int] = field(default_factory=list)
     # The bytes of small manifests that were read lately, by commit id.
     _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
-    # By branch, the newest version that was committed to it; `main` is in `_latest`.
-    _tips: dict[str, State] = field(default_factory=dict)
+    # By branch, the newest version that was committed to it, and when, by the monotonic clock; `main` is in `_latest`.
+    _tips: dict[str, tuple[State, float]] = field(default_factory=dict)
+    # By branch, the commit id of the version that was its newest when it was read last.
+    _heads: dict[str, str] = field(default_factory=dict)
+    # The branches that had no version when they were listed last, and when, by the monotonic clock.
+    _empty: dict[str, float] = field(default_factory=dict)
     # The branches whose manifests were last seen under names of the first scheme, and under names of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -208,7 +215,20 @@ class Versions:
 
     def newest(self, branch: str) -> int | None:
         """Return the newest version of a branch, or None when it has none."""
-        return next(iter(self.newest_few(branch)), None)
+        newest = next(iter(self.newest_few(branch)), None)
+        if newest is None:
+            self._empty[branch] = time.monotonic()
+        return newest
+
+    def newest_or_none(self, branch: str) -> int | None:
+        """Return the newest version as `newest` does, without a request where `newest` has just found none.
+
+        This is for whoever makes a branch of the name: a version that somebody leaves meanwhile belongs to a branch
+        that was made and deleted meanwhile, above whose fence the new branch begins.
+        """
+        since = self._empty.pop(branch, None)
+        recent = since is not None and time.monotonic() - since < _RECENT_SECONDS
+        return None if recent else self.newest(branch)
 
     def newest_few(self, branch: str) -> list[int]:
         """Return the newest versions of a branch, newest first: at least one version, if there is any."""
@@ -222,6 +242,10 @@ class Versions:
             if (numbers and branch not in self._v1_named) or len(names) < _FIRST_NAMES:
                 return sorted(numbers, reverse=True)
         return sorted(self._checked(branch, *layout.newest_versions_in(self.store.list(folder))), reverse=True)
+
+    def newest_in(self, branch: str, names: Iterable[str]) -> int:
+        """Return the newest version of a branch among the names in its folder of versions, 0 where it has none."""
+        return max(self._checked(branch, *layout.parse_manifest_names(names)), default=0)
 
     def has_versions(self, branch: str) -> bool:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
@@ -389,6 +413,7 @@ class Versions:
         self._v2_named.clear()
         self._latest = None
         self._tips.clear()
+        self._heads.clear()
         self._ids.clear()
         self._cached_fragments = 0
 
@@ -434,9 +459,14 @@ class Versions:
             if data is not None and commit_id(data) != own_id:
                 self.forget()
         state = self.load(branch, newest[0], branch_id)
+        self._heads[branch] = state.id
         if branch == layout.MAIN:
             self._latest = state
         return replace(state, before=newest[1]) if len(newest) > 1 else state
+
+    def was_head(self, state: State) -> bool:
+        """Return whether a version was the newest of its branch when this object read the branch last."""
+        return self._heads.get(state.branch) == state.id
 
     def heads(self, branches: Mapping[str, str]) -> dict[str, State]:
         """Read the newest version of each branch that has versions, several at a time on an object store.
@@ -473,14 +503,24 @@ class Versions:
         There may be newer versions, and this version may be gone: whoever commits on it lists the newest number, and
         the fence of the branch compares the id.
         """
-        return self._tips.get(branch)
+        return self._tips.get(branch, (None, 0.0))[0]
+
+    def is_recent_tip(self, state: State) -> bool:
+        """Return whether this object has just committed a version to a branch, or made the branch with it.
+
+        Its branch was looked at after the version was there. So a commit on top of it needs to look neither for newer
+        versions, which the put finds, nor at the branch: whoever deletes the branch counts on a commit after the newest
+        version (`refs.branch_fence`). That holds for any time, but versions that others commit meanwhile may expire.
+        """
+        tip, since = self._tips.get(state.branch, (None, 0.0))
+        return tip is not None and tip.id == state.id and time.monotonic() - since < _RECENT_SECONDS
 
     def committed_to(self, branch: Branch | None, state: State) -> None:
         """Keep a version as the tip of its branch; None where the branch is `main` or was not read."""
         self._tips.pop(state.branch, None)
         if branch is not None:
             self.cache(branch.id, state)
-            self._tips[branch.name] = replace(state, of=branch)
+            self._tips[branch.name] = replace(state, of=branch), time.monotonic()
 
     def is_of(self, state: State, branch_id: str) -> bool:
         """Return whether a version that was read or committed is known to belong to the branch with an id."""

@@ -312,6 +312,15 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         except TableNotFoundError:
             raise TableNotFoundError(f"no table {address} at {uri}: no run has written it yet") from None
 
+    def unopened(self, key: TableKey, metadata: Mapping[str, object] | None = None) -> "LanceTable | None":
+        """Return an asset's table without looking whether it is there; None where an environment forks it."""
+        from lance_dagster.history.context import open_context
+        from lance_dagster.table import LanceTable
+
+        if self.environment:
+            return None
+        return LanceTable(open_context(self.uri_of(key, metadata), self.connection_options))
+
     def open(
         self,
         context: object,

@@ -197,9 +197,9 @@ class RunBranch:
 
     def start(self) -> "Version":
         """Return the version that the run's next commit is based on: the head of its chain, or of `main`."""
-        # A new run has no branch, and its table was just opened: the file of the branch tells the first, and the
-        # listing of the table the second.
-        names = filter(self.table.branches.exists, self.chain.branch_names)
+        # A new run has no branch, and its table was just opened: a listing of the branch tells the first, as
+        # `ensure` has to know anyway, and the listing of the table the second.
+        names = filter(self.table.branches.has_versions, self.chain.branch_names)
         return next(self._heads(names), None) or self.table.branches.opened_at()
 
     def ensure(self, start: "Version | None" = None) -> "Version":

@@ -250,7 +250,8 @@ class PrefixStore(ABC):
     def walk(self, folder: str) -> Iterator[ObjectInfo]:
         """List every object below a prefix: one request for each page."""
         for entry in self._listed(folder, ""):
-            yield ObjectInfo(f"{folder}/{entry.key}" if folder else entry.key, entry.size, entry.modified)
+            key = f"{folder}/{entry.key}" if folder else entry.key
+            yield ObjectInfo(key, entry.size, entry.modified, entry.etag)
 
     def prune(self, folder: str) -> None:  # noqa: B027  # complete as it is
         """Do nothing: object storage has no folders."""

@@ -123,9 +123,9 @@ class Branches:
             metadata=metadata or {},
         )
 
-    def exists(self, name: str) -> bool:
-        """Return whether a branch has a file, even while it is being created or deleted; reads that file."""
-        return self._context.refs.branch_to_change(name) is not None
+    def has_versions(self, name: str) -> bool:
+        """Return whether the folder of a branch has versions, even where the branch has no file; lists some names."""
+        return self._context.refs.may_have(name) and self._context.versions.newest(name) is not None
 
     def unmerged(self, head: Version) -> Sequence[Version]:
         """Return the versions of a branch up to `head` that `main` did not contain when it was last read, newest first.
@@ -152,7 +152,8 @@ class Branches:
     def fork(self, name: str, start: Version, *, metadata: Mapping[str, str] | None = None) -> Version:
         """Fork a branch from a version that the caller has just read, unless it exists; return its newest version.
 
-        The version is not looked for again, and neither is the new branch, which begins with that version.
+        The version is not looked for again, and neither is the new branch, which begins with that version. Where the
+        caller has just asked `has_versions`, the versions of the branch are not listed again.
 
         Args:
             name: The branch.

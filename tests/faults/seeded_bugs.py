@@ -130,8 +130,8 @@ BUGS = (
     Bug(
         "versions are deleted before the branch is marked",
         "history/refs/branch_operations.py",
-        "    together(refs.store, refuse, partial(refuse_users, name, do, refs))\n    return branch\n",
-        "    together(refs.store, refuse, partial(refuse_users, name, do, refs))\n"
+        "    together(refs.store, refuse, partial(refuse_users, name, do, refs, protected=True))\n    return branch\n",
+        "    together(refs.store, refuse, partial(refuse_users, name, do, refs, protected=True))\n"
         "    folder = layout.versions_folder(name)\n"
         '    refs.store.delete_many([f"{folder}/{file}" for file in refs.store.list(folder)])\n    return branch\n',
         ("delete a branch",),

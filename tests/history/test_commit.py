@@ -15,7 +15,13 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.datafiles import FILE_VERSION, staged_fragments
 from lance_dagster.edit.creation import create_empty
-from lance_dagster.errors import CommitConflictError, CommitStateUnknownError, CorruptFileError, StoreError
+from lance_dagster.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    CorruptFileError,
+    RefNotFoundError,
+    StoreError,
+)
 from lance_dagster.format.transaction import Append, Delete, Restore, Transaction
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore, open_store
@@ -27,6 +33,7 @@ from tests.store.scripted import (
     ScriptedStore,
     answer_lost_at_write,
     intruder_at_commit,
+    obedient,
     plug_pulled_before_write,
 )
 from tests.table_factory import SCHEMA, as_pylance, contents, context_of, context_on, entries, new_table, through
@@ -418,6 +425,52 @@ def test_an_append_makes_independent_requests_at_the_same_time(s3_storage: S3Sto
     # pylance puts the data file before these requests, without the script.
     assert ["get _refs", "get _versions", "list _versions"] == sorted(made[:3])
     assert ["put_if_absent _versions", "sync_folder _versions"] == made[3:]
+
+
+def test_a_commit_on_a_version_of_the_same_object_looks_at_the_branch_once(s3_storage: S3Storage) -> None:
+    """It lists nothing, and reads the branch file only after the put."""
+    made: list[str] = []
+
+    def script(request: Request) -> object:
+        made.append(f"{request.verb} {'/'.join(request.key.split('/')[:2])}")
+        return request.send()
+
+    table = on_s3(s3_storage, script)
+    table.branches.create("run/1")
+    own = ["get _refs/protection.json", "put_if_absent tree/run", "sync_folder tree/run", "get _refs/branches"]
+    for number in range(5):
+        made.clear()
+        table.append(entries("b", number), branch="run/1")
+        if own == made:
+            return
+    # A version counts as recent for five seconds, and a busy machine may need as long for a commit, but not each time.
+    assert own == made
+
+
+@pytest.mark.parametrize("rival", ["commit", "delete", "make again", "rename"])
+def test_a_commit_on_a_version_of_the_same_object_finds_what_another_did(s3_storage: S3Storage, rival: str) -> None:
+    """Another process changes the branch between the creation of the branch and the commit to it."""
+    table = on_s3(s3_storage, obedient)
+    other = LanceTable.open(table.uri, dict(s3_storage.storage_options))
+    table.branches.create("run/1")
+    match rival:
+        case "commit":
+            other.append(entries("rival", 1), branch="run/1")
+        case "rename":
+            other.branches.rename("run/1", "run/2")
+        case _:
+            other.branches.delete("run/1")
+    if rival == "make again":
+        other.branches.create("run/1")
+    if rival in ("delete", "rename"):
+        with pytest.raises(RefNotFoundError):
+            table.append(entries("b", 1), branch="run/1")
+        assert [] == table._context.store.list("tree/run/1/_versions")  # noqa: SLF001 - nothing is left
+        assert rival == "delete" or [("a", 1)] == contents(other, "run/2")
+        return
+    table.append(entries("b", 1), branch="run/1")
+    rows = [("a", 1), ("b", 1), *([("rival", 1)] if rival == "commit" else [])]
+    assert rows == contents(LanceTable.open(table.uri, dict(s3_storage.storage_options)), "run/1")
 
 
 def test_a_lost_race_reads_the_winner_once(s3_storage: S3Storage) -> None:

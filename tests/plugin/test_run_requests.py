@@ -40,7 +40,8 @@ def sent(storage: S3Storage) -> list[str]:
         return list(json.load(answer))
 
 
-@pytest.mark.parametrize("count, most", [(1, 81), (4, 273)])
+# Two for each table are for a busy machine, on which a commit right after its fork may take longer than five seconds.
+@pytest.mark.parametrize("count, most", [(1, 70 + 2), (4, 229 + 8)])
 def test_a_run_sends_at_most_so_many_requests(s3_storage: S3Storage, count: int, most: int) -> None:
     """The second run of tables, which finds them in the lake, sends at most so many requests; pylance's are counted."""
     run(s3_storage, count)

@@ -79,7 +79,7 @@ def test_a_step_takes_no_more_requests_than_this(s3_storage: S3Storage) -> None:
         "tag": 6,
         "move the tag": 6,
         "resolve the tag": 5,
-        "delete the branch": 21,
+        "delete the branch": 16,
     }
     assert {} == {name: count for name, count in made.items() if count > bounds[name]}
 

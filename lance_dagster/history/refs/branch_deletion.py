@@ -6,7 +6,8 @@ what belongs to one branch *id*, however late its requests arrive. In the exampl
 
 1. Write the branch's file in state "closing", with a random id of this attempt. A process that refers to the branch
    from here on sees the state and withdraws, and no commit begins.
-2. Search for tags and branches that refer to the branch. If there are some, set the state back and refuse the deletion.
+2. List the keys in the folder of the branch. At the same time, search for tags and branches that refer to the branch.
+   If there are some, set the state back and refuse the deletion.
 3. Write the branch's file in state "deleting", with the highest number that a version of the branch may have: 5. This
    state is never set back. If another process set the state back after step 1 and began a new attempt, the id in the
    file differs, and the search is repeated.
@@ -15,12 +16,15 @@ what belongs to one branch *id*, however late its requests arrive. In the exampl
    day later, when no commit can be in flight any more, if the creator may delete it.
 5. Copy the manifests to `_expired/`, for merges of the branch that are in flight, and for `branches.recover`. The files
    that they name stay in the folder of the branch as long as the copies; a collection deletes them.
-6. List the keys of the branch's manifests and transactions, and read its file again: while the file says "deleting", no
-   other branch can have written a listed key. Delete exactly these keys. They are never used again: the numbers 1 to 5
-   are below the first number of the next branch, and transactions have random names.
+6. Delete exactly the manifests and transactions that step 2 listed. The branch had the name from step 1 to step 3, so
+   no other branch can have written a listed key. The keys are never used again: the numbers 1 to 5 are below the first
+   number of the next branch, and transactions have random names. The folder is listed again, and the file read after
+   it, where another process did step 3; where the branch was not ready, so that its first versions were being put; and
+   where step 3 came so late that a writer may have acknowledged a version that step 2 did not list. While the file says
+   "deleting", no other branch can have written a listed key.
 7. Delete the branch's file, by compare-and-delete. Where the storage cannot do that, only one process may send the
    request, and a writer that wants the name waits until the request cannot arrive any more (`Refs.adopt_removal`).
-8. If the file changed after step 6, read the branch again: a second process may have finished the deletion and a third
+8. If the file changed after step 3, read the branch again: a second process may have finished the deletion and a third
    process recovered the branch, with the same id and numbers. Then put the versions back that step 6 deleted, and
    delete them once more if a later deletion may have missed them, and so on.
 
@@ -35,10 +39,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from lance_dagster.errors import ConflictError, PermissionRefusedError, RefMovedError, StoreError
+from lance_dagster.errors import ConflictError, PermissionRefusedError, ProtectedError, RefMovedError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
 from lance_dagster.history.inventory import copy_to_expired, newest_expired_copies
+from lance_dagster.history.refs.branch_fence import CLOSING_SECONDS
+from lance_dagster.history.refs.protection import refuse_protected_branch
 from lance_dagster.history.refs.ref_files import (
     BEFORE_CLOSING,
     CLOSING,
@@ -66,6 +72,8 @@ ALL_FOLDERS = (*VERSION_FOLDERS, layout.DELETIONS, layout.INDICES, layout.DATA)
 # This is far longer than a commit takes, which gives up after minutes.
 FENCE_SECONDS = 24 * 60 * 60
 _ATTEMPTS = 5
+# Less than the whole, since the clocks of two machines may run differently fast.
+_PROMPT = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,51 +85,68 @@ class Closing:
         resetting: The mark of the reset that this belongs to; None for a deletion.
         rename_id: The id of the rename that this ends; None for any other deletion.
         upto: The newest version that may be deleted; None for any.
+        protected: Whether the branch stays if it is protected; otherwise that was looked at before.
     """
 
     do: str = "delete"
     resetting: str | None = None
     rename_id: str | None = None
     upto: int | None = None
+    protected: bool = False
 
 
-def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -> Branch:
+@dataclass(frozen=True, slots=True)
+class ClosedBranch:
+    """A branch in state "deleting".
+
+    Attributes:
+        branch: The branch.
+        keys: The keys below its folder, listed between its mark and its seal, while no other branch could have the
+            name; None where they have to be listed now.
+    """
+
+    branch: Branch
+    keys: Sequence[str] | None = None
+
+
+def close_branch(branch: Branch, why: Closing, refs: Refs, versions: Versions) -> ClosedBranch:
     """Take a branch to the state "deleting", after making sure that nothing refers to it or will.
 
     Raises:
         ConflictError: Something refers to the branch, or it has a newer version than may be deleted.
+        ProtectedError: The branch is protected.
         RefMovedError: The branch is gone, or that rename was ended by another process.
     """
     for _ in range(_ATTEMPTS):
         closing = _marked(branch, refs, why)
-        look = partial(_newest, closing, versions)
         if closing.state != CLOSING:
-            newest = look()
+            closed = _sealed(closing, _Listed(newest=_newest(closing, versions)), refs)
         else:
             try:
-                newest, _ = together(refs.store, look, partial(refuse_users, branch.name, why.do, refs))
-                _refuse_newer(branch.name, newest, why, refs)
-            except ConflictError:
+                refuse = partial(refuse_users, branch.name, why.do, refs, protected=why.protected)
+                listed, _ = together(refs.store, partial(_listed, closing, versions), refuse)
+                _refuse_newer(branch.name, listed.newest, why, refs)
+            except (ConflictError, ProtectedError):
                 _reopen(closing, refs, versions)
                 raise
+            closed = _sealed(closing, listed, refs)
         # Where the file changed between the mark and the seal, another attempt had reopened the branch, and a writer
         # may have committed: everything is looked at again.
-        sealed = _sealed(closing, newest, refs, versions)
-        if sealed.state == DELETING:
-            return sealed
+        if closed.branch.state == DELETING:
+            return closed
     raise StoreError(f"cannot {why.do} branch {branch.name!r} of {refs.store.uri}: it keeps changing")
 
 
 def close_branches(
     branches: Sequence[Branch], refs: Refs, versions: Versions
-) -> tuple[list[Branch], dict[str, ConflictError]]:
+) -> tuple[list[ClosedBranch], dict[str, ConflictError]]:
     """Take many branches to the state "deleting" with one search for references; return also why others stay.
 
     The order is as in `close_branch`: all marks, then the search, then the seals. So a process that refers to a branch
     of the list sees the mark of this branch, or the search finds its reference.
     """
     marked: list[Branch] = []
-    closed: list[Branch] = []
+    closed: list[ClosedBranch] = []
     refusals: dict[str, ConflictError] = {}
     for branch in branches:
         try:
@@ -137,8 +162,9 @@ def close_branches(
             if closing.state == CLOSING and closing.name in users:
                 _reopen(closing, refs, versions)
                 raise in_use(closing.name, "delete", users[closing.name], refs)
-            sealed = _sealed(closing, _newest(closing, versions), refs, versions)
-            closed.append(sealed if sealed.state == DELETING else close_branch(sealed, Closing(), refs, versions))
+            sealed = _sealed(closing, _listed(closing, versions), refs)
+            again = sealed.branch.state != DELETING
+            closed.append(close_branch(sealed.branch, Closing(), refs, versions) if again else sealed)
         except RefMovedError:
             continue
         except ConflictError as error:
@@ -197,11 +223,34 @@ def _newest(closing: Branch, versions: Versions) -> int:
     return versions.newest(closing.name) or 0
 
 
-def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Branch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """What lies below the folder of a branch that was marked.
+
+    Attributes:
+        newest: The newest version, 0 where the branch has none.
+        keys: All keys; None where only the versions were listed.
+        since: When the listing began, by the monotonic clock.
+    """
+
+    newest: int
+    keys: Sequence[str] | None = None
+    since: float = 0.0
+
+
+def _listed(closing: Branch, versions: Versions) -> _Listed:
+    """List the folder of a branch that was marked, after the mark for the reason that `_newest` gives."""
+    since, folder = time.monotonic(), f"{layout.versions_folder(closing.name)}/"
+    keys = [entry.key for entry in versions.store.walk(layout.branch_root(closing.name))]
+    names = [key.removeprefix(folder) for key in keys if key.startswith(folder)]
+    return _Listed(newest=versions.newest_in(closing.name, names), keys=keys, since=since)
+
+
+def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
     """Take a branch from "closing" to "deleting", if the file still belongs to the same attempt."""
     if closing.state == DELETING and closing.last is not None:
-        return refs.adopt_removal(closing)
-    highest = f"{_highest(closing, newest, versions)} {int(time.time())}"
+        return ClosedBranch(refs.adopt_removal(closing))
+    highest = f"{_highest(closing, listed.newest)} {int(time.time())}"
 
     def sealed(current: Branch) -> Branch:
         same = current.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
@@ -211,8 +260,16 @@ def _sealed(closing: Branch, newest: int, refs: Refs, versions: Versions) -> Bra
 
     own = refs.remover()
     changed = refs.change_branch(closing, sealed)
+    if changed.state != DELETING:
+        return ClosedBranch(changed)
+    # The branch had the name from its mark on, so the listed keys are its own. They are all of them where only commits
+    # were under way, and not a creation, a recovery or a rename that puts its first versions. A writer that saw no mark
+    # acknowledges a version that is not among them only where it has seen the mark for `CLOSING_SECONDS`.
+    same = changed.metadata.get(CLOSING_ID) == closing.metadata.get(CLOSING_ID)
+    only_commits = closing.metadata.get(BEFORE_CLOSING) == READY
+    prompt = time.monotonic() - listed.since < _PROMPT * CLOSING_SECONDS
     # Another process may have sealed the same attempt first, and has the right to delete the file.
-    return _with_right(changed, own, refs) if changed.state == DELETING else changed
+    return ClosedBranch(_with_right(changed, own, refs), listed.keys if same and only_commits and prompt else None)
 
 
 def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
@@ -220,16 +277,15 @@ def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
     return deleting if deleting.metadata.get(REMOVER) == own.get(REMOVER) else refs.adopt_removal(deleting)
 
 
-def _highest(branch: Branch, newest: int, versions: Versions) -> int:
+def _highest(branch: Branch, newest: int) -> int:
     """Return the highest number that a version of a branch may have, once the branch takes no commits any more."""
-    # A sync is numbered after the version that it merges, usually of main. A late sync may be about to use that number.
-    main = versions.newest(layout.MAIN) or 0
-    return max(branch.first, branch.last[0] if branch.last else 0, newest, main)
+    # A late sync may be about to use a higher number: `first_number_above_fences` says which.
+    return max(branch.first, branch.last[0] if branch.last else 0, newest)
 
 
 def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Undo a creation that was begun under a name, unless another process finished it meanwhile."""
-    highest = f"{_highest(branch, _newest(branch, versions), versions)} {int(time.time())}"
+    highest = f"{_highest(branch, _newest(branch, versions))} {int(time.time())}"
 
     def marked(current: Branch) -> Branch:
         if current.state != CREATING:
@@ -257,19 +313,19 @@ def finish_deleting(branch: Branch, refs: Refs, versions: Versions, folders: Col
     Raises:
         ConflictError: It is being reset meanwhile.
     """
-    finish_deleting_many([branch], refs, versions, folders)
+    finish_deleting_many([ClosedBranch(branch)], refs, versions, folders)
 
 
 def finish_deleting_many(
-    branches: Sequence[Branch], refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
+    branches: Sequence[ClosedBranch], refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
 ) -> None:
     """Delete the versions of branches in state "deleting", and their files; arguments as for `finish_deleting`.
 
     Raises:
         ConflictError: One of them is being reset meanwhile.
     """
-    for branch in branches:
-        emptied = empty_branch(branch, refs, versions, folders)
+    for closed in branches:
+        emptied = empty_branch(closed, refs, versions, folders)
         if emptied is None:
             continue
         try:
@@ -291,7 +347,7 @@ class EmptiedBranch:
 
 
 def empty_branch(
-    branch: Branch, refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
+    closed: ClosedBranch, refs: Refs, versions: Versions, folders: Collection[str] = VERSION_FOLDERS
 ) -> EmptiedBranch | None:
     """Delete the versions of a branch in state "deleting", after recording how far their numbers went.
 
@@ -301,23 +357,29 @@ def empty_branch(
     Returns:
         What was deleted; None when another process finished the deletion.
     """
+    branch, listed = closed.branch, closed.keys
     root, store = layout.branch_root(branch.name), refs.store
     while True:
-        highest, since = branch.last or (_highest(branch, _newest(branch, versions), versions), int(time.time()))
+        highest, since = branch.last or (_highest(branch, _newest(branch, versions)), int(time.time()))
         # The fence is put before the deletion: from here on no next branch of the name can begin too low.
-        fence = layout.branch_fence_file(branch.name, highest, since, branch.id)
-        _, listed = together(store, partial(put_once, store, fence, b""), lambda: list(store.walk(root)))
+        put_fence = partial(put_once, store, layout.branch_fence_file(branch.name, highest, since, branch.id), b"")
+        if listed is not None and branch.etag:
+            put_fence()
+            below, deleting = listed, (branch, branch.etag)
+        else:
+            _, below = together(store, put_fence, lambda: [entry.key for entry in store.walk(root)])
+            read = refs.read_deleting(branch)
+            if read is None:
+                return None
+            deleting = read
         # Only its own folders are emptied: a branch `a/b` lies inside the folder of `a`.
-        keys = [key for entry in listed if (key := entry.key).removeprefix(f"{root}/").partition("/")[0] in folders]
-        deleting = refs.read_deleting(branch)
-        if deleting is None:
-            return None
+        keys = [key for key in below if key.removeprefix(f"{root}/").partition("/")[0] in folders]
         manifests = _manifests_of(keys, f"{root}/{layout.VERSIONS}/")
         numbers = manifests.keys()
         if not numbers or max(numbers) <= highest + 1:
             break
         # Another program, which knows no marks, committed meanwhile.
-        branch = _with_last(branch, max(numbers), refs)
+        branch, listed = _with_last(branch, max(numbers), refs), None
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
     copy_to_expired(store, branch.name, branch.id, manifests, cached=partial(versions.stored_bytes, branch))
     # Oldest first: if the branch was recovered and loses versions, its head stays for as long as possible.
@@ -400,7 +462,7 @@ def fences(refs: Refs) -> list[tuple[str, int, int, str]]:
     ]
 
 
-def first_number_above_fences(name: str, refs: Refs) -> int:
+def first_number_above_fences(name: str, refs: Refs, versions: Versions) -> int:
     """Return the lowest number with which a new branch of a name may begin; delete outdated fences where allowed."""
     all_fences, until = fences(refs), time.time() - FENCE_SECONDS
     old = [layout.branch_fence_file(*fence) for fence in all_fences if fence[2] < until]
@@ -409,17 +471,29 @@ def first_number_above_fences(name: str, refs: Refs) -> int:
         # the fences of others stay until somebody creates a branch who may delete them.
         with suppress(PermissionRefusedError):
             refs.store.delete_many(old)
-    # A late writer may still put the version after the newest one, so the branch begins above that.
-    return max((number + 2 for deleted_name, number, *_ in all_fences if deleted_name == name), default=0)
+    numbers = [number for deleted_name, number, *_ in all_fences if deleted_name == name]
+    return number_above(numbers, versions) if numbers else 0
 
 
-def refuse_users(name: str, do: str, refs: Refs) -> None:
-    """Refuse to change a branch that tags or other branches refer to.
+def number_above(fenced: Sequence[int], versions: Versions) -> int:
+    """Return a number above every number that a late writer may still give, given the newest of deleted branches."""
+    # A late writer may still put the version after the newest one. A sync is numbered after the version that it merges,
+    # usually of main, whose newest version has no lower number now than when the sync read it.
+    return max(*fenced, versions.newest(layout.MAIN) or 0) + 2
+
+
+def refuse_users(name: str, do: str, refs: Refs, *, protected: bool = False) -> None:
+    """Refuse to change a branch that tags or other branches refer to, or that is `protected`.
 
     Raises:
         ConflictError: There are some; the error names them.
+        ProtectedError: The branch is protected.
     """
-    users = refs.referrers_of(name)
+    listed = refs.listed()
+    # Most tables protect nothing, and the listing shows it.
+    if protected and listed.has_protection:
+        refuse_protected_branch(do, name, refs.store)
+    users = refs.referrers_of(name, listed)
     if users:
         raise in_use(name, do, users, refs)
 

@@ -10,8 +10,9 @@ again.
   the next manifest. A writer that saw no mark read the head before the deletion listed the versions, so it puts at most
   the number after the newest listed version: 6.
 - The deletion records the newest listed number in a fence file: 5 (`refs.branch_deletion`). The next branch of the name
-  begins at least two above the fence: at 7. So manifest 6 lies below the first version of the new `run/7`. It is no
-  version of the new branch, and the new branch never uses its key.
+  begins at least two above the fence, and at least two above `main`, since a sync of the old branch may be about to put
+  the number after the version of `main` that it merges. Where `main` has 4 versions, it begins at 7. So manifest 6 lies
+  below the first version of the new `run/7`. It is no version of the new branch, and the new branch never uses its key.
 - After the put, the writer reads the branch again:
 
   - The old branch is there: version 6 is on it.
@@ -79,13 +80,13 @@ DROPPING = f"{RESERVED_PREFIX}dropping"
 versions 6 to 8 are dropped, and that the random id of the reset is 4f2a..."""
 WITHDRAWN = 0
 """The number in the fence file that a writer puts before it deletes its own manifest; the id in it is the commit id."""
+CLOSING_SECONDS = 3.0
+"""The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion lists what refers to
+the branch and what lies in its folder, and writes the branch's file."""
 _RESET_SECONDS = 60
 """The longest time that a writer waits for a reset of the branch to end."""
 # The number of failed reads of the branch after a commit before its state counts as unknown.
 _LOOKS, _PAUSE_SECONDS = 4, 0.02
-# The longest time that a writer waits for a deletion to be taken back or to proceed: the deletion looks for references
-# in a few requests.
-_CLOSING_SECONDS = 1.0
 _RANGE = re.compile(r"([0-9]{1,19})-([0-9]{1,19})( [0-9a-f]+)?")
 
 
@@ -96,19 +97,20 @@ class BranchFence:
     refs: Refs
     name: str
 
-    def check_before_put(self, head: State, earlier_ids: str = "") -> str:
+    def check_before_put(self, head: State, earlier_ids: str = "", known: Branch | None = None) -> str:
         """Return the ids of the branch and its last recovery; call this after its head was read and before the put.
 
         Args:
             head: The version that was read as the head.
             earlier_ids: What an earlier attempt of the same commit returned; empty at the first attempt.
+            known: The branch, where it was read after this process put its head; then it is not read again.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.
             CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being reset or
                 renamed.
         """
-        branch = self.refs.branch(self.name)
+        branch = known or self.refs.branch(self.name)
         if branch is not None and branch.state != READY and RESETTING in branch.metadata:
             # The commit must not be retried automatically: it was made from the branch as it was before the reset.
             raise being_reset(branch, self.refs, in_flight=True)
@@ -145,7 +147,7 @@ class BranchFence:
                 or the store did not answer.
         """
         problem: StoreError | CorruptFileError | None = None
-        failed, until = 0, time.monotonic() + _CLOSING_SECONDS
+        failed, until = 0, time.monotonic() + CLOSING_SECONDS
         while failed < _LOOKS:
             try:
                 doubt = self._reason_for_doubt(ids_before, version, path)

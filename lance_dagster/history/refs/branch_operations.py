@@ -39,16 +39,17 @@ from lance_dagster.format.validation import check_string_mapping
 from lance_dagster.history.commit import WRITER, Proposal, create_first, now_ns
 from lance_dagster.history.refs.branch_deletion import (
     ALL_FOLDERS,
+    ClosedBranch,
     Closing,
     abandon_creation,
     close_branch,
     close_branches,
     empty_branch,
     fences,
-    finish_deleting,
     finish_deleting_many,
     first_number_above_fences,
     in_use,
+    number_above,
     put_back,
     refuse_renaming,
     refuse_users,
@@ -98,7 +99,7 @@ def create_branch(
     check_writable(parent.manifest)
     refs.store.refuse_links(layout.versions_folder(name))
     described = _describe_new(name, parent, refs, versions, metadata=metadata)
-    newest, is_tag = together(refs.store, partial(versions.newest, name), partial(_is_tag, name, refs))
+    newest, is_tag = together(refs.store, partial(versions.newest_or_none, name), partial(_is_tag, name, refs))
     if newest is None and not is_tag:
         # Most names are free. The put decides between two callers: the second caller gets the branch of the first.
         added = refs.add_branch(described)
@@ -135,7 +136,7 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
     """
 
     def delete() -> None:
-        finish_deleting(close_branch(_unused(name, "delete", refs), Closing(), refs, versions), refs, versions)
+        finish_deleting_many([close_branch(_unused(name, "delete", refs), Closing(), refs, versions)], refs, versions)
 
     without_landed_tags(name, delete, refs, versions)
 
@@ -143,8 +144,8 @@ def delete_branch(name: str, refs: Refs, versions: Versions) -> None:
 def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
     """Delete a branch that nobody is to write to any more, given the newest version that the caller knows of.
 
-    It is deleted as by `delete_branch`, but references to it are searched only after it was marked. So a branch that
-    has to stay takes no commits for a moment.
+    It is deleted as by `delete_branch`, but protection and references are looked at only after it was marked. So a
+    branch that has to stay takes no commits for a moment.
 
     Raises:
         ConflictError: As for `delete_branch`; or it has a newer version; or it is gone.
@@ -161,12 +162,12 @@ def delete_up_to(branch: Branch, number: int, refs: Refs, versions: Versions) ->
     Raises:
         ConflictError: As for `retire_branch`.
     """
-    refuse_protected_branch("delete", branch.name, refs.store)
     refuse_renaming(branch, "delete", refs)
     refs.store.refuse_links(layout.versions_folder(branch.name))
 
     def delete() -> None:
-        finish_deleting(close_branch(branch, Closing(upto=number), refs, versions), refs, versions)
+        closed = close_branch(branch, Closing(upto=number, protected=True), refs, versions)
+        finish_deleting_many([closed], refs, versions)
 
     without_landed_tags(branch.name, delete, refs, versions)
 
@@ -212,11 +213,11 @@ def reset_branch(
         raise InvalidInputError(f"main of {refs.store.uri} cannot be reset; restore an older version instead")
     # The mark stays until the branch is ready: a writer that finds the branch unusable is told that it comes back.
     mark = f"{target} {int(time.time())} {uuid.uuid4().hex}"
-    branch = close_branch(_unused(name, "reset", refs), Closing(do="reset", resetting=mark), refs, versions)
+    closed = close_branch(_unused(name, "reset", refs), Closing(do="reset", resetting=mark), refs, versions)
     # Reserved keys describe the old branch: its state, its first version, a rename.
-    own_metadata = {key: value for key, value in branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
+    own_metadata = {key: value for key, value in closed.branch.metadata.items() if not key.startswith(RESERVED_PREFIX)}
     described = _describe_new(name, target, refs, versions, metadata=own_metadata | {RESETTING: mark})
-    replaced = _replaced(branch, described, refs, versions)
+    replaced = _replaced(closed, described, refs, versions)
     if replaced is None:
         raise ConflictError(
             f"cannot reset branch {name!r} of {refs.store.uri} to {target}: another process deleted or reset it at the "
@@ -239,13 +240,13 @@ def _replace_deleted(
     return _replaced(dead, described, refs, versions)
 
 
-def _replaced(dead: Branch, successor: Branch, refs: Refs, versions: Versions) -> Branch | None:
+def _replaced(closed: ClosedBranch, successor: Branch, refs: Refs, versions: Versions) -> Branch | None:
     """Empty a branch in state "deleting" and replace its file by the file of a new branch.
 
     Returns:
         The new branch; None when another process deleted or replaced the branch first.
     """
-    emptied = empty_branch(dead, refs, versions)
+    emptied, dead = empty_branch(closed, refs, versions), closed.branch
     if emptied is None:
         return None
     marks = {name: dead.metadata.get(name) for name in (RESETTING, CLOSING_ID)}
@@ -268,7 +269,7 @@ def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
     """Delete the old branch at the end of a rename, unless another process did."""
     closing = Closing(do="rename", rename_id=branch.metadata.get(RENAME_ID))
     with suppress(RefMovedError):
-        finish_deleting(close_branch(branch, closing, refs, versions), refs, versions, ALL_FOLDERS)
+        finish_deleting_many([close_branch(branch, closing, refs, versions)], refs, versions, ALL_FOLDERS)
 
 
 def branch_of_name(name: str, refs: Refs, versions: Versions) -> Branch | None:
@@ -299,7 +300,7 @@ def _is_tag(name: str, refs: Refs) -> bool:
     return "/" not in name and refs.tag(name) is not None
 
 
-def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
+def refuse_recent(branch: Branch, name: str, refs: Refs, versions: Versions) -> None:
     """Refuse a new name for a branch while a commit to an earlier branch of that name may be in flight.
 
     A renamed branch keeps its version numbers, so it cannot begin above the fence as a new branch does.
@@ -307,12 +308,16 @@ def refuse_recent(branch: Branch, name: str, refs: Refs) -> None:
     Raises:
         AlreadyExistsError: A branch of the name was deleted recently, and `branch` has version numbers of it.
     """
-    for own, newest, _, branch_id in fences(refs):
-        if own == name and newest != WITHDRAWN and branch_id != branch.id and newest + 2 > branch.first:
-            raise AlreadyExistsError(
-                f"{name!r} of {refs.store.uri} was the name of another branch until less than a day ago; "
-                "choose another name"
-            )
+    numbers = [
+        number
+        for own, number, _, branch_id in fences(refs)
+        if own == name and number != WITHDRAWN and branch_id != branch.id
+    ]
+    if numbers and number_above(numbers, versions) > branch.first:
+        raise AlreadyExistsError(
+            f"{name!r} of {refs.store.uri} was the name of another branch until less than a day ago; "
+            "choose another name"
+        )
 
 
 def refuse_reserved_keys(metadata: Mapping[str, object]) -> None:
@@ -336,13 +341,12 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
         raise refs.branch_not_found(name)
 
     def refuse() -> None:
-        refuse_protected_branch(do, name, refs.store)
         refuse_renaming(branch, do, refs)
         # Links are refused before the mark: a branch behind a link would stay marked until the link is gone.
         refs.store.refuse_links(layout.versions_folder(name))
 
     # The cheap refusals come first, before anything is marked. References are looked for again after the mark.
-    together(refs.store, refuse, partial(refuse_users, name, do, refs))
+    together(refs.store, refuse, partial(refuse_users, name, do, refs, protected=True))
     return branch
 
 
@@ -355,7 +359,7 @@ def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, m
 def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties: Mapping[str, str] = NOTHING) -> Branch:
     _refuse_other_work(branch, refs)
     refuse_dying_parent(branch, refs, versions)
-    branch = _above_fences(branch, refs)
+    branch = _above_fences(branch, refs, versions)
     parent = versions.load(branch.parent_branch, branch.parent_version)
     main = branch.parent_branch == layout.MAIN
     parent_uri = versions.branch_uri(branch.parent_branch)
@@ -443,11 +447,11 @@ def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
         raise
 
 
-def _above_fences(branch: Branch, refs: Refs) -> Branch:
+def _above_fences(branch: Branch, refs: Refs, versions: Versions) -> Branch:
     """Let a branch begin above every version number that earlier branches of the name had."""
     # Fences are listed only after the name was taken: a branch that is created and deleted before has its fence by
     # then.
-    lowest = first_number_above_fences(branch.name, refs)
+    lowest = first_number_above_fences(branch.name, refs, versions)
     if lowest <= branch.first:
         return branch
 
@@ -466,7 +470,7 @@ def refuse_leftovers(name: str, versions: Versions) -> None:
     """
     newest = versions.newest(name)
     # A version below a fence was put by a late writer; the new branch begins above it and is not affected.
-    if newest is None or newest < first_number_above_fences(name, Refs(versions.store)):
+    if newest is None or newest < first_number_above_fences(name, Refs(versions.store), versions):
         return
     remedy = Remedy(
         "{} makes it a branch again, which can be deleted; or choose another name", Call("branches.recover", (name,))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import TypeVar
 
 import pendulum
@@ -73,6 +74,15 @@ _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files in a row.
 _READERS, _FEW = 8, 4
 Ref = TypeVar("Ref", Branch, Tag)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRefs:
+    """The files of the tags and branches of a table with their ETags, and whether there are rules of protection."""
+
+    tags: Mapping[str, str]
+    branches: Mapping[str, str]
+    has_protection: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +158,16 @@ class Refs:
         # storage.
         return None if tag is None or REMOVER in tag.metadata else tag
 
-    def referrers_of(self, branch: str) -> list[str]:
+    def listed(self) -> ListedRefs:
+        """List the tags, the branches and the rules of protection with one request for each page."""
+        files: dict[str, dict[str, str]] = {layout.TAGS: {}, layout.BRANCHES: {}, layout.REFS: {}}
+        for entry in sorted(self.store.walk(layout.REFS), key=attrgetter("key")):
+            folder, _, file = entry.key.rpartition("/")
+            files.get(folder, {})[file] = entry.etag
+        has_protection = layout.PROTECTION.rpartition("/")[2] in files[layout.REFS]
+        return ListedRefs(files[layout.TAGS], files[layout.BRANCHES], has_protection)
+
+    def referrers_of(self, branch: str, listed: ListedRefs | None = None) -> list[str]:
         """Describe the tags and branches that refer to a branch, including branches that are being created."""
         # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
         # there was, and they refer only to `main` and to their own kind.
@@ -159,11 +178,7 @@ class Refs:
         def other_branch(file: str) -> str | None:
             return None if (name := layout.parse_branch_file_name(file)) == branch else name
 
-        tags, branches = together(
-            self.store,
-            partial(self._all_tags, exempt=exempt),
-            partial(self._all_branches, other_branch, exempt=exempt),
-        )
+        tags, branches = self._all_refs(listed or self.listed(), other_branch, exempt)
         users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
         return users + [f"branch {child.name!r}" for child in branches.values() if child.parent_branch == branch]
 
@@ -171,7 +186,7 @@ class Refs:
         """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
         users: dict[str, list[str]] = {}
         # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
-        tags, branches = together(self.store, self.tags, self.branches)
+        tags, branches = self._all_refs(self.listed(), layout.parse_branch_file_name)
         for tag in tags.values():
             users.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
         for branch in branches.values():
@@ -586,29 +601,42 @@ class Refs:
         """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
+    def _all_refs(
+        self, listed: ListedRefs, name_of: Callable[[str], str | None], exempt: tuple[str, ...] = ()
+    ) -> tuple[dict[str, Tag], dict[str, Branch]]:
+        """Read the listed tags, and the listed branches whose files have a name, that begin with no exempt prefix."""
+        tags = _named(listed.tags, layout.parse_tag_file_name, None, exempt)
+        branches = _named(listed.branches, name_of, None, exempt)
+        return together(
+            self.store,
+            partial(_read_all, tags, self._known_tags, self.tag_to_change),
+            partial(_read_all, branches, self._known_branches, self.branch_to_change),
+        )
+
     def _all_branches(
         self, name_of: Callable[[str], str | None], pattern: str | None = None, *, exempt: tuple[str, ...] = ()
     ) -> dict[str, Branch]:
         """Read the branches whose files have a name, match a pattern and do not begin with an exempt prefix."""
-        listed = self._listed(layout.BRANCHES, name_of, pattern, exempt)
+        listed = _named(self.store.list_with_etags(layout.BRANCHES), name_of, pattern, exempt)
         return _read_all(listed, self._known_branches, self.branch_to_change)
 
     def _all_tags(
         self, pattern: str | None = None, *, exempt: tuple[str, ...] = (), limit: int | None = None
     ) -> dict[str, Tag]:
         """Read the tags that match a pattern and do not begin with an exempt prefix, at most the first `limit`."""
-        listed = self._listed(layout.TAGS, layout.parse_tag_file_name, pattern, exempt)
+        listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern, exempt)
         return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
 
-    def _listed(
-        self, folder: str, name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
-    ) -> dict[str, str]:
-        """List the names of the refs that match, with the ETags of their files."""
-        if pattern is not None:
-            check_pattern(pattern)
-        listed = ((name_of(file), etag) for file, etag in self.store.list_with_etags(folder).items())
-        named = ((name, etag) for name, etag in listed if name and not name.startswith(exempt))
-        return {name: etag for name, etag in named if pattern is None or fnmatchcase(name, pattern)}
+
+def _named(
+    files: Mapping[str, str], name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
+) -> dict[str, str]:
+    """Return the names of the refs that match, with the ETags of their files, given the names and ETags of files."""
+    if pattern is not None:
+        check_pattern(pattern)
+    named = ((name_of(file), etag) for file, etag in files.items())
+    kept = ((name, etag) for name, etag in named if name and not name.startswith(exempt))
+    return {name: etag for name, etag in kept if pattern is None or fnmatchcase(name, pattern)}
 
 
 def _read_all(

@@ -169,7 +169,7 @@ def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Bran
     target = branch_operations.branch_of_name(new, refs, versions)
     if target is None:
         branch_operations.refuse_leftovers(new, versions)
-    branch_operations.refuse_recent(branch, new, refs)
+    branch_operations.refuse_recent(branch, new, refs, versions)
     branch_operations.refuse_tagged(new, refs)
     if target is None:
         own = {RENAMED_FROM: branch.name, RENAMING_TO: None, RENAME_ID: uuid.uuid4().hex, LAST: None}

@@ -183,8 +183,12 @@ def open_candidate(context: CheckContext, asset: TableAsset, *, resource_key: st
     """
     lance: LanceResource = getattr(context.resources, resource_key)
     key = asset_key_of(asset)
-    table = lance.table(key, {**describe_asset(context, key)[0], **metadata_of(asset)})
+    metadata = {**describe_asset(context, key)[0], **metadata_of(asset)}
+    table = lance.unopened(key, metadata) or lance.table(key, metadata)
     head = RunBranch(table=table, chain=RunChain.of_context(context)).head()
+    if head is None:
+        # A table that has the branch of the run is there; any other table is looked for.
+        table = lance.table(key, metadata)
     repository = None if head is not None else lance.open_repository()
     waiting = None if repository is None else newest_waiting(repository, table)
     version = head or waiting or table.at(lance.read_ref)

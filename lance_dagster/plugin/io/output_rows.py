@@ -99,7 +99,8 @@ class ArrowRows(OutputRows):
         # Rows in memory are converted before a file is begun, so a value that does not fit leaves no file. A stream is
         # converted while it is written.
         fitted = batches if self.in_memory is None else iter(list(batches))
-        return StagedFiles(schema, write_files(place, tally.passing(fitted)), place.base)
+        # They are committed next, so nobody can have changed them.
+        return StagedFiles(schema, write_files(place, tally.passing(fitted)), place.base, is_checked=True)
 
     def keyed(self, target: Destination, schema: pa.Schema, tally: RowTally) -> pa.Table:  # noqa: ARG002
         """Return the rows in memory."""

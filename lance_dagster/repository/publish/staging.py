@@ -101,7 +101,8 @@ class TableChange:
             # The version could get to `main` only by a merge of rows, which has other content: it stays on its branch.
             return replace(at, lands=NEVER)
         landing = Landing(context=self.context, source=staged, head=head, options=self.options)
-        at = replace(at, pin=hold_until_landed(landing, is_newest=not self.exact))
+        is_newest = not self.exact or self.context.versions.was_head(staged)
+        at = replace(at, pin=hold_until_landed(landing, is_newest=is_newest))
         self.landings[at] = landing
         return at
 

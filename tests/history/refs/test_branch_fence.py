@@ -317,38 +317,51 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
         assert_replaced(table)
 
 
-def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged_before_its_end(table: LanceTable) -> None:
-    """The manifest is put between the deletion's listing and the removal of the branch, which deletes it too."""
-    listed, committed = threading.Event(), threading.Event()
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_commit_that_a_deletion_did_not_list_is_not_acknowledged(table: LanceTable, *, is_over: bool) -> None:
+    """The manifest is put between the deletion's listing and its seal.
+
+    A writer that looks while the deletion goes on does not know what becomes of it. A writer that looks after the
+    deletion finds that nobody could have read its manifest, and takes it back.
+    """
+    sealing, committed, looked = threading.Event(), threading.Event(), threading.Event()
     swaps = []
 
     def pause(request: Request) -> object:
         if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
             swaps.append(request.key)
-            # The first swap sets the mark, and the second one removes the branch.
+            # The first swap sets the mark, and the second one is the seal.
             if len(swaps) == 2:
-                listed.set()
+                sealing.set()
                 assert committed.wait(10)
+        elif request.verb == "compare_and_delete" and not is_over:
+            assert looked.wait(10)
         return request.send()
 
     deletion = threading.Thread(target=lambda: through(table, pause).branches.delete("run"))
 
-    def delete() -> None:
-        deletion.start()
-        assert listed.wait(10)
-
     def script(request: Request) -> object:
         if request.commits and "tree/run/" in request.key:
-            delete()
+            deletion.start()
+            assert sealing.wait(10)
             answer = request.send()
             committed.set()
+            if is_over:
+                deletion.join(10)
             return answer
         return request.send()
 
-    with pytest.raises(CommitStateUnknownError, match="was being deleted while"):
+    error, told = (CommitConflictError, "deleted meanwhile") if is_over else (CommitStateUnknownError, "being deleted")
+    with pytest.raises(error, match=told):
         through(table, script).append(entries(*LATE), branch="run")
+    looked.set()
     deletion.join(10)
     assert "run" not in table.branches.list()
+    manifests = list(Path(table.uri, "tree/run/_versions").glob("*.manifest"))
+    assert (0 if is_over else 1) == len(manifests)
+    # Whether it stays there or not, the name is free.
+    table.branches.create("run")
+    assert contents(table) == contents(table, "run")
 
 
 @pytest.mark.parametrize("job", ["append", "sync"])

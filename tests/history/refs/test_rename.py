@@ -17,7 +17,7 @@ from lance_dagster.errors import (
     RefNotFoundError,
     VersionNotFoundError,
 )
-from lance_dagster.store import LocalStore
+from lance_dagster.store import LocalStore, ObjectInfo
 from tests.backdating import DAY, age, stored
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import Rows, as_pylance, contents, context_of, context_on, entries, new_table
@@ -231,11 +231,11 @@ def test_a_renaming_that_another_one_finished_is_not_given_up(table: LanceTable)
     """A short-lived tag refers to the branch while another process completes the renaming."""
 
     def script(request: Request) -> object:
-        if request.verb == "list" and "tags" in request.key:
+        if request.verb == "walk" and request.key == "_refs":
             looks.append(request.key)
             if len(looks) == 2:
                 renamed.append(table.branches.rename("old", "new").name)
-                return {"kept.json": ""}
+                return [ObjectInfo("_refs/tags/kept.json", len(tag), 0.0)]
         if request.verb == "get_with_etag" and request.key.endswith("kept.json"):
             return tag, ""
         return request.send()
