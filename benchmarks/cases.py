@@ -1,6 +1,6 @@
 """The benchmarks: each case is a table of the report, whose rows are measured one after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,11 +12,12 @@ from benchmarks import contention, loading, merging, publishing, repositories, s
 from benchmarks.figures import Case, Goal, Plot
 from benchmarks.measure import medians, ms
 from benchmarks.memory import COMMIT, COUNT, measured
-from benchmarks.tables import QUICK, ROWS, Made, with_fragments, with_versions
+from benchmarks.tables import QUICK, ROWS, Made, with_days, with_fragments, with_versions
 from lance_dagster import LanceTable
 
 FRAGMENTS = (10, 1_000, 10_000, 50_000)
 VERSIONS = (10, 1_000, 10_000)
+DAYS = (10, 1_000)
 Rows = Iterator[tuple[str, ...]]
 PACKAGE, QUICKLY, PYLANCE = "lance_dagster", "lance_dagster, not synced", "pylance"
 
@@ -93,6 +94,33 @@ def _deleting(folder: Path) -> Rows:
         yield f"{fragments:,}", *times, *ratios
 
 
+def _partitioning(folder: Path) -> Rows:
+    for days in DAYS:
+        uri, day = with_days(folder, days), "day = 'd3'"
+        rows = pa.table({"day": ["d3"], "id": [3]})
+
+        def replaced_by_pylance(uri: str = uri, day: str = day, rows: pa.Table = rows) -> None:
+            lance.dataset(uri).delete(day)
+            lance.write_dataset(rows, uri, mode="append")
+
+        # Before pylance writes a file of the day.
+        counted = medians(
+            {
+                PACKAGE: lambda uri=uri, day=day: LanceTable.open(uri).count_rows(filter=day),  # type: ignore[misc]
+                PYLANCE: lambda uri=uri, day=day: lance.dataset(uri).count_rows(filter=day),  # type: ignore[misc]
+            }
+        )
+        yield f"{days:,} days, count one", *_times(counted)
+        replaced = medians(
+            {PACKAGE: lambda uri=uri, day=day, rows=rows: LanceTable.open(uri, QUICK).replace_where(day, rows)}  # type: ignore[misc]
+        ) | medians({PYLANCE: replaced_by_pylance})
+        yield f"{days:,} days, replace one", *_times(replaced)
+
+
+def _times(found: Mapping[str, float]) -> tuple[str, str, str]:
+    return ms(found[PACKAGE]), ms(found[PYLANCE]), f"{found[PYLANCE] / found[PACKAGE]:.2f}"
+
+
 def _listing(folder: Path) -> Rows:
     for versions in VERSIONS:
         made = with_versions(folder, versions)
@@ -164,10 +192,18 @@ CASES = (
     ),
     Case(
         "delete",
-        "Open a table and delete one row; both look for it in all fragments.",
+        "Open a table and delete one row. pylance looks for it in all fragments, and this package in those whose range "
+        "of ids has it.",
         ("fragments", PACKAGE, QUICKLY, PYLANCE, "ratio", "ratio, not synced"),
         _deleting,
         plot=_THREE,
+    ),
+    Case(
+        "partition",
+        "Open a table with one fragment for each day, and count or replace the rows of one day; neither side syncs. "
+        "pylance replaces them in two commits.",
+        ("table", PACKAGE, PYLANCE, "ratio"),
+        _partitioning,
     ),
     Case(
         "versions",

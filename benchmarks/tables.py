@@ -62,6 +62,16 @@ def with_fragments(folder: Path, count: int) -> Made:
     return made
 
 
+def with_days(folder: Path, count: int) -> str:
+    """Make a table with one data file, of one row, for each of so many days; return its URI."""
+    rows = pa.table({"day": ["d"], "id": [0]})
+    table = LanceTable.create(folder / f"d{count}.lance", rows.schema, storage_options=QUICK)
+    days = (pa.table({"day": [f"d{day}"], "id": [day]}) for day in range(count))
+    files = tuple(file for day in days for file in table.stage(day).files)
+    table.append(StagedFiles(rows.schema, files))
+    return table.uri
+
+
 def linked(table: LanceTable, file: StagedFile) -> StagedFile:
     """Give a data file another name: a commit refuses to name one file twice, since its rows would be there twice."""
     folder, name = Path(table.uri) / layout.DATA, f"{uuid.uuid4().hex}.lance"

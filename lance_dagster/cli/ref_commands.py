@@ -59,7 +59,7 @@ class _TagOptions(TypedDict):
     release: str | None
 
 
-class _RollbackOptions(TypedDict):
+class _TagRollbackOptions(TypedDict):
     """The options of `rollback`."""
 
     name: str
@@ -215,7 +215,7 @@ def promote(  # one for each option
 @click.option("--steps", type=click.IntRange(min=1), help="In place of --to: how many moves of the tag.")
 @_with_expected
 @_with_force
-def rollback(table: "LanceTable", output: Output, **options: Unpack[_RollbackOptions]) -> None:
+def rollback(table: "LanceTable", output: Output, **options: Unpack[_TagRollbackOptions]) -> None:
     """Take a tag of TABLE back to a version that it named before.
 
     A tag that follows a channel of a lake is refused: `lance-dagster rollback LAKE` takes the channel back.

@@ -63,11 +63,7 @@ def _sum(counts: Iterable[FileCount]) -> FileCount:
 
 
 def free_space(
-    repository: RepositoryContext,
-    *,
-    older_than: timedelta | None,
-    retention: CommitRetention,
-    dry_run: bool,
+    repository: RepositoryContext, older_than: timedelta | None, retention: CommitRetention, *, dry_run: bool
 ) -> FreedSpace:
     """Collect the commits of a repository, then let versions of its tables expire and delete files.
 

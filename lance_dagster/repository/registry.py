@@ -134,6 +134,19 @@ class Registry:
         """Return the last name of the table that has an identity, removed or not; None for an unknown identity."""
         return _read_text(self.store, _identity_path(table_id), "name")
 
+    def name_at(self, uri: str) -> str:
+        """Return the name of the table at a URI.
+
+        Raises:
+            InvalidInputError: The URI is not below the root.
+        """
+        root = self.store.uri
+        name = uri.removeprefix(f"{root}/").removesuffix(SUFFIX)
+        # Compared with the URI put together again: without the prefix or the suffix, nothing was removed from it.
+        if f"{root}/{name}{SUFFIX}" != uri:
+            raise InvalidInputError(f"the table at {uri} is not below {root}")
+        return name
+
     def remove(self, name: str) -> None:
         """Take a table out of the register; its files stay, and a search for tables does not bring it back."""
         table_id = self.id_of(name)

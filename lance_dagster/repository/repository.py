@@ -633,11 +633,7 @@ class LanceRepository:
         Raises:
             InvalidInputError: The table is not below the root.
         """
-        name = table.uri.removeprefix(f"{self.root}/").removesuffix(SUFFIX)
-        # Compared with the URI put together again: without the prefix or the suffix, nothing was removed from it.
-        if f"{self.root}/{name}{SUFFIX}" != table.uri:
-            raise InvalidInputError(f"the table at {table.uri} is not below {self.root}")
-        return name
+        return self._context.registry.name_at(table.uri)
 
     def pinned(self, reader: str | None, channel: str) -> RepositoryView | None:
         """Return all tables as a channel named them at a reader's first request; None when there is no such channel.
@@ -699,46 +695,30 @@ class LanceRepository:
         `status(tables=[])` costs the same however many tables there are. It shows the branches that were forked, and
         not those that only tables know.
         """
-        return status_of_repository(
-            self._context, None if tables is None else string_list("tables", tables, "shop/orders")
-        )
+        names = None if tables is None else string_list("tables", tables, "shop/orders")
+        return status_of_repository(self._context, names)
 
     def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
         """Delete commits that no branch, channel or tag needs, and the versions of tables that only they name.
 
-        Data files stay until `maintenance.collect_garbage` of each table.
-
-        Args:
-            retention: What stays; by default the last 30 promotions of each channel, and 30 days.
-            dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
+        Data files stay, unlike with `free`, which has the same arguments.
         """
         return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
 
     def free(
-        self,
-        older_than: timedelta | None = None,
-        *,
-        retention: CommitRetention | None = None,
-        dry_run: bool = True,
+        self, older_than: timedelta | None = None, *, retention: CommitRetention | None = None, dry_run: bool = True
     ) -> FreedSpace:
-        """Collect old commits, then let old versions of every table expire and delete the files that nothing names.
-
-        The files of versions that expire are deleted by a call at least a day later.
+        """Collect commits, let old versions of every table expire, and delete files of versions that expired a day ago.
 
         Args:
             older_than: The age at which versions expire; None for the rules stored with each table, or 14 days.
             retention: Which commits stay; by default the last 30 promotions of each channel, and 30 days.
             dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
         """
-        return free_space(
-            self._context, older_than=older_than, retention=retention or CommitRetention(), dry_run=dry_run
-        )
+        return free_space(self._context, older_than, retention or CommitRetention(), dry_run=dry_run)
 
     def held_versions(self, name: str) -> int:
-        """Return how many branches and tags of a table hold versions for commits.
-
-        `collect` deletes such a branch or tag with the last commit that names its version.
-        """
+        """Return how many branches and tags of a table hold versions for commits, until `collect` deletes them."""
         return held_versions(self._context.table(name))
 
     def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:

@@ -211,7 +211,7 @@ def test_requests_do_not_grow_with_the_table(s3_storage: S3Storage) -> None:
         assert {name: most for name, (most, _) in SEARCHES.items()} == made, count
 
 
-def fragment_rows(table: LanceTable, branch: str = "main") -> list[list[str]]:
+def fragment_rows(table: LanceTable, branch: str = "main") -> list[list[Any]]:
     """The days in each fragment."""
     dataset = table.to_lance(branch)
     days = [fragment.to_table(columns=["day"]).column("day") for fragment in dataset.get_fragments()]

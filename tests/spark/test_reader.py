@@ -1,4 +1,5 @@
 import gc
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThan, InputPartition
 from pyspark.sql.types import StructType
 
-from lance_dagster import narrow, read_table
+from lance_dagster import StagedFile, narrow, read_table
 from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError, StoreError
 from lance_dagster.spark.frame import version_frame
 from lance_dagster.spark.narrowing import narrowed
@@ -390,3 +391,25 @@ def test_a_table_that_executors_do_not_see(spark: SparkSession, numbers: LanceTa
     for action in actions:
         with pytest.raises(StoreError, match=said):
             action(df)
+
+
+def test_fragments_that_cannot_match_are_in_no_partition(numbers: LanceTable) -> None:
+    """What is known of the values of a data file saves its task; an executor sends it back with the file."""
+    first, second = (fragment.fragment_id for fragment in numbers.to_lance().get_fragments())
+    plan = Scan.plan(numbers, filter="id = 1")
+    groups = partition_pieces(plan, fragment_sizes(plan))
+    assert [[FragmentRows(first)]] == groups
+    read = pa.Table.from_batches(list(read_pieces(plan, groups[0], readable_arrow(plan))))
+    assert numbers.read(filter="id = 1").to_pylist() == read.to_pylist()
+    assert [] == partition_pieces(Scan.plan(numbers, filter="id = 1000"), fragment_sizes(plan))
+    unfiltered = Scan.plan(numbers)
+    whole = [piece.fragment for group in partition_pieces(unfiltered, fragment_sizes(unfiltered)) for piece in group]
+    assert [first, second] == whole
+    staged = numbers.stage(numbers.read())
+    assert staged.files == tuple(StagedFile(**json.loads(json.dumps(file.described()))) for file in staged.files)
+    assert all(file.ranges for file in staged.files)
+
+
+def readable_arrow(plan: Scan) -> pa.Schema:
+    """The Arrow schema that Spark expects of a scan."""
+    return arrow_for_spark(readable_schema(plan.schema))

@@ -484,7 +484,7 @@ class ChannelPublisher:
             if held > _MANY_HELD:
                 return (
                     f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the "
-                    "job of build_maintenance_job, or run `lance-dagster collect` and `lance-dagster table gc`"
+                    "job of build_maintenance_job, or run `lance-dagster free` once a week"
                 )
         return None
 
