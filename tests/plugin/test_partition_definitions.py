@@ -1,5 +1,6 @@
 """The definition of the partitions changes between two runs: the same key then stands for other rows, or vice versa."""
 
+import random
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InRange, LanceIOManager, LanceResource, build_publisher, build_table_checks
+from tests import soak
 from tests.plugin.shop import failure
 
 VISITS, PROMOTED = dg.AssetKey(["log", "visits"]), dg.AssetKey(["production", "log", "visits"])
@@ -196,3 +198,59 @@ def test_an_unselected_partition_that_is_gone_says_how_to_publish_it(
     assert [1] == made.published()
     # The readers of the day, and not only those of the partition that the publisher was launched for.
     assert "2026-05-01" in instance.get_materialized_partitions(PROMOTED)
+
+
+TIMES = (MAY_1_AT_9, datetime(2026, 5, 1, 10), MAY_20, datetime(2026, 6, 1))  # noqa: DTZ001
+DEFINITIONS: tuple[dg.TimeWindowPartitionsDefinition, ...] = (DAYS, DAYS_WITHOUT_HYPHENS, HOURS, MONTHS, DAYS_FROM_JUNE)
+
+
+def of_random_partition(definition: dg.TimeWindowPartitionsDefinition, chosen: datetime) -> tuple[str, list[datetime]]:
+    """The key of the partition with a time, and all times of that partition."""
+    keys = [(key, definition.time_window_for_partition_key(key)) for key in definition.get_partition_keys()]
+    windows = {key: (window.start.replace(tzinfo=None), window.end.replace(tzinfo=None)) for key, window in keys}
+    # The partitions may begin after the time.
+    key = next((key for key, (start, end) in windows.items() if start <= chosen < end), keys[0][0])
+    start, end = windows[key]
+    return key, [at for at in TIMES if start <= at < end]
+
+
+@pytest.mark.slow
+@pytest.mark.scaled
+@pytest.mark.parametrize("seed", range(soak.examples(2)))
+def test_random_definitions(lake: LanceResource, instance: dg.DagsterInstance, seed: int) -> None:
+    """Whatever the definition of the partitions is when, each time has one row, which is never older than before."""
+    chance, visits, number = random.Random(seed), Visits(lake=lake, instance=instance), 0
+    waiting: list[str] = []
+    seen: dict[datetime, int] = {}
+    story: list[str] = []
+
+    def compare() -> None:
+        rows = lake.table(VISITS).read("production").to_pylist()
+        assert len(rows) == len({row["at"] for row in rows}), story
+        now = {row["at"]: row["id"] for row in rows}
+        assert all(now.get(at, -1) >= before for at, before in seen.items()), (story, seen, now)
+        seen.update(now)
+
+    for step in range(14):
+        if step % 2 == 0:
+            definition = chance.choice(DEFINITIONS)
+            visits.define(definition, "at")
+        key, times = of_random_partition(definition, chance.choice(TIMES))
+        if not times:
+            continue
+        number += 1
+        waiting.append(visits.write(key, *((at, number) for at in times)))
+        story.append(f"{number} = {key}")
+        if chance.random() < 0.5:
+            story.append("publish " + (ref := chance.choice(["", waiting[-1]])))
+            visits.press(**({"ref": ref} if ref else {}))
+            compare()
+    visits.press()
+    compare()
+    for branch in lake.table(VISITS).branches.list("run/*"):
+        visits.press(discard=branch, reason="the end")
+    visits.define(MONTHS, "at")
+    visits.write("2026-05-01", *((at, number + 1) for at in TIMES[:3]))
+    assert "it waits" not in visits.press()
+    compare()
+    assert [number + 1] * 3 == [seen[at] for at in TIMES[:3]]
