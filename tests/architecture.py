@@ -124,7 +124,6 @@ MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 800, 50, 6, 4
 # off at random. The set only loses members: join such a module to its neighbour, or test it as a subject of its own.
 PARTS_OF_A_NEIGHBOUR = frozenset(
     {
-        "lance_dagster/cli/table_group.py",
         "lance_dagster/diff/changed_rows.py",
         "lance_dagster/edit/key_lookup.py",
         "lance_dagster/gc/sweep.py",
