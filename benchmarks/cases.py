@@ -305,6 +305,20 @@ CASES = (
         plot=Plot(columns=("publication",), axis="milliseconds"),
     ),
     Case(
+        "repository, by tables",
+        f"The publication of a run of one table, with a channel, by the number of tables: the median of "
+        f"{repositories.RUNS} in a process that has read the repository; what it stores in commits; its requests in a "
+        "process that opens the repository anew; and the status in such a process.",
+        ("tables", "publication", "stored in commits", "requests", "status"),
+        repositories.by_tables,
+    ),
+    Case(
+        "collection, by branches",
+        "A dry run of the collection of a table with branches of one commit each, in a process that opens the table.",
+        ("branches", "collection, dry run", "requests"),
+        repositories.by_branches,
+    ),
+    Case(
         "repository, by history",
         "Resolving a channel of a repository to the version of one of its tables, in a process that opens both anew. "
         "The time is that of listing the folder on local disk; an object store returns the first name of it.",
