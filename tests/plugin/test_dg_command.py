@@ -1,12 +1,14 @@
 """Dagster's `dg` finds the components of this package, makes their files, and says what is wrong with them."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import HOST, free_port, wait_for
 from tests.plugin.test_components import ORDERS_PY
 
 pytestmark = pytest.mark.soak
@@ -94,3 +96,28 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
     code, said = dg("check", "defs")
     assert 1 == code, said
     assert "there is no setting 'lance/partition_exp'; did you mean 'lance/partition_expr'?" in said
+
+
+def test_dg_starts_the_file_of_the_quickstart(commands: Path, tmp_path: Path) -> None:
+    """`dg dev -f shop.py` serves one file without a project, as the pages say."""
+    file, log, port = tmp_path / "shop.py", tmp_path / "dev.log", free_port()
+    file.write_text("import dagster as dg\nfrom lance_dagster import lance_assets\ndefs = dg.Definitions()\n")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [commands / "dg", "dev", "-f", file, "-h", HOST, "-p", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path), "DAGSTER_HOME": "", "PYTHONPATH": str(HERE)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_for(process, port, log)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            # Dagster sometimes waits for its code server for ever.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
