@@ -57,17 +57,16 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
-    """Both checks of `dg` report that a scaffolded file lacks its tables, and pass with tables and a resource.
+    """Both checks of `dg` pass on scaffolded files of all components, and report what is wrong with an edited file.
 
     Misspelt metadata of an asset is found too, since `definitions.py` validates everything.
     """
     module = tmp_path / "src" / "shop_project"
-    (module / "defs" / "lake").mkdir(parents=True)
+    (module / "defs").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (module / "__init__.py").touch()
     (module / "definitions.py").write_text(DEFINITIONS)
     (module / "defs" / "orders.py").write_text(ORDERS_PY)
-    (module / "defs" / "lake" / "defs.yaml").write_text(LAKE)
 
     def dg(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -82,12 +81,19 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
         )
         return done.returncode, done.stdout
 
-    code, said = dg("scaffold", "defs", "lance_dagster.LanceTablesComponent", "tables")
-    assert 0 == code, said
+    for component, name in (("Resource", "lake"), ("Tables", "tables"), ("Publisher", "publisher")):
+        code, said = dg("scaffold", "defs", f"lance_dagster.Lance{component}Component", name)
+        assert 0 == code, said
     for check in ("yaml", "defs"):
         code, said = dg("check", check)
-        assert 1 == code, said
-        assert "'tables' is a required property" in said
+        assert 0 == code, said
+    (module / "defs" / "tables" / "defs.yaml").write_text(LAKE.replace("Resource", "Tables"))
+    code, said = dg("check", "yaml")
+    assert 1 == code, said
+    assert "'tables' is a required property" in said
+    (module / "defs" / "lake" / "defs.yaml").write_text(LAKE)
+    (module / "defs" / "publisher" / "defs.yaml").unlink()
+    (module / "defs" / "publisher").rmdir()
     (module / "defs" / "tables" / "defs.yaml").write_text(TABLES)
     for check in ("yaml", "defs"):
         code, said = dg("check", check)
