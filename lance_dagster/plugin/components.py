@@ -6,7 +6,7 @@ The assets themselves stay in Python. A `LanceResourceComponent` configures the 
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 from pydantic import Field, StrictFloat, StrictInt
@@ -54,6 +54,25 @@ _DURATION = "maximum_age"
 _LONGEST = 876_000
 
 
+# Dagster's own scaffolder writes no attributes, and such a file does not load. These attributes load, for the user to
+# change.
+class _ResourceScaffolder(dg.Scaffolder[Any]):
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        dg.scaffold_component(request, {"root": "{{ project_root }}/lake"})
+
+
+class _TablesScaffolder(dg.Scaffolder[Any]):
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        row_count = {"kind": "row_count", "settings": {"minimum": 1}}
+        dg.scaffold_component(request, {"tables": [{"key": "my_table", "checks": [row_count]}]})
+
+
+class _PublisherScaffolder(dg.Scaffolder[Any]):
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        dg.scaffold_component(request, {"tables": ["my_table"]})
+
+
+@dg.scaffold_with(_ResourceScaffolder)
 class LanceResourceComponent(dg.Component, dg.Model, dg.Resolvable):
     """The place of the tables, as the resource `lance` and the IO manager `io_manager`.
 
@@ -131,6 +150,7 @@ class LanceTableModel(dg.Model, dg.Resolvable):
     checks: list[LanceCheckModel] = Field(default_factory=list, description="Its blocking checks.")
 
 
+@dg.scaffold_with(_TablesScaffolder)
 class LanceTablesComponent(dg.Component, dg.Model, dg.Resolvable):
     """Checks of some tables, and their operation: a ref sensor, a branch sweeper, a maintenance job.
 
@@ -221,6 +241,7 @@ class LancePartitionsModel(dg.Model, dg.Resolvable):
             ) from None
 
 
+@dg.scaffold_with(_PublisherScaffolder)
 class LancePublisherComponent(dg.Component, dg.Model, dg.Resolvable):
     """The publisher of some tables, with their promoted nodes."""
 

@@ -1,12 +1,14 @@
 """Dagster's `dg` finds the components of this package, makes their files, and says what is wrong with them."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import HOST, free_port, wait_for
 from tests.plugin.shop import ORDERS_PY
 
 pytestmark = pytest.mark.soak
@@ -55,17 +57,16 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
-    """Both checks of `dg` report that a scaffolded file lacks its tables, and pass with tables and a resource.
+    """Both checks of `dg` pass on scaffolded files of all components, and report what is wrong with an edited file.
 
     Misspelt metadata of an asset is found too, since `definitions.py` validates everything.
     """
     module = tmp_path / "src" / "shop_project"
-    (module / "defs" / "lake").mkdir(parents=True)
+    (module / "defs").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (module / "__init__.py").touch()
     (module / "definitions.py").write_text(DEFINITIONS)
     (module / "defs" / "orders.py").write_text(ORDERS_PY)
-    (module / "defs" / "lake" / "defs.yaml").write_text(LAKE)
 
     def dg(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(
@@ -80,12 +81,19 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
         )
         return done.returncode, done.stdout
 
-    code, said = dg("scaffold", "defs", "lance_dagster.LanceTablesComponent", "tables")
-    assert 0 == code, said
+    for component, name in (("Resource", "lake"), ("Tables", "tables"), ("Publisher", "publisher")):
+        code, said = dg("scaffold", "defs", f"lance_dagster.Lance{component}Component", name)
+        assert 0 == code, said
     for check in ("yaml", "defs"):
         code, said = dg("check", check)
-        assert 1 == code, said
-        assert "'tables' is a required property" in said
+        assert 0 == code, said
+    (module / "defs" / "tables" / "defs.yaml").write_text(LAKE.replace("Resource", "Tables"))
+    code, said = dg("check", "yaml")
+    assert 1 == code, said
+    assert "'tables' is a required property" in said
+    (module / "defs" / "lake" / "defs.yaml").write_text(LAKE)
+    (module / "defs" / "publisher" / "defs.yaml").unlink()
+    (module / "defs" / "publisher").rmdir()
     (module / "defs" / "tables" / "defs.yaml").write_text(TABLES)
     for check in ("yaml", "defs"):
         code, said = dg("check", check)
@@ -94,3 +102,28 @@ def test_dg_scaffolds_and_checks(commands: Path, tmp_path: Path) -> None:
     code, said = dg("check", "defs")
     assert 1 == code, said
     assert "there is no setting 'lance/partition_exp'; did you mean 'lance/partition_expr'?" in said
+
+
+def test_dg_starts_the_file_of_the_quickstart(commands: Path, tmp_path: Path) -> None:
+    """`dg dev -f shop.py` serves one file without a project, as the pages say."""
+    file, log, port = tmp_path / "shop.py", tmp_path / "dev.log", free_port()
+    file.write_text("import dagster as dg\nfrom lance_dagster import lance_assets\ndefs = dg.Definitions()\n")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [commands / "dg", "dev", "-f", file, "-h", HOST, "-p", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path), "DAGSTER_HOME": "", "PYTHONPATH": str(HERE)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_for(process, port, log)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            # Dagster sometimes waits for its code server for ever.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

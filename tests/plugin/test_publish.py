@@ -46,6 +46,10 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     metadata = recorded(instance, PRODUCTION_ORDERS).metadata
     assert (metadata["lance/from"], metadata["lance/to"]) == (second, "main@4")
     assert metadata["lance/reason"] == "too few orders"
+    # What a person looks for comes first, ids come last.
+    assert ["lance/changes", "lance/rows_added"] == [*metadata][:2]
+    assert "lance/reason" in [*metadata][:5]
+    assert "lance/transaction" in [*metadata][-6:]
     assert "too few orders" == LanceRepository.open(shop.lance.root).channels.history("production", 1)[0].reason
     assert shop.publish(instance, ref=second, reason="they were right").success
     assert shop.ids("production") == [4, 5]

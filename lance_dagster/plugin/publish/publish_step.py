@@ -42,6 +42,18 @@ from lance_dagster.plugin.version_report import change_entries
 _LOGGED = 20  # the most tables that one log line names
 
 
+# What a person looks for on the page of a promoted node, in this order; then everything else, and at the end what names
+# the version for programs.
+_FIRST = (
+    *(md.CHANGES, md.ROWS_ADDED, md.ROWS_REMOVED, md.ROWS_CHANGED, md.REASON, md.WHO, "lance/rollback"),
+    *("lance/from", md.MOVED_TO, md.PUBLISHED_RUN),
+)
+_LAST = (
+    *(md.URI, md.BRANCH, md.VERSION, md.TRANSACTION, md.REPOSITORY_COMMIT, md.CHANNEL_ENTRY),
+    *(md.COLUMN_SCHEMA, md.COLUMN_LINEAGE),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class PublishStep:
     """One execution of the publisher's step.
@@ -364,7 +376,13 @@ def _promoted_result(
         metadata["lance/ignored"] = list(dict.fromkeys(reasons))
     return dg.MaterializeResult(
         asset_key=publication.promoted,
-        metadata=metadata,
+        metadata=_in_order(metadata),
         # The uuid of the transaction, as for the candidate: readers become stale when the tag moves.
         data_version=dg.DataVersion(version.transaction),
     )
+
+
+def _in_order(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with `_FIRST` at the beginning and `_LAST` at the end, as far as they are there."""
+    middle = [key for key in metadata if key not in _FIRST and key not in _LAST]
+    return {key: metadata[key] for key in (*_FIRST, *middle, *_LAST) if key in metadata}
