@@ -261,11 +261,16 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        inserted=(RowRuns.of(()), _rows_of_dest(spaces[0], source_history, dest_history, reading.deleted)),
+        # Where the dest took back more than the picked change, the rows of the change come again as new rows.
+        inserted=(
+            _only_on(source_history, dest_history, spaces[0], reading.deleted)
+            if change_range.returning
+            else RowRuns.of(()),
+            _only_on(dest_history, source_history, spaces[0], reading.deleted),
+        ),
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
-        returning=change_range.returning,
         # The dest may have had the picked rows before, by a merge or another pick: rows that it deleted since must
         # not come back.
         crosswise=change_range.puts_in
@@ -278,10 +283,10 @@ def _gather_merge_input(
     )
 
 
-def _rows_of_dest(base: RowSpace, source: SideHistory, dest: SideHistory, deleted: Deleted) -> RowRuns:
-    """Return the rows of the dest that the source knows, and neither it nor the base has: the change is not theirs."""
-    shared = dest.space.translation(source.space).beyond(dest.space.translation(base))
-    return rows_lacking(dest, source, shared, deleted)
+def _only_on(side: SideHistory, other_side: SideHistory, base: RowSpace, deleted: Deleted) -> RowRuns:
+    """Return the rows of a side that the other side knows, and neither it nor the base has."""
+    shared = side.space.translation(other_side.space).beyond(side.space.translation(base))
+    return rows_lacking(side, other_side, shared, deleted)
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:
