@@ -261,11 +261,8 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        # Where the dest took back more than the picked change, the rows of the change come again as new rows.
         inserted=(
-            _only_on(source_history, dest_history, spaces[0], reading.deleted)
-            if change_range.returning
-            else RowRuns.of(()),
+            _only_on(source_history, dest_history, spaces[0], reading.deleted, if_any=change_range.returning),
             _only_on(dest_history, source_history, spaces[0], reading.deleted),
         ),
         lookups=reading,
@@ -283,8 +280,15 @@ def _gather_merge_input(
     )
 
 
-def _only_on(side: SideHistory, other_side: SideHistory, base: RowSpace, deleted: Deleted) -> RowRuns:
-    """Return the rows of a side that the other side knows, and neither it nor the base has."""
+def _only_on(
+    side: SideHistory, other_side: SideHistory, base: RowSpace, deleted: Deleted, *, if_any: bool = True
+) -> RowRuns:
+    """Return the rows of a side that the other side knows, and neither it nor the base has; none without `if_any`.
+
+    Where the dest took back more than the picked change, these rows of the source come again as new rows.
+    """
+    if not if_any:
+        return RowRuns.of(())
     shared = side.space.translation(other_side.space).beyond(side.space.translation(base))
     return rows_lacking(side, other_side, shared, deleted)
 
