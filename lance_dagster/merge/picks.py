@@ -261,10 +261,7 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        inserted=(
-            _only_on(source_history, dest_history, spaces[0], reading.deleted, if_any=change_range.returning),
-            _only_on(dest_history, source_history, spaces[0], reading.deleted),
-        ),
+        inserted=_inserted((source_history, dest_history), spaces[0], reading.deleted, again=change_range.returning),
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
@@ -280,17 +277,20 @@ def _gather_merge_input(
     )
 
 
-def _only_on(
-    side: SideHistory, other_side: SideHistory, base: RowSpace, deleted: Deleted, *, if_any: bool = True
-) -> RowRuns:
-    """Return the rows of a side that the other side knows, and neither it nor the base has; none without `if_any`.
+def _inserted(
+    sides: tuple[SideHistory, SideHistory], base: RowSpace, deleted: Deleted, *, again: bool
+) -> tuple[RowRuns, RowRuns]:
+    """Return the rows of source and dest that the other side knows, and neither it nor the base has.
 
-    Where the dest took back more than the picked change, these rows of the source come again as new rows.
+    Rows of the source count as inserted only where the change comes `again`: the dest took back more than this change.
     """
-    if not if_any:
-        return RowRuns.of(())
-    shared = side.space.translation(other_side.space).beyond(side.space.translation(base))
-    return rows_lacking(side, other_side, shared, deleted)
+    source, dest = sides
+    of_source, of_dest = (
+        side.space.translation(other_side.space).beyond(side.space.translation(base))
+        for side, other_side in ((source, dest), (dest, source))
+    )
+    rows = rows_lacking(source, dest, of_source, deleted) if again else RowRuns.of(())
+    return rows, rows_lacking(dest, source, of_dest, deleted)
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:
