@@ -88,7 +88,9 @@ def test_a_struct_takes_values_of_spark_ml(spark: SparkSession, frame: DataFrame
     table = LanceTable.create(tmp_table_uri, pa.schema([pa.field(column.name, column.type) for column in columns]))
     for mode in ("append", "overwrite"):
         write_table(frame.select("id", "v"), tmp_table_uri, mode=mode)  # type: ignore[arg-type]  # a mode
-    assert struct.names == read_table(spark, table).schema["v"].dataType.names
+    kind = read_table(spark, table).schema["v"].dataType
+    assert isinstance(kind, StructType)
+    assert struct.names == kind.names
     assert 4 == table.count_rows()
 
 
