@@ -3,7 +3,7 @@
 The rules are pure, so everything they may ask of the store is handed to them as a value or as a function in `Lookups`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,6 @@ from lance_dagster.errors import CorruptFileError, StoreError, VersionNotFoundEr
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns
-from lance_dagster.history.ancestry import RecordedVersion
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
@@ -29,7 +28,7 @@ from lance_dagster.history.lineage import (
 from lance_dagster.history.merge_base import is_criss_cross
 from lance_dagster.history.rebase import deleted_offsets
 from lance_dagster.history.versions import State
-from lance_dagster.merge.merge_records import claiming, identity, picked_across
+from lance_dagster.merge.merge_records import claiming, picked_across
 from lance_dagster.merge.picked_rows import picked_rows
 from lance_dagster.merge.row_values import compared_cells, equal_rows, matching_renamed, shared_keys
 from lance_dagster.merge.rules import MergeInput
@@ -37,7 +36,6 @@ from lance_dagster.merge.rules.merge_input import (
     AddressedRows,
     CompareCells,
     ComparedCells,
-    DeletedPicks,
     EqualRows,
     LocatedRows,
     Lookups,
@@ -45,7 +43,6 @@ from lance_dagster.merge.rules.merge_input import (
     SharedKeys,
 )
 from lance_dagster.merge.rules.strategy import Strategy
-from lance_dagster.transactions.claims import Change
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -211,8 +208,7 @@ def _from_base(
         claiming(source_changes, source, dest_changes, dest, inserted_anew=own.inserted_by),
         claiming(dest_changes, dest, source_changes, source, inserted_anew=of_other.inserted_by),
     )
-    source_side = replace(source_side, changes=_without_reverted(context, source_changes, of_other.reverted))
-    dest_side = replace(dest_side, changes=_without_reverted(context, dest_changes, own.reverted))
+    source_side, dest_side = replace(source_side, changes=source_changes), replace(dest_side, changes=dest_changes)
     return MergeInput(
         base=base.state.manifest,
         space=space,
@@ -221,21 +217,10 @@ def _from_base(
         lookups=reading,
         strategy=strategy,
         crosswise=picked or is_criss_cross(source, dest, base),
-        # A row that the source deleted after it was picked is deleted on the dest as well.
-        inserted=(RowRuns.united([own.returning, own.deleted]), of_other.returning),
-        deleted_picks=DeletedPicks(rows=own.deleted, deleted_by=own.deleted_by),
+        inserted=(own.returning, of_other.returning),
+        # Where the source picked rows that the dest deleted, it is unknown whether that was in spite of the deletion.
+        updated=RowRuns(own.deleted.at, own.deleted.count, own.deleted.at),
     )
-
-
-def _without_reverted(context: TableContext, changes: Sequence[Change], reverted: Collection[str]) -> list[Change]:
-    """Mark the merges that a side took back, with rows that count as inserted by the other side, to claim nothing."""
-    # The other side claims it again. Beside it, the claims of the merge would be in conflict with their own copy.
-    return [
-        replace(change, in_both=True)
-        if reverted and change.is_merge and identity(context.load_recorded(RecordedVersion(change.version))) in reverted
-        else change
-        for change in changes
-    ]
 
 
 def state_of(manifest: Manifest) -> State:

@@ -52,14 +52,11 @@ class MissingRows:
     """Rows that one side of a merge has and the other side knows and lacks, by the reason why it lacks them.
 
     Rows are given as a map from ids of the side that has them to ids of the side that lacks them. The side that lacks
-    them took `returning` rows back by a revert or a restore, or never had them; it deleted the `deleted` rows, in the
-    versions `deleted_by`. `reverted` are the identities of the versions that a revert took back with these rows.
+    them took `returning` rows back by a revert or a restore, or never had them; it deleted the `deleted` rows.
     """
 
     returning: RowRuns = _NO_ROWS
     deleted: RowRuns = _NO_ROWS
-    deleted_by: frozenset[str] = frozenset()
-    reverted: frozenset[str] = frozenset()
 
     def inserted_by(self, change: Change) -> bool:
         """Tell whether a change of the side that has the rows inserted some of the `returning` rows."""
@@ -105,7 +102,6 @@ def picked_rows(
     return replace(
         picked,
         returning=RowRuns.united([picked.returning, original.returning]),
-        reverted=picked.reverted | original.reverted,
     )
 
 
@@ -186,7 +182,6 @@ def _why_missing(
     if not len(missing):
         return MissingRows()
     unexplained, returning, history_complete = RowRuns.set_of([missing]), list[RowRuns](), True
-    deleted_by, reverted = set[str](), set[str]()
     for change in reversed(side.since):
         if change.transaction is None or change.before is None or change.after is None:
             # Nothing tells what became of the rows earlier, so they count as deleted. A merge is refused for it.
@@ -201,19 +196,13 @@ def _why_missing(
         if not len(removed):
             continue
         unexplained = unexplained.without(removed)
-        back = _taken_back(context, change, removed, side.space, deleted=deleted)
-        returning.append(back)
-        reverted.add(change.transaction.properties.get(REVERTED, ""))
-        if len(removed.without(back)):
-            deleted_by.add(change.version)
+        returning.append(_taken_back(context, change, removed, side.space, deleted=deleted))
     if history_complete and never_had:
         returning.append(unexplained)
     every = RowRuns.set_of(returning)
     return MissingRows(
         returning=missing.where_in(every),
         deleted=missing.without(every),
-        deleted_by=frozenset(deleted_by),
-        reverted=frozenset(reverted - {""}),
     )
 
 

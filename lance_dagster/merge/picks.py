@@ -261,11 +261,10 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        inserted=(RowRuns.of(()), _rows_of_dest(spaces[0], source_history, dest_history, reading.deleted)),
+        inserted=_inserted((source_history, dest_history), spaces[0], reading.deleted, again=change_range.returning),
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
-        returning=change_range.returning,
         # The dest may have had the picked rows before, by a merge or another pick: rows that it deleted since must
         # not come back.
         crosswise=change_range.puts_in
@@ -278,10 +277,20 @@ def _gather_merge_input(
     )
 
 
-def _rows_of_dest(base: RowSpace, source: SideHistory, dest: SideHistory, deleted: Deleted) -> RowRuns:
-    """Return the rows of the dest that the source knows, and neither it nor the base has: the change is not theirs."""
-    shared = dest.space.translation(source.space).beyond(dest.space.translation(base))
-    return rows_lacking(dest, source, shared, deleted)
+def _inserted(
+    sides: tuple[SideHistory, SideHistory], base: RowSpace, deleted: Deleted, *, again: bool
+) -> tuple[RowRuns, RowRuns]:
+    """Return the rows of source and dest that the other side knows, and neither it nor the base has.
+
+    Rows of the source count as inserted only where the change comes `again`: the dest took back more than this change.
+    """
+    source, dest = sides
+    of_source, of_dest = (
+        side.space.translation(other_side.space).beyond(side.space.translation(base))
+        for side, other_side in ((source, dest), (dest, source))
+    )
+    rows = rows_lacking(source, dest, of_source, deleted) if again else RowRuns.of(())
+    return rows, rows_lacking(dest, source, of_dest, deleted)
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:

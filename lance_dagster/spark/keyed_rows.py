@@ -35,7 +35,14 @@ from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
 from lance_dagster.spark.spark_schema import check_fits, check_kept, readable_schema, target_schema, to_table_batch
 from lance_dagster.spark.worker import begin_task
-from lance_dagster.spark.writer import check_frame, check_visible, errors_of_executors, large_batches
+from lance_dagster.spark.writer import (
+    check_frame,
+    check_visible,
+    errors_of_executors,
+    large_batches,
+    meant_names,
+    with_table_names,
+)
 from lance_dagster.store.retries import is_retryable_conflict, repeated
 from lance_dagster.table import LanceTable
 
@@ -89,7 +96,7 @@ def upsert_frame(
 
     def attempt() -> WriteResult:
         staged = stage_upsert(df, table, on, branch, **rules)
-        return table.upsert(staged, on=on, branch=branch, message=message, properties=properties)
+        return table.upsert(staged, on=staged.on, branch=branch, message=message, properties=properties)
 
     return repeated(attempt, is_retryable_conflict, times=_ATTEMPTS)
 
@@ -110,7 +117,10 @@ def delete_keys(
         CommitConflictError: Other writers changed the same rows again and again.
     """
     check_frame(df, table)
-    missing = [name for name in string_list("on", on, "id") if name not in df.columns]
+    schema = table.schema(branch)
+    df = with_table_names(df, schema)
+    on = meant_names(df.sparkSession, string_list("on", on, "id"), schema.names)
+    missing = [name for name in on if name not in df.columns]
     if missing:
         raise InvalidInputError(f"the frame has no key column {missing[0]!r}; it has {', '.join(df.columns)}")
     # A key may come twice. Spark's `distinct` would replace -0.0 by 0.0, which is a different key. Columns are selected
@@ -139,6 +149,8 @@ def stage_upsert(
     check_frame(df, table)
     check_options(stage_upsert, rules, UpsertOptions)
     schema = table.schema(branch)
+    df = with_table_names(df, schema)
+    on = meant_names(df.sparkSession, string_list("on", on, "id"), schema.names)
     frame_columns = pa.schema([column for column in schema if column.name in df.columns])
     check_fits(df.schema, frame_columns, names=schema.names)
     return stage_upsert_counted(df, KeyedWrite(table=table, branch=branch, on=on, rules=rules), RowTally())

@@ -39,6 +39,7 @@ from lance_dagster.spark.spark_schema import (
     aligned_rows,
     arrow_for_spark,
     batch_rows,
+    names_in_table,
     readable_schema,
     row_bytes,
     to_spark_batch,
@@ -110,8 +111,11 @@ class Scan:
         *,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
+        exact: bool = False,
     ) -> Self:
         """Resolve a ref, and check the columns and the filter against the version it names.
+
+        Columns are found whatever the case of their names, unless `exact`: with `spark.sql.caseSensitive`.
 
         Raises:
             RefNotFoundError: There is no such ref.
@@ -124,6 +128,8 @@ class Scan:
         for name in ROW_COLUMNS:
             if name in chosen and name not in table_schema.names:
                 table_schema = table_schema.append(pa.field(name, pa.int64()))
+        if not exact:
+            chosen = names_in_table(chosen, table_schema.names)
         missing = [name for name in chosen if name not in table_schema.names]
         if missing:
             raise InvalidInputError(

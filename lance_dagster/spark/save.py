@@ -25,7 +25,7 @@ from lance_dagster.format.validation import check_class, check_names, check_opti
 from lance_dagster.history.context import Properties, open_context
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.spark_schema import check_fits, refuse_no_columns, replacement_schema, target_schema
-from lance_dagster.spark.writer import Coalesce, coalesced, stage, stage_where
+from lance_dagster.spark.writer import Coalesce, coalesced, stage, stage_where, with_table_names
 from lance_dagster.table import LanceTable
 
 SaveMode = Literal["errorifexists", "error", "ignore", "append", "overwrite"]
@@ -100,6 +100,7 @@ def write_table(
     vectors = options.get("vectors")
     # Without `replace_where`, an overwrite brings its own columns.
     replaced = meant == "overwrite" and replace_where is None
+    df = with_table_names(df, table.schema(branch))
     schema = replacement_schema(df.schema, table.schema(branch), vectors) if replaced else None
     coalesce = options.get("coalesce")
     staged = stage(df, table, branch, coalesce=coalesce, schema=schema, vectors=vectors, where=replace_where)

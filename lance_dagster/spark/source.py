@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, SchemaMismatchError
 from lance_dagster.format.validation import check_class, check_names
@@ -29,6 +28,7 @@ from lance_dagster.spark.frame import TableFrame, version_frame
 from lance_dagster.spark.reader import LanceReader, Scan, fragment_sizes
 from lance_dagster.spark.spark_schema import (
     check_fits,
+    names_in_table,
     readable_schema,
     refuse_no_columns,
     replacement_schema,
@@ -43,7 +43,7 @@ from lance_dagster.spark.streaming.stream_source import (
     StreamOptions,
     is_set,
 )
-from lance_dagster.spark.writer import LanceWriter, check_session
+from lance_dagster.spark.writer import FileColumns, LanceWriter, check_session, is_case_sensitive
 from lance_dagster.table import LanceTable
 
 P = ParamSpec("P")
@@ -103,7 +103,7 @@ def read_table(
         ref = table.ref
         table = LanceTable.open(table.uri, table.storage_options)
     check_class("table", table, LanceTable, "LanceTable.open(uri)")
-    scan = Scan.plan(table, ref, columns=columns, filter=filter)
+    scan = Scan.plan(table, ref, columns=columns, filter=filter, exact=is_case_sensitive(spark))
     # Only for its error: a column without a Spark type is named here, and not by an executor.
     readable_schema(scan.schema)
     # The sizes are read at once, so that an error of the table is raised here and not by an action.
@@ -200,7 +200,7 @@ class LanceDataSource(DataSource):
                 raise InvalidInputError(f"{name} is an option of spark.readStream; read_changes compares two versions")
         # The columns that the caller named with `spark.read.schema(...)` narrow the read.
         scan = self._plan(schema.names)
-        _check_types(schema, readable_schema(scan.schema))
+        _check_types(schema, _renamed(readable_schema(scan.schema), schema.names))
         return LanceReader(scan, schema)
 
     @_without_frames
@@ -211,9 +211,9 @@ class LanceDataSource(DataSource):
             raise InvalidInputError("replace_where replaces rows, so it needs .mode('overwrite')")
         replaced = overwrite and replace_where is None
         partitions = _names("partitions", self.options.get("partitions")) or ()
-        table, branch, target = self._target(schema, overwrite=replaced, option_names=_WRITE_OPTIONS)
+        table, branch, columns = self._target(schema, overwrite=replaced, option_names=_WRITE_OPTIONS)
         return LanceWriter(
-            table, branch, schema=target, overwrite=overwrite, replace_where=replace_where, partitions=partitions
+            table, branch, columns=columns, overwrite=overwrite, replace_where=replace_where, partitions=partitions
         )
 
     def streamReader(self, schema: StructType) -> LanceStreamReader:  # noqa: N802 - Spark's signature
@@ -226,7 +226,8 @@ class LanceDataSource(DataSource):
             table = LanceTable.open(uri, storage_options)
             fed = CHANGE_COLUMNS.names if options.changes else []
             # The columns of `spark.readStream.schema(...)` may differ from the columns of the table.
-            scan = self._plan([name for name in schema.names if name not in fed], option_names=_FOLLOW_OPTIONS)
+            read = [name for name in schema.names if name not in fed]
+            scan = self._plan(read, option_names=_FOLLOW_OPTIONS, exact=True)
             _check_types(schema, feed_schema(scan.schema) if options.changes else readable_schema(scan.schema))
             return LanceStreamReader(table, options, schema, schema_version=table.at(scan.version))
         except LanceDagsterError as error:
@@ -235,12 +236,12 @@ class LanceDataSource(DataSource):
     @_without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> LanceStreamWriter:  # noqa: FBT001, N802
         """Return the writer of one batch of a stream; creates the table if it does not exist."""
-        table, branch, target = self._target(schema, overwrite=overwrite, option_names=_STREAM_WRITE_OPTIONS)
-        return LanceStreamWriter(table.write_target(target, branch), table.uri, branch, overwrite=overwrite)
+        table, branch, columns = self._target(schema, overwrite=overwrite, option_names=_STREAM_WRITE_OPTIONS)
+        return LanceStreamWriter(table, branch, columns, overwrite=overwrite)
 
     def _target(
         self, schema: StructType, *, overwrite: bool, option_names: Sequence[str]
-    ) -> tuple[LanceTable, str, pa.Schema]:
+    ) -> tuple[LanceTable, str, FileColumns]:
         """Return the table and the branch to write to, and the columns that the rows get there."""
         if "ref" in self.options:
             raise InvalidInputError(
@@ -257,12 +258,20 @@ class LanceDataSource(DataSource):
             LanceTable.create(uri, table_schema, storage_options=storage_options, exist_ok=True)
         table = LanceTable.open(uri, storage_options)
         target = table.schema(branch)
+        names = names_in_table(schema.names, target.names)
+        named = _renamed(schema, names)
         if overwrite:
-            target = replacement_schema(schema, target, vectors=vectors)
-        check_fits(schema, target, vectors=vectors)
-        return table, branch, target
+            target = replacement_schema(named, target, vectors=vectors)
+        check_fits(named, target, vectors=vectors)
+        return table, branch, FileColumns(target, tuple(names))
 
-    def _plan(self, columns: Sequence[str] | None = None, option_names: Sequence[str] = _READ_OPTIONS) -> Scan:
+    def _plan(
+        self,
+        columns: Sequence[str] | None = None,
+        option_names: Sequence[str] = _READ_OPTIONS,
+        *,
+        exact: bool = False,
+    ) -> Scan:
         uri, storage_options = self._place(option_names)
         named = columns if columns is not None else _names("columns", self.options.get("columns"))
         branch = self.options.get("branch")
@@ -277,7 +286,7 @@ class LanceDataSource(DataSource):
         if branch is not None and self._version is None:
             # Only for its error: `branch` names no version, since a view that has it is written, too.
             table.head(branch)
-        return Scan.plan(table, self._version or ref, columns=named, filter=self.options.get("filter"))
+        return Scan.plan(table, self._version or ref, columns=named, filter=self.options.get("filter"), exact=exact)
 
     def _place(self, option_names: Sequence[str]) -> tuple[str, Mapping[str, str]]:
         """Return the table's URI and storage options; refuse unknown options."""
@@ -296,6 +305,12 @@ class LanceDataSource(DataSource):
         keys = [key for key in self.options if key.startswith(_STORAGE)]
         storage_options = {key.removeprefix(_STORAGE): self.options[key] for key in keys}
         return path, storage_options
+
+
+def _renamed(schema: StructType, names: Sequence[str]) -> StructType:
+    """Return the columns of a schema under other names."""
+    columns = zip(names, schema, strict=True)
+    return StructType([StructField(name, column.dataType, column.nullable) for name, column in columns])
 
 
 def _check_types(read_schema: StructType, own: StructType) -> None:

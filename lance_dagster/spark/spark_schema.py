@@ -8,6 +8,7 @@ on the query that computes it rather than on the data, so the next frame could n
 not nullable.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,18 @@ from pyspark.sql.pandas.types import (
     to_arrow_schema,
     to_arrow_type,
 )
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType, UserDefinedType
 
 from lance_dagster.datafiles import exact_cast, refuse_null_parts
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.format.arrow_types import has_blobs, has_legacy_blobs
 
+SPARK_TYPE = "lance_dagster.spark.type"
+"""The key, in the metadata of a column, of the type of Spark ML whose values the column holds."""
+_ML, _USER_TYPES = "pyspark.ml.linalg", frozenset({"VectorUDT", "MatrixUDT"})
 _MAX_DECIMAL = 38
+# What a path has for the elements of an array, as in the paths of `columns.add_fields`.
+_ITEM = "item"
 # What PySpark raises for a type without a counterpart, and what pyarrow does for a decimal of too many digits.
 _WITHOUT_SPARK_TYPE = (PySparkTypeError, ValueError)
 # The reverse; an empty array or map has elements without a type, which Arrow does not declare to be never null.
@@ -65,7 +71,8 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
     Args:
         spark_schema: The frame's `schema`.
         vectors: The length of each vector column, which in Spark is an array of numbers. Its rows must all
-            have this length, and only then can Lance index and search them.
+            have this length, and only then can Lance index and search them. `page.embedding` is a vector inside of a
+            struct, and `pages.item.embedding` is one in each struct of an array.
 
     Raises:
         InvalidInputError: A column's type has no Arrow counterpart, a name is duplicated, or `vectors` names a
@@ -76,10 +83,25 @@ def target_schema(spark_schema: StructType, vectors: Mapping[str, int] | None = 
         raise InvalidInputError(
             f"column names must be unique; rename one of the columns {', '.join(map(repr, doubled))} in the frame"
         )
-    columns = {field.name: _arrow_type(field) for field in spark_schema}
-    for name, length in (vectors or {}).items():
-        columns[name] = _vector_type(name, columns.get(name), length)
-    return pa.schema([pa.field(name, arrow) for name, arrow in columns.items()])
+    columns = [pa.field(field.name, _arrow_type(field), metadata=_user_type(field)) for field in spark_schema]
+    return _with_vectors(pa.schema(columns), vectors or {})
+
+
+def names_in_table(names: Sequence[str], table_names: Sequence[str]) -> list[str]:
+    """Return what columns are called in a table, where upper and lower case make no difference.
+
+    A name that the table has stays, and so does a name that means no column of the table, or more columns than one.
+
+    Example: `ID` and `x` are `id` and `x` in a table of `id`, and `ID` and `x` in a table of `id` and `ID`.
+    """
+    own = set(table_names)
+    free: dict[str, list[str]] = {}
+    for name in table_names:
+        if name not in names:
+            free.setdefault(name.lower(), []).append(name)
+    times = Counter(name.lower() for name in names if name not in own)
+    meant = {lowered: found[0] for lowered, found in free.items() if len(found) == times[lowered] == 1}
+    return [name if name in own else meant.get(name.lower(), name) for name in names]
 
 
 def refuse_no_columns(spark_schema: StructType) -> None:
@@ -103,10 +125,11 @@ def replacement_schema(
     Raises:
         InvalidInputError: As for `target_schema`.
     """
-    frame_columns = target_schema(spark_schema, vectors)
-    table_columns = {column.name: column for column in current if column.name not in (vectors or {})}
+    frame_columns = target_schema(spark_schema)
+    table_columns = {column.name: column for column in current}
     candidates = [table_columns.get(column.name, column) for column in frame_columns]
-    return pa.schema([k if _fits(m.type, k.type) else m for k, m in zip(candidates, frame_columns, strict=True)])
+    kept = [k if _fits(m.type, k.type) else m for k, m in zip(candidates, frame_columns, strict=True)]
+    return _with_vectors(pa.schema(kept), vectors or {})
 
 
 def check_fits(
@@ -153,11 +176,12 @@ def check_fits(
                 f"column {column.name!r} is {column.type} in the table: Spark cannot write lists of a fixed "
                 "length that have structs; give the rows to LanceTable.append"
             )
-    for name, length in (vectors or {}).items():
-        stored = target.field(name).type if name in target.names else "no such column"
+    for path, length in (vectors or {}).items():
+        stored = _type_at(path, target)
         if not isinstance(stored, pa.FixedSizeListType) or stored.list_size != length:
             raise SchemaMismatchError(
-                f"vectors says that {name!r} holds vectors of length {length}; the table has {stored}"
+                f"vectors says that {path!r} holds vectors of length {length}; the table has "
+                f"{stored or 'no such column'}"
             )
 
 
@@ -247,10 +271,72 @@ def _arrow_type(field: StructField) -> pa.DataType:
         ) from error
 
 
+def _with_vectors(schema: pa.Schema, vectors: Mapping[str, int]) -> pa.Schema:
+    """Return a schema in which some columns, or fields inside of columns, are vectors."""
+    for path, length in vectors.items():
+        name, *inner = _steps(path, schema)
+        column = schema.field(name) if name in schema.names else pa.field(name, pa.null())
+        vector = column.with_type(_with_vector(path, inner, column.type if name in schema.names else None, length))
+        schema = schema.set(schema.get_field_index(name), vector)
+    return schema
+
+
+def _steps(path: str, schema: pa.Schema) -> list[str]:
+    """Return the name of the column, and the names of the fields inside of it, that lead to a field."""
+    return [path] if path in schema.names else path.split(".")
+
+
+def _with_vector(path: str, inner: Sequence[str], arrow: pa.DataType | None, length: int) -> pa.DataType:
+    """Return the type of a column in which a field, to which some names lead, is a vector."""
+    if not inner:
+        return _vector_type(path, arrow, length)
+    name, *rest = inner
+    if isinstance(arrow, pa.ListType) and name == _ITEM:
+        return pa.list_(_with_vector(path, rest, arrow.value_type, length))
+    if isinstance(arrow, pa.StructType) and arrow.get_field_index(name) >= 0:
+        vector = _with_vector(path, rest, arrow.field(name).type, length)
+        return pa.struct([field.with_type(vector) if field.name == name else field for field in arrow])
+    return _vector_type(path, None, length)
+
+
+def _type_at(path: str, schema: pa.Schema) -> pa.DataType | None:
+    """Return the type of a column or of a field inside of one; None where there is none."""
+    name, *inner = _steps(path, schema)
+    arrow = schema.field(name).type if name in schema.names else None
+    for step in inner:
+        if isinstance(arrow, pa.ListType) and step == _ITEM:
+            arrow = arrow.value_type
+        else:
+            is_field = isinstance(arrow, pa.StructType) and arrow.get_field_index(step) >= 0
+            arrow = arrow.field(step).type if isinstance(arrow, pa.StructType) and is_field else None
+    return arrow
+
+
+def _user_type(field: StructField) -> dict[str, str] | None:
+    """Return the metadata of a column that holds vectors or matrices of Spark ML."""
+    kind = field.dataType
+    known = isinstance(kind, UserDefinedType) and type(kind).__name__ in _USER_TYPES and type(kind).module() == _ML
+    return {SPARK_TYPE: type(kind).__name__} if known else None
+
+
+def _own_type(column: "pa.Field[Any]") -> DataType | None:
+    """Return the type of Spark ML whose values a column holds; None for other columns."""
+    name = (column.metadata or {}).get(SPARK_TYPE.encode(), b"").decode(errors="replace")
+    # Any program can set the metadata, so nothing else is looked up by it.
+    if name not in _USER_TYPES:
+        return None
+    # Not at the top: it imports the pipelines of Spark ML, which nearly no table needs.
+    import pyspark.ml.linalg
+
+    kind: DataType = getattr(pyspark.ml.linalg, name)()
+    same = _relaxed(to_arrow_type(kind, timezone="UTC")) == _relaxed(column.type)
+    return kind if same else None
+
+
 def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataType:
     if arrow is None:
         raise InvalidInputError(f"vectors names {name!r}, and the Spark frame has no such column")
-    if not pa.types.is_list(arrow) or not _is_number(arrow.value_type):
+    if not isinstance(arrow, pa.ListType | pa.FixedSizeListType) or not _is_number(arrow.value_type):
         raise InvalidInputError(f"vectors names {name!r}, which is {arrow} and not an array of numbers")
     # A type checker sees no other value here, but not every caller has a type checker.
     if type(length) is not int or length < 1:
@@ -266,7 +352,7 @@ def _spark_field(column: "pa.Field[Any]") -> StructField:
     try:
         if _has_negative_scale(column.type):
             raise ValueError(f"Spark refuses {column.type} when a frame of it is used")
-        spark_type = from_arrow_type(_relaxed(column.type))
+        spark_type = _own_type(column) or from_arrow_type(_relaxed(column.type))
         # PySpark makes a decimal of any number of digits, and finds only here that Spark has no more than 38.
         to_arrow_type(spark_type, timezone="UTC")
         return StructField(column.name, spark_type, nullable=True)
@@ -352,7 +438,7 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
             columns.append(exact_cast(values, target.field(name)))
             continue
         try:
-            columns.append(values if values.type == column_type else _cast(_with_elements(values), column_type))
+            columns.append(values if values.type == column_type else _cast(_castable(values, column_type), column_type))
         except pa.ArrowInvalid as error:
             problem = _wrong_length(values, column_type) or error
             raise SchemaMismatchError(f"column {name!r} does not fit the table's {column_type}: {problem}") from error
@@ -448,6 +534,38 @@ def _wrong_length(values: "pa.Array[Any]", arrow: pa.DataType) -> str | None:
     lengths = values.value_lengths().drop_null().to_pylist()
     wrong = next((length for length in lengths if length != arrow.list_size), None)
     return None if wrong is None else f"a row has {wrong} elements"
+
+
+def _castable(values: "pa.Array[Any]", arrow: pa.DataType) -> "pa.Array[Any]":
+    """Return equal values that pyarrow casts to a type with vectors."""
+    return _with_elements(_without_hidden(values) if _has_inner_vectors(arrow) else values)
+
+
+def _has_inner_vectors(arrow: pa.DataType) -> bool:
+    """Return whether a field of a struct, at any depth, is a vector."""
+    inner = [arrow.field(index).type for index in range(arrow.num_fields)]
+    if isinstance(arrow, pa.StructType) and any(isinstance(kind, pa.FixedSizeListType) for kind in inner):
+        return True
+    return any(map(_has_inner_vectors, inner))
+
+
+def _without_hidden(values: Any) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow array
+    """Return the same values with nulls below null structs, where pyarrow otherwise finds lists of a wrong length."""
+    if isinstance(values, pa.StructArray):
+        hidden = values.is_null()
+        parts = [
+            _without_hidden(pc.if_else(hidden, pa.scalar(None, field.type), values.field(index)))
+            for index, field in enumerate(values.type)
+        ]
+        fields = [pa.field(field.name, part.type) for field, part in zip(values.type, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=hidden)
+    if isinstance(values, pa.ListArray):
+        # A slice shares the buffers of its array, and only a copy starts at their beginning.
+        unsliced = pa.concat_arrays([values]) if values.offset else values
+        items = _without_hidden(unsliced.values)
+        return pa.Array.from_buffers(pa.list_(items.type), len(unsliced), unsliced.buffers()[:2], children=[items])
+    kept: pa.Array[Any] = values
+    return kept
 
 
 def _with_elements(values: "pa.Array[Any]") -> "pa.Array[Any]":

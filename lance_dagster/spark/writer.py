@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -36,7 +37,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagst
 from lance_dagster.format.layout import VERSIONS
 from lance_dagster.format.validation import check_class, check_options
 from lance_dagster.spark.narrowing import narrowed
-from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, to_table_batch
+from lance_dagster.spark.spark_schema import batch_rows, check_fits, holds_binary, names_in_table, to_table_batch
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 
@@ -49,6 +50,7 @@ _UNLIMITED = str(2**31 - 1)
 _PARTITION_BYTES = 64 * 1024 * 1024
 _MOST_PARTITIONS = 100_000
 _DYNAMIC_EXECUTORS = "spark.dynamicAllocation.enabled"
+_CASE_SENSITIVE = "spark.sql.caseSensitive"
 
 Coalesce = int | Literal["auto"] | None
 """The largest number of partitions that a frame is written in; see `stage`."""
@@ -84,6 +86,22 @@ def check_session(spark: object) -> None:
         check_class("spark", spark, SparkSession, "local_session()")
 
 
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Return whether names that differ in upper and lower case only are different names in a session."""
+    return spark.conf.get(_CASE_SENSITIVE) == "true"
+
+
+def meant_names(spark: SparkSession, names: Sequence[str], table_names: Sequence[str]) -> list[str]:
+    """Return what columns are called in a table, by the setting of a session for upper and lower case."""
+    return list(names) if is_case_sensitive(spark) else names_in_table(names, table_names)
+
+
+def with_table_names(df: DataFrame, schema: pa.Schema) -> DataFrame:
+    """Return a frame whose columns are called as in a table; see `meant_names`."""
+    names = meant_names(df.sparkSession, df.columns, schema.names)
+    return df if names == df.columns else df.toDF(*names)
+
+
 def stage(
     df: DataFrame,
     table: LanceTable,
@@ -97,8 +115,8 @@ def stage(
     Works with classic Spark and Spark Connect; the executors need this package. Until the result is given to
     `table.append`, `overwrite` or `replace_where` no reader sees a row. Files of failed tasks stay behind,
     unnamed, until garbage is collected. The frame is computed once; each of its non-empty partitions becomes at
-    least one file. Columns are matched by name. Spark's limits on the size of a batch are changed while this runs,
-    unless the session sets them explicitly.
+    least one file. Columns are matched by name, in any case unless `spark.sql.caseSensitive` is true. Spark's limits on
+    the size of a batch are changed while this runs, unless the session sets them explicitly.
 
     Args:
         df: The rows.
@@ -124,6 +142,7 @@ def stage(
     check_frame(df, table)
     check_options(stage, options, StageOptions)
     target = table.write_target(options.get("schema"), branch, options.get("base"))
+    df = with_table_names(df, target.schema)
     check_fits(df.schema, target.schema, vectors=options.get("vectors"))
     return stage_where(coalesced(df, coalesce), target, options.get("where"))
 
@@ -309,6 +328,39 @@ class _WrittenFiles(WriterCommitMessage):
     tally: str
 
 
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """The columns of data files, and what the columns of a frame are called there, in the order of the frame."""
+
+    schema: pa.Schema
+    names: tuple[str, ...]
+
+    def batches(self, frame_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a task of Spark with the names and types of the files; runs on an executor.
+
+        Raises:
+            SchemaMismatchError: A value does not fit its column, or names differ in upper and lower case and the
+                session takes such names for different ones.
+        """
+        for batch in frame_batches:
+            frame_names = batch.schema.names
+            same = frame_names == list(self.names)
+            if not same:
+                self._check_case(frame_names)
+            yield to_table_batch(batch if same else batch.rename_columns(list(self.names)), self.schema)
+
+    def _check_case(self, frame_names: Sequence[str]) -> None:
+        context = TaskContext.get()
+        # Spark tells the setting to tasks, and not to the process in which a source plans its write.
+        if context is not None and context.getLocalProperty(_CASE_SENSITIVE) == "true":
+            unknown = [name for name in frame_names if name not in self.names]
+            raise SchemaMismatchError(
+                f"the columns of the Spark frame are not those of the table: the table has no "
+                f"{', '.join(map(repr, unknown))}, since {_CASE_SENSITIVE} is true in this session; "
+                f"the table's columns are {', '.join(self.schema.names)}"
+            )
+
+
 class LanceWriter(DataSourceArrowWriter):
     """Write the rows of Spark's `df.write`, and commit them as one version.
 
@@ -322,22 +374,23 @@ class LanceWriter(DataSourceArrowWriter):
         table: LanceTable,
         branch: str,
         *,
-        schema: pa.Schema,
+        columns: FileColumns,
         overwrite: bool,
         replace_where: str | None = None,
         partitions: Sequence[str] = (),
     ) -> None:
-        """Fix the branch's head, the schema of the files and the uuid of this write.
+        """Fix the branch's head, the columns of the files and the uuid of this write.
 
         Raises:
             InvalidInputError: The predicate `replace_where` is invalid.
         """
         self._uri = table.uri
         self._branch = branch
-        self._target = table.write_target(schema, branch)
+        self._target = table.write_target(columns.schema, branch)
         self._overwrite = overwrite
+        self._columns = columns
         self._replace_where = replace_where
-        self._scope = None if replace_where is None else predicate_scope(replace_where, schema)
+        self._scope = None if replace_where is None else predicate_scope(replace_where, columns.schema)
         self._target = _with_ranges(self._target, self._scope)
         self._partitions = partitions
         self._base = table.head(branch).number
@@ -350,8 +403,7 @@ class LanceWriter(DataSourceArrowWriter):
         begin_task()
         check_visible(self._target)
         tally = RowTally(self._scope)
-        batches = tally.passing(to_table_batch(batch, self._target.schema) for batch in iterator)
-        files = write_files(self._target, batches)
+        files = write_files(self._target, tally.passing(self._columns.batches(iterator)))
         return _WrittenFiles(files, tally.encoded())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

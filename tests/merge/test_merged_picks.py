@@ -141,6 +141,35 @@ def test_the_rows_of_a_conflict_about_picks_are_shown(table: LanceTable) -> None
     assert ({"key": "wed", "value": 20}, None) == (line["source"], line["dest"])
 
 
+@pytest.mark.parametrize("winner", ["source-wins", "dest-wins"])
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+def test_a_deletion_after_a_pick_that_was_settled_is_a_conflict(
+    table: LanceTable, winner: Winner, source: str, dest: str
+) -> None:
+    """Both sides updated the row, main picked the branch's update by a strategy, and the branch deletes the row."""
+    updated = table.update({"value": "10"}, where="value = 1", branch="run")
+    table.update({"value": "11"}, where="value = 1")
+    table.cherry_pick(str(updated), strategy=winner)
+    assert [("a", 2), ("a", 10 if winner == "source-wins" else 11)] == contents(table)
+    table.delete("value = 10", branch="run")
+    with pytest.raises(MergeConflictError) as refused:
+        table.merge(source, dest)
+    assert ["rows"] == [conflict.kind for conflict in refused.value.conflicts]
+    table.merge(source, dest, strategy="source-wins" if source == "run" else "dest-wins")
+    assert [("a", 2)] == contents(table, dest)
+
+
+def test_a_deletion_after_a_pick_of_a_scope_that_was_settled_arrives(table: LanceTable) -> None:
+    """Both sides replaced a day, and main picked the branch's replacement: its rows are those of the branch."""
+    replaced = table.replace_where("key = 'wed'", entries("wed", 20), branch="run", partitions=["wed"])
+    table.replace_where("key = 'wed'", entries("wed", 30), partitions=["wed"])
+    table.cherry_pick(str(replaced), strategy="source-wins")
+    assert PICKED[:-1] == contents(table)
+    table.delete("key = 'wed'", branch="run")
+    table.merge("run")
+    assert BEFORE == contents(table)
+
+
 @pytest.mark.parametrize("again", ["run", "redo"])
 def test_rows_that_came_by_one_merge_to_both_stay_deleted(table: LanceTable, again: str) -> None:
     """Both sides merged one branch, whose versions both contain, or one branch is merged again: nothing was picked."""

@@ -64,6 +64,32 @@ def test_a_change_of_rows_whose_update_was_reverted_is_a_conflict(
     assert of_main == contents(table, dest)
 
 
+BACK: dict[str, Callable[[LanceTable, str], object]] = {
+    "restore": lambda table, before: table.restore(before),
+    "update": lambda table, _: table.update({"value": "1"}, where="key = 'a'"),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("back", BACK)
+def test_values_that_are_put_back_in_another_way_are_a_conflict_too(
+    tmp_path: Path, back: str, change: str, move: str, source: str, dest: str
+) -> None:
+    """Main has the value from before the branch's fork by a restore, or by an update."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    before = str(table.head())
+    table.update({"value": "11"}, where="key = 'a'")
+    table.branches.create("run")
+    BACK[back](table, before)
+    MOVES[move](table)
+    CHANGES[change](table)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge(source, dest)
+    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
+
+
 @WAYS
 @pytest.mark.parametrize("move", MOVES)
 def test_rows_that_were_put_back_unchanged_are_in_no_conflict(

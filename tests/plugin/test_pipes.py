@@ -370,3 +370,38 @@ def test_a_process_says_what_it_writes(lake: LanceResource, instance: dg.Dagster
     assert [("from the till", "3", result.run_id)] * 4 == [
         (version.message, version.properties.get("till"), version.properties["dagster/run_id"]) for version in made
     ]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_an_asset_of_several_tables(lake: LanceResource, instance: dg.DagsterInstance, *, partitioned: bool) -> None:
+    """Each table has a process of its own, which reports this table alone, as the page shows."""
+    keys = [dg.AssetKey(["shop", "north"]), dg.AssetKey(["shop", "south"])]
+    specs = [dg.AssetSpec(key, metadata={"lance/partition_expr": "region"} if partitioned else {}) for key in keys]
+
+    @dg.multi_asset(
+        specs=specs,
+        check_specs=[dg.AssetCheckSpec("ids_are_positive", asset=key, blocking=True) for key in keys],
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]) if partitioned else None,
+    )
+    def regions(context: dg.AssetExecutionContext, client: dg.ResourceParam[Any]) -> Iterator[Any]:
+        for number, key in enumerate(keys):
+            script = {"mode": "append", "ids": [number + 1], **({"regions": ["a"]} if partitioned else {})}
+            done = client.run(
+                context=context,
+                command=[sys.executable, str(EXTERNAL), json.dumps(script)],
+                extras=pipes_extras(context, lake, asset=key.to_user_string()),
+                env={"PYTHONPATH": str(Path(__file__).parents[2]), "LANCE_DAGSTER_COMMITTER": ""},
+            )
+            yield from done.get_results(implicit_materializations=False)
+
+    result = dg.materialize(
+        [regions, build_publisher([regions])],
+        instance=instance,
+        resources={"lance": lake, "io_manager": LanceIOManager(lance=lake), "client": ForkedClient()},
+        partition_key="a" if partitioned else None,
+    )
+    assert result.success
+    assert [[1], [2]] == [lake.table(key).read("production")["id"].to_pylist() for key in keys]
+    assert [str(key) for key in keys] == [
+        str(event.asset_key) for event in result.asset_materializations_for_node("regions")
+    ]

@@ -4,7 +4,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InRange, build_table_checks
+from lance_dagster import InRange, LanceIOManager, LanceResource, RowCount, build_publisher, build_table_checks
 from tests.plugin.shop import (
     CANDIDATES,
     CUSTOMERS,
@@ -59,6 +59,31 @@ def test_a_check_that_was_added_later_is_evaluated_on_an_older_version(
     assert is_good == done.success
     assert ([1, 2, 3] if is_good else [1, 2, 3, 4]) == rolled.ids("production")
     assert is_good or "blocking check 'in_range_id'" in failure(done)
+
+
+def test_a_version_is_rolled_back_to_after_its_asset_was_renamed(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """Its checks under the new name are evaluated on the version that readers had under the old one."""
+
+    def run(name: str, ids: list[int], back: dict[str, str] | None = None) -> bool:
+        @dg.asset(key=["shop", name], metadata={"lance/table": "shop/orders"})
+        def orders() -> pa.Table:
+            return pa.table({"id": ids})
+
+        publisher = build_publisher([orders])
+        return dg.materialize(
+            [orders, *build_table_checks(orders, [RowCount(minimum=2)]), publisher],
+            instance=instance,
+            resources={"lance": lake, "io_manager": LanceIOManager(lance=lake)},
+            selection=list(publisher.keys) if back else "*",
+            run_config={"ops": {"publish_production": {"config": back}}} if back else None,
+        ).success
+
+    assert run("orders", [1, 2, 3])
+    assert run("orders", [4, 5])
+    assert run("sales", [], BACK)
+    assert [1, 2, 3] == lake.table("shop/orders").read("production")["id"].to_pylist()
 
 
 def test_a_rollback_of_one_table_names_the_others(rolled: Shop, instance: dg.DagsterInstance) -> None:

@@ -137,6 +137,15 @@ def test_an_upsert_that_changes_columns_is_matched_by_the_executors(lake: LanceR
     assert table.maintenance.verify().ok
 
 
+@pytest.fixture
+def case_sensitive(spark: SparkSession) -> Iterator[None]:
+    """The setting by which `value` and `Value` are two names."""
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    yield
+    spark.conf.unset("spark.sql.caseSensitive")
+
+
+@pytest.mark.usefixtures("case_sensitive")
 def test_an_upsert_keeps_the_values_of_columns_that_the_frame_lacks(lake: LanceResource, spark: SparkSession) -> None:
     """They are null in new rows only, also those of a column whose name differs in case."""
     first = [("a", 1, 1, "x"), ("a", 2, 2, "y")]
@@ -148,6 +157,7 @@ def test_an_upsert_keeps_the_values_of_columns_that_the_frame_lacks(lake: LanceR
     ]
 
 
+@pytest.mark.usefixtures("case_sensitive")
 def test_an_upsert_keeps_columns_whose_names_differ_in_case(lake: LanceResource, spark: SparkSession) -> None:
     """A column that the frame lacks does not replace one that it has: Spark takes the one name for the other."""
     upsert(lake, spark.createDataFrame([("a", 1, "x")], "region string, n int, Value string"))
@@ -155,6 +165,18 @@ def test_an_upsert_keeps_columns_whose_names_differ_in_case(lake: LanceResource,
     rows = lake.table(EVENTS).read("dev").sort_by("n").to_pylist()
     # The first row is missing in the second frame, and is deleted.
     assert [(None, "y")] == [(row["Value"], row["value"]) for row in rows]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_columns_are_found_in_any_case(lake: LanceResource, spark: SparkSession, mode: str) -> None:
+    """Spark's default: the table gets no second column, and keeps its spelling."""
+    settings: dict[str, Any] = {"lance/write_mode": mode, **({"lance/keys": ["n"]} if mode == "upsert" else {})}
+    schemas = {"a": "region string, n int, Value string", "b": "REGION string, N int, value string"}
+    for number, (region, schema) in enumerate(schemas.items()):
+        frame = spark.createDataFrame([(region, number, region)], schema)
+        assert {region: 1} == run(lake, frame, partition_key=region, metadata=settings)
+    assert ["region", "n", "Value"] == lake.table(EVENTS).schema("dev").names
+    assert ["a", "b"] == sorted(row["Value"] for row in lake.table(EVENTS).read("dev").to_pylist())
 
 
 def test_an_upsert_whose_rows_are_refused_changes_no_column(lake: LanceResource, spark: SparkSession) -> None:

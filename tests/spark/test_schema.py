@@ -13,6 +13,7 @@ from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
     check_fits,
     holds_binary,
+    names_in_table,
     readable_schema,
     replacement_schema,
     row_bytes,
@@ -48,6 +49,46 @@ def test_vectors_become_fixed_size_lists() -> None:
     """Spark has no such type, so the caller gives the length."""
     made = target_schema(ddl("id INT, v ARRAY<FLOAT>"), {"v": 4})
     assert pa.list_(pa.float32(), 4) == made.field("v").type
+
+
+def test_vectors_inside_of_structs_become_fixed_size_lists() -> None:
+    """The path of a vector has the fields that lead to it, and `item` for the elements of an array."""
+    frame = ddl("page STRUCT<n: INT, v: ARRAY<FLOAT>>, pages ARRAY<STRUCT<v: ARRAY<DOUBLE>>>")
+    vectors = {"page.v": 2, "pages.item.v": 3}
+    made = target_schema(frame, vectors)
+    vector = pa.list_(pa.float32(), 2)
+    assert pa.struct([("n", pa.int32()), ("v", vector)]) == made.field("page").type
+    assert pa.list_(pa.struct([("v", pa.list_(pa.float64(), 3))])) == made.field("pages").type
+    check_fits(frame, made, vectors=vectors)
+    assert made == replacement_schema(frame, made)
+    assert (
+        pa.list_(pa.float32(), 5) == replacement_schema(frame, made, {"page.v": 5}).field("page").type.field("v").type
+    )
+    with pytest.raises(SchemaMismatchError, match=r"'page.v' holds vectors of length 3; the table has fixed_size_list"):
+        check_fits(frame, made, vectors={"page.v": 3})
+    for path in ("page.w", "page.v.item.x", "pages.v", "n.v"):
+        with pytest.raises(InvalidInputError, match=f"vectors names '{path}', and the Spark frame has no such column"):
+            target_schema(frame, {path: 2})
+        with pytest.raises(SchemaMismatchError, match="the table has no such column"):
+            check_fits(frame, made, vectors={path: 2})
+
+
+@pytest.mark.parametrize(
+    "names,table,meant",
+    [
+        (["ID", "x"], ["id", "x"], ["id", "x"]),
+        (["ID", "x"], ["id", "ID"], ["ID", "x"]),
+        (["ID", "Id"], ["id"], ["ID", "Id"]),
+        (["Id"], ["id", "ID"], ["Id"]),
+        (["ID", "id"], ["id", "Id"], ["Id", "id"]),
+        (["new"], ["id"], ["new"]),
+    ],
+)
+def test_names_that_differ_in_case_mean_the_column_of_the_table(
+    names: list[str], table: list[str], meant: list[str]
+) -> None:
+    """A name that is spelled as in the table comes first, and a name that could mean two columns means neither."""
+    assert meant == names_in_table(names, table)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +244,25 @@ def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[
     batch = pa.record_batch({"c": spark_values})
     with pytest.raises(SchemaMismatchError, match="column 'c' does not fit the table's"):
         to_table_batch(batch, column("c", table_type))
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("around", ["struct", "array", "inner struct"])
+def test_vectors_below_null_structs_are_null(around: str, *, sliced: bool) -> None:
+    """A list there may be empty in the frame, which is no vector of a wrong length."""
+    pages: list[object] = [{"n": 1, "v": [1.0, 2.0]}, {"n": None, "v": None}, None, {"n": 8, "v": [3.0, 4.0]}]
+    given, stored = (
+        pa.struct([("n", pa.int32()), ("v", vector)]) for vector in (pa.list_(pa.float32()), pa.list_(pa.float32(), 2))
+    )
+    values: list[object] = [pages, [], None, [None]]
+    types: tuple[pa.DataType, pa.DataType] = pa.list_(given), pa.list_(stored)
+    if around != "array":
+        values = pages if around == "struct" else [{"page": page} for page in pages]
+        types = (given, stored) if around == "struct" else (pa.struct([("page", given)]), pa.struct([("page", stored)]))
+    rows = pa.array([*values[:1], *values], types[0]).slice(1) if sliced else pa.array(values, types[0])
+    written = to_table_batch(pa.record_batch({"c": rows}), column("c", types[1])).column("c")
+    written.validate(full=True)
+    assert values == written.to_pylist()
 
 
 def test_numbers_are_rounded_to_half_precision() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster import InvalidInputError, LanceRepository, read_table, stage
 from lance_dagster.history.table_uri import table_uri
-from lance_dagster.spark.writer import WRITE_PROPERTY, LanceWriter
+from lance_dagster.spark.writer import WRITE_PROPERTY, FileColumns, LanceWriter
 from lance_dagster.table import LanceTable
 from tests.conftest import S3Storage
 from tests.spark.samples import rows, schema_of
@@ -229,7 +229,7 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_table_uri: 
 def test_a_commit_repeated_is_one_version(tmp_table_uri: str) -> None:
     """The version has the uuid of the write."""
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
-    writer = LanceWriter(table, "main", schema=table.schema(), overwrite=False)
+    writer = LanceWriter(table, "main", columns=FileColumns(table.schema(), ("id",)), overwrite=False)
     written = [writer.write(iter([pa.record_batch({"id": [1, 2]})])), None]
     for _ in range(2):
         pickle.loads(pickle.dumps(writer)).commit(written)  # noqa: S301 - bytes of this test

@@ -5,7 +5,7 @@ since a merge of a branch that only appended must not pay for what the dest did.
 refused (`blocking_findings`) before any rule compares them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -106,17 +106,6 @@ class Lookups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletedPicks:
-    """Rows that the source picked and that the dest deleted: ids on the source with those on the dest.
-
-    `deleted_by` are the versions of the dest that deleted them, as far as they are known.
-    """
-
-    rows: RowRuns = _NO_ROWS
-    deleted_by: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeInput:
     """The input of a merge: the merge base with its row ids, the sides and the lookups.
 
@@ -125,14 +114,14 @@ class MergeInput:
 
     `crosswise` says that both sides may have rows of the same versions, which the merge base does not have: by merges
     in both directions, or by picks. A row that both sides had and only the source still has is then left out of the
-    result, since the dest deleted it. With `returning`, the dest reverted the version that added the row, and the merge
-    adds the row again.
+    result, since the dest deleted it.
 
     `inserted` are rows of the source and of the dest that count as inserted there although the other side knows them:
-    for the source a map from ids on the source to ids on the dest, for the dest the reverse. `deleted_picks` are rows
-    that the source picked and the dest deleted. `incompatible` are the paths of columns that source and dest have in
-    different types, because one side changed the type since the last version that both lines share. `other_bases` are
-    the inputs of the same merge from the other merge bases, where crossing merges leave several.
+    for the source a map from ids on the source to ids on the dest, for the dest the reverse. `updated` are the ids of
+    rows that count as updated by the source, whatever values they have. `incompatible` are the paths of columns that
+    source and dest have in different types, because one side changed the type since the last version that both lines
+    share. `other_bases` are the inputs of the same merge from the other merge bases, where crossing merges leave
+    several.
     """
 
     base: Manifest
@@ -142,10 +131,9 @@ class MergeInput:
     lookups: Lookups
     strategy: Strategy = None
     crosswise: bool = False
-    returning: bool = False
     incompatible: tuple[str, ...] = ()
     inserted: tuple[RowRuns, RowRuns] = (_NO_ROWS, _NO_ROWS)
-    deleted_picks: DeletedPicks = DeletedPicks()
+    updated: RowRuns = _NO_ROWS
     other_bases: "tuple[MergeInput, ...]" = ()
 
 

@@ -447,9 +447,8 @@ def sides_of(merge_input: MergeInput) -> tuple[MergeSide, MergeSide]:
     @cache
     def identities() -> tuple[Identities, Identities]:
         # Which rows the sides share follows from the row ids of both, so this is computed once for the two.
-        return Identities.of_both(
-            merge_input.space, merge_input.source.space, merge_input.dest.space, merge_input.inserted
-        )
+        spaces = merge_input.space, merge_input.source.space, merge_input.dest.space
+        return Identities.of_both(*spaces, inserted=merge_input.inserted, updated=merge_input.updated)
 
     def side(place: int) -> MergeSide:
         return MergeSide(

@@ -45,7 +45,6 @@ from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, merge_s
 from lance_dagster.merge.rules.columns.settings_merge import MergedSettings, merge_settings
 from lance_dagster.merge.rules.columns.unreadable_results import fragments_without_values, unreadable_columns
 from lance_dagster.merge.rules.merge_input import (
-    DeletedPicks,
     MergeInput,
     blocking_findings,
     incompatible_columns,
@@ -56,7 +55,7 @@ from lance_dagster.merge.rules.merged_indices import ResultFragments, indices_ta
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, FragmentEdits, MergedFragment, ResultBuilder, Tally
-from lance_dagster.merge.rules.row_conflicts import row_findings, settle_deleted_picks
+from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
     DecidedFragment,
@@ -206,9 +205,8 @@ def _plan_under(
             source_undone=claims.source.undone,
             dest_undone=claims.dest.undone,
             strategy=strategy,
-            returning=merge_input.returning,
         )
-        rows = _decide_rows(rules, claims, merge_input.deleted_picks)
+        rows = _decide_rows(rules, claims)
     except UntraceableError as error:
         unknown = "what became of its rows is unknown"
         conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
@@ -232,7 +230,7 @@ class _DecidedRows:
     findings: Sequence[Finding]
 
 
-def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) -> _DecidedRows:
+def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     """Decide about the rows of every fragment that may differ between the merge base and the source."""
     source, dest = rules.source, rules.dest
     builder = ResultBuilder(
@@ -262,13 +260,12 @@ def _decide_rows(rules: RowRules, claims: SettledClaims, picks: DeletedPicks) ->
     decided = [outcome for number in numbers if (outcome := rules.decide_fragment(number)) is not None]
     for outcome in decided:
         builder.apply_decision(outcome.number, outcome.situation, outcome.decision)
-    left_out, deleted_picks = settle_deleted_picks(picks, (source, dest), rules.strategy, claims.source.dropped)
     # Other new rows of the source need no decision: no other side can have changed them.
     for number, rows in source.rows.relocated.items():
-        builder.edits.take(number, rows.inserted - left_out.get(number, BitMap()))
+        builder.edits.take(number, rows.inserted - claims.source.dropped.get(number, BitMap()))
     for number, offsets in claims.dest.dropped.items():
         builder.edits.mask(number, offsets)
-    findings = [*row_findings(decided, builder.beside_others(), rules), *deleted_picks]
+    findings = [*row_findings(decided, builder.beside_others(), rules)]
     # A row that a strategy brings back has to fit the columns of the side that gives it up.
     if _come_back(claims.source.undone, dest) or any(outcome.decision.source_given_up for outcome in decided):
         findings += unfit_returned_rows(source)

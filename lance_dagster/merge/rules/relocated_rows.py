@@ -67,20 +67,29 @@ class Identities:
     """The meaning of the row ids of a side: ids of the merge base, or ids of the dest for rows that the base lacks.
 
     `maybe_deleted` translates the ids of rows that the merge base knows, and may have deleted, to ids of the dest.
+    `updated` are the ids of rows that count as updated, whatever values they have.
     """
 
     base: Translation
     shared: Translation
     maybe_deleted: Translation
+    updated: RowRuns = NOWHERE
 
     @classmethod
     def of_both(
-        cls, base: RowSpace, source: RowSpace, dest: RowSpace, inserted: tuple[RowRuns, RowRuns] = (NOWHERE, NOWHERE)
+        cls,
+        base: RowSpace,
+        source: RowSpace,
+        dest: RowSpace,
+        *,
+        inserted: tuple[RowRuns, RowRuns] = (NOWHERE, NOWHERE),
+        updated: RowRuns = NOWHERE,
     ) -> "tuple[Identities, Identities]":
         """Return the meaning of the ids of source and dest.
 
         The merge base lacks rows of branches that were merged into both, crosswise or from a third one that is gone.
-        `inserted` are rows of either side, with their ids on the other side, that do not count as shared.
+        `inserted` are rows of either side, with their ids on the other side, that do not count as shared. `updated` are
+        rows of the source.
         """
         # `both` has every row id that the two sides share. Ids that the merge base does not know are shared rows; the
         # rest are rows that the merge base knows and may have deleted. Both sides name them by the dest's ids, so that
@@ -92,7 +101,7 @@ class Identities:
             apart = (Translation.of_runs(inserted[0]), Translation.of_runs(inserted[1]).back)
             shared = shared.beyond(apart[0]).beyond(apart[1])
         return (
-            cls(source_ids, shared, maybe_deleted),
+            cls(source_ids, shared, maybe_deleted, updated),
             cls(dest_ids, _itself(shared.back), _itself(maybe_deleted.back)),
         )
 
@@ -174,7 +183,7 @@ class _Locator:
         still_dead = dead.positions - back - shared.positions
         base = RowRuns.united([alive, dead.restricted(still_dead)]) if len(dead) else alive
         origins = Origins(base=base, deleted=maybe_deleted.restricted(back), shared=shared)
-        updated = ids.where_in(self.written.updated).positions
+        updated = ids.where_in(self.written.updated).positions | ids.where_in(self.identities.updated).positions
         updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the stamp in the merge base is the only trace of an update.
         # Rows that a merge settled by a strategy may differ from the version that was merged, which the merge base

@@ -9,10 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap
 
-from lance_dagster.format.codec import decode_row_runs
-from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import (
-    PICKED,
     DataReplacement,
     Delete,
     Merge,
@@ -22,7 +19,6 @@ from lance_dagster.format.transaction import (
     Update,
 )
 from lance_dagster.merge.rules.change_makers import makers, row_makers, value_makers
-from lance_dagster.merge.rules.merge_input import DeletedPicks
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
 from lance_dagster.merge.rules.row_origins import BaseKey
@@ -33,14 +29,11 @@ from lance_dagster.merge.rules.strategy import (
     UNTRACEABLE,
     Conflict,
     Finding,
-    ParsedStrategy,
-    Rows,
     Winner,
     add_rows,
     column_unit,
     in_base,
     made_again,
-    on_side,
 )
 from lance_dagster.merge.rules.unnamed_updates import updated_in_place
 from lance_dagster.transactions.claims import Change, SideHistory
@@ -71,58 +64,6 @@ def row_findings(
         yield from report.lacking_columns(decided, of_source=of_source)
         yield from report.deleted_after_update(decided, writer_is_source=of_source)
     yield from report.both_moved(decided, without_values)
-
-
-def settle_deleted_picks(
-    picks: DeletedPicks, sides: tuple[MergeSide, MergeSide], strategy: ParsedStrategy, dropped: Rows
-) -> tuple[Rows, list[Finding]]:
-    """Return the rows of the source, by its fragments, that do not come, and the conflict about those deleted.
-
-    In git, rows that the source picked would come back. Here they are in conflict with a deletion of exactly these
-    rows, and it is unknown whether the pick was made in spite of the deletion.
-
-    Args:
-        picks: The rows.
-        sides: The source and the dest.
-        strategy: Who wins.
-        dropped: Rows of the source that do not come because it lost a claim; they stand among those returned.
-    """
-    source, dest = sides
-    deleted_rows = _by_fragment(picks, source, dropped) if len(picks.rows) else {}
-    if not deleted_rows:
-        return dropped, []
-    count = sum(map(len, deleted_rows.values()))
-    picked = f"{makers(source.history, _is_pick)} picked them"
-    deleted = f"{makers(dest.history, lambda change: change.version in picks.deleted_by)} deleted them"
-    unit = f"{count} row{'s' * (count > 1)} that the merge base does not have"
-    finding = Finding(
-        conflict=Conflict(kind="rows", unit=unit, source=picked, dest=deleted),
-        rows=on_side(deleted_rows, source=True),
-    )
-    if strategy.winner_of(finding) == SOURCE_WINS:
-        return dropped, [finding]
-    lost = dict(dropped)
-    for number, offsets in deleted_rows.items():
-        add_rows(lost, number, offsets)
-    return lost, [finding]
-
-
-def _by_fragment(picks: DeletedPicks, source: MergeSide, dropped: Rows) -> dict[int, BitMap]:
-    """Return the offsets of the rows by fragment of the source, without rows that it lost already."""
-    ids = RowRuns(picks.rows.at, picks.rows.count, picks.rows.at)
-    offsets_by_fragment: dict[int, BitMap] = {}
-    for number, rows in source.rows.relocated.items():
-        fragment = rows.fragment
-        of_rows = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of {source.name}")
-        here = of_rows.where_in(ids).positions & rows.inserted
-        if number in dropped:
-            here -= dropped[number]
-        add_rows(offsets_by_fragment, number, here)
-    return offsets_by_fragment
-
-
-def _is_pick(change: Change) -> bool:
-    return change.transaction is not None and PICKED in change.transaction.properties
 
 
 class _Report:

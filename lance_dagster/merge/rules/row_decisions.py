@@ -138,7 +138,7 @@ class RowRules:
     not count, since it lost the claim to them. `equal_updates` are rows that both sides updated to the same values, as
     `equally_updated_rows` finds them. `source_only_moved` and `dest_only_moved` are rows that a side seems to have
     updated, as `only_moved_rows` finds them. `combined` has the rows for which `combine_updates` combines
-    the updates of both sides. `returning` says that rows which the dest took back come again.
+    the updates of both sides.
     """
 
     source: MergeSide
@@ -151,7 +151,6 @@ class RowRules:
     source_only_moved: BaseRows = field(default_factory=dict)
     dest_only_moved: BaseRows = field(default_factory=dict)
     combined: CombinedUpdates = NO_COMBINED_UPDATES
-    returning: bool = False
 
     def decide_fragment(self, number: BaseKey) -> DecidedFragment | None:
         """Decide about the rows of a fragment of the merge base; None where the dest keeps all rows as they are.
@@ -163,11 +162,8 @@ class RowRules:
         fragment = None if isinstance(number, AbsentRows) else self.source.base.fragment(number)
         changes = source, dest = self._compared(number)
         # Rows that reached both sides through other branches count as live in the merge base, as they would be in a
-        # merge base that contains these branches. Rows that the merge base has deleted do not. Where the dest took back
-        # the version with these rows (`returning`), only rows that it still has count: the other rows come again as new
-        # rows of the source.
-        unknown = dest.alive if self.returning else source.alive | dest.alive
-        unknown = unknown if absence is Absence.SHARED else BitMap()
+        # merge base that contains these branches. Rows that the merge base has deleted do not.
+        unknown = source.alive | dest.alive if absence is Absence.SHARED else BitMap()
         live = unknown if fragment is None else live_rows(self.source.base, fragment, self.source.lookups.deleted)
         source_undone = self.source_undone.get(number, BitMap())
         dest_undone = self.dest_undone.get(number, BitMap())

@@ -170,6 +170,12 @@ class SparkRows(OutputRows):
 
         return replacement_schema(self.frame.schema, current, vectors)
 
+    def named_as(self, current: pa.Schema) -> "SparkRows":
+        """Return the rows with the names that a table has for their columns; upper and lower case are as Spark says."""
+        from lance_dagster.spark.writer import with_table_names
+
+        return SparkRows(with_table_names(self.frame, current))
+
     def stage(self, target: Destination, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Compute the frame on the executors, which count its rows and write them as data files."""
         from lance_dagster.spark.writer import stage_counted

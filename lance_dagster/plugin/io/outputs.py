@@ -106,7 +106,7 @@ class OutputWriter:
             is_owned=is_owned,
             planned=planned,
         )
-        version, tally, change = output.commit(schema, columns)
+        version, tally, change = output.with_table_names().commit(schema, columns)
         if is_shared:
             # Another output may have been committed since the first look.
             refuse_second_replacement(branch, write, branch.versions_between(head, version))
@@ -261,6 +261,12 @@ class _Output:
     vectors: Mapping[str, int]
     is_owned: bool
     planned: PlannedWrite | None
+
+    def with_table_names(self) -> "_Output":
+        """Return the output with the names that the table has for the columns of a Spark frame."""
+        if self.rows.on_executors is None:
+            return self
+        return replace(self, rows=self.rows.on_executors.named_as(self.branch.table.schema(self._begin)))
 
     def commit(
         self, schema: pa.Schema, columns: Mapping[str, dg.TableColumn]

@@ -184,6 +184,7 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
             version contains both.
         MergeConflictError: The versions cannot be merged.
         RefMovedError: The change is exact, and `main` has something that the sources do not contain.
+        BasePathRefusedError: The table was moved, and its branches were not relocated.
     """
     context, head = change.context, _landed_head(change, dest)
     sources = _not_contained(change, head)
@@ -197,6 +198,10 @@ def stage_merge(change: TableChange, dest: TableVersion | None) -> TableVersion 
         and MAIN == head.branch != sources[0].branch
         and lineage_at(context, sources[0]).has_all_of(lineage_at(context, head))
     ):
+        # The branch names inherited files by the place that the table had. In a lake that was moved as a folder nobody
+        # could read the version, before `relocate`.
+        for base in sources[0].manifest.base_paths:
+            context.versions.bases.check(base.path, base.id)
         return _version_of_branch(change, sources[0], head)
     return _merged_version(change, sources, head)
 

@@ -17,14 +17,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from lance_dagster.datafiles.writing import StagedFile, StagedFiles, WriteTarget, write_files
+from lance_dagster.datafiles.writing import StagedFile, StagedFiles, write_files
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.keyed_rows import UpsertOptions, upsert_frame
-from lance_dagster.spark.spark_schema import to_table_batch
 from lance_dagster.spark.worker import begin_task
-from lance_dagster.spark.writer import check_visible
+from lance_dagster.spark.writer import FileColumns, check_visible
 from lance_dagster.table import LanceTable
 
 QUERY_ID, EPOCH_ID = "lance.streaming.queryId", "lance.streaming.epochId"
@@ -137,9 +136,10 @@ class _BatchFiles(WriterCommitMessage):
 class LanceStreamWriter(DataSourceStreamArrowWriter):
     """Write one batch of a stream; Spark makes a new writer for each batch, and a second writer to commit it."""
 
-    def __init__(self, target: WriteTarget, uri: str, branch: str, *, overwrite: bool) -> None:
+    def __init__(self, table: LanceTable, branch: str, columns: FileColumns, *, overwrite: bool) -> None:
         """Keep where the rows go; with `overwrite`, each batch replaces all rows."""
-        self._target, self._uri, self._branch, self._overwrite = target, uri, branch, overwrite
+        self._target, self._uri = table.write_target(columns.schema, branch), table.uri
+        self._branch, self._columns, self._overwrite = branch, columns, overwrite
 
     # Spark's own Arrow writer changes the type of this argument in the same way.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
@@ -150,8 +150,7 @@ class LanceStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY_PROPERTY) if context is not None else None
         if not query:
             raise InvalidInputError("Spark does not say which query this batch is of, so it cannot be written once")
-        batches = (to_table_batch(batch, self._target.schema) for batch in iterator)
-        return _BatchFiles(query, write_files(self._target, batches))
+        return _BatchFiles(query, write_files(self._target, self._columns.batches(iterator)))
 
     # Spark's name of the argument.
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.spark.streaming.stream_sink import EPOCH_ID, LanceStreamWriter, batch_version, upsert_batches
+from lance_dagster.spark.writer import FileColumns
 from lance_dagster.table import LanceTable
 
 pytestmark = pytest.mark.slow
@@ -154,7 +155,8 @@ def test_a_named_stream_loses_no_batch_of_a_new_checkpoint(
 
 def test_a_batch_is_looked_for_behind_other_commits(source: LanceTable) -> None:
     """A later batch of a query implies the earlier ones, and batches of another query do not count."""
-    writer = LanceStreamWriter(source.write_target(), source.uri, "main", overwrite=False)
+    columns = FileColumns(source.schema(), tuple(source.schema().names))
+    writer = LanceStreamWriter(source, "main", columns, overwrite=False)
     assert batch_version(source, "main", "q", 0) is None
     made = source.append(pa.table({"id": [4], "n": [0]}), properties={"lance.streaming.queryId": "q", EPOCH_ID: "4"})
     source.append(pa.table({"id": [5], "n": [0]}))
