@@ -360,3 +360,16 @@ def test_ranges_that_are_not_sorted_are_refused(tmp_path: Path) -> None:
     data = json.dumps(commit).encode()
     with pytest.raises(CorruptFileError, match="not sorted"):
         parse_commit(hashlib.sha256(data).hexdigest(), data, "commit")
+
+
+def test_the_first_screen_opens_no_table(tmp_path: Path) -> None:
+    """The status without tables makes the same requests however many tables there are."""
+    made = []
+    for number in (300, 3000):
+        repository = lake(tmp_path / str(number), number)
+        repository.channels.promote("production", tags=False)
+        counting = Counting()
+        status = scripted(repository.root, counting).status(tables=[])
+        assert ((), ["production"]) == (status.tables, [channel.name for channel in status.channels])
+        made.append(len(counting.made))
+    assert made[0] == made[1]
