@@ -87,7 +87,7 @@ def test_a_struct_takes_values_of_spark_ml(spark: SparkSession, frame: DataFrame
     columns = target_schema(frame.select("id", "v").schema)
     table = LanceTable.create(tmp_table_uri, pa.schema([pa.field(column.name, column.type) for column in columns]))
     for mode in ("append", "overwrite"):
-        write_table(frame.select("id", "v"), tmp_table_uri, mode=mode)  # type: ignore[arg-type]  # a mode
+        write_table(frame.select("id", "v"), tmp_table_uri, mode=mode)
     kind = read_table(spark, table).schema["v"].dataType
     assert isinstance(kind, StructType)
     assert struct.names == kind.names
