@@ -216,6 +216,7 @@ from lance_dagster.repository.commits.snapshot import (
     RepositoryCommit as RepositoryCommit,
     TableVersion as TableVersion,
 )
+from lance_dagster.repository.free_space import FreedSpace as FreedSpace
 from lance_dagster.repository.projection import Lagging as Lagging, RepositoryTags as RepositoryTags
 from lance_dagster.repository.publish.exact_versions import (
     VersionOptions as VersionOptions,

@@ -98,7 +98,7 @@ def test_the_command_works_without_extras(tmp_path: Path, uri: str, code: int, s
     table = uri or new_table(tmp_path, entries("a", 1)).uri
     done = without_extras(f"""
 from lance_dagster.cli.main import main
-main(["log", {table!r}])
+main(["table", "log", {table!r}])
 """)
     assert (code, said, bool(said)) == (done.returncode, done.stderr[: len(said)], bool(done.stderr))
     assert done.stderr.count("\n") == code

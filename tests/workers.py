@@ -17,6 +17,8 @@ GROUPS = {
     "tests/spark/test_executors.py": "spark",
     "tests/spark/test_keyed_rows.py": "spark",
     "tests/spark/test_landed_commits.py": "spark",
+    "tests/spark/test_names.py": "spark",
+    "tests/spark/test_user_types.py": "spark",
     "tests/spark/test_narrowing.py": "spark",
     "tests/spark/test_reader.py": "spark",
     "tests/spark/test_save.py": "spark",

@@ -564,7 +564,7 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
         unstaged = staged = _staged(context, unstaged, head.schema, head, check=check)
         staged_here = True
         out = taken_out(context, head, matches.offsets, matches.whole)
-        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info, predicate))
+        added = scoped(fragments_of(context, staged, head.manifest.fields, head), _scope(info))
         operation = Update(removed_fragment_ids=out.removed, updated_fragments=out.updated, new_fragments=added)
         state = submit(context, head, operation, info.as_properties(REPLACE, predicate))
         return Written(state=state, added=_rows_in(added), deleted=matches.count)
@@ -572,8 +572,9 @@ def replace_where(context: TableContext, predicate: str, rows: Rows, info: Commi
     return retried(attempt)
 
 
-def _scope(info: CommitInfo, predicate: str | None = None) -> str | None:
-    return scope_of(predicate, info.partitions) if info.partitions or predicate is not None else None
+def _scope(info: CommitInfo) -> str | None:
+    # Not for a predicate alone: an edit of a few rows would keep them in a file of their own for ever.
+    return scope_of(info.partitions) if info.partitions else None
 
 
 def check_rows(rows: object) -> None:

@@ -93,10 +93,9 @@ def file_ranges(path: str, lines: str, positions: Mapping[str, int]) -> str:
     return "\n".join([digest_of_name(path), *numbered]) if numbered else ""
 
 
-def scope_of(predicate: str | None, partitions: Iterable[str] = ()) -> str:
-    """Return the name of the rows that a write claims: the rows of some partitions, or those of a predicate."""
-    keys = sorted(partitions)
-    return hashlib.blake2b(json.dumps(keys or predicate).encode(), digest_size=_DIGEST // 2).hexdigest()
+def scope_of(partitions: Iterable[str]) -> str:
+    """Return the name of the rows of some partitions."""
+    return hashlib.blake2b(json.dumps(sorted(partitions)).encode(), digest_size=_DIGEST // 2).hexdigest()
 
 
 def with_scope(block: str, path: str, scope: str | None) -> str:

@@ -66,7 +66,7 @@ def test_a_reset_that_is_refused_offers_a_restore(table: LanceTable) -> None:
         (("promote", "--tag", "v1", "--at", "main@1"), "`lance-dagster table tag TABLE v1 --delete --force`"),
         (("tag", "v1", "--at", "main@1"), "exists; `lance-dagster table promote TABLE --tag v1 --at main@1` moves it"),
         (("tag", "stable", "-d"), "; `lance-dagster table protect TABLE --remove --tag stable` takes that back"),
-        (("branch", "published/1", "-d"), "`lance-dagster collect LAKE` deletes it when no commit needs it"),
+        (("branch", "published/1", "-d"), "`lance-dagster free LAKE` deletes it when no commit needs it"),
         (
             ("branch", "release/1", "-d"),
             "`lance-dagster table protect TABLE --remove --branch 'release/*'` takes that back",

@@ -49,10 +49,10 @@ def test_blocks_are_united_once() -> None:
 
 def test_a_scope_is_no_range() -> None:
     """It is the same for the same partitions, whatever their order, and comes from the predicate without any."""
-    scoped = with_scope(block("x.lance"), "x.lance", scope_of(None, ["b", "a"]))
-    known = KnownRanges(united(scoped, with_scope("", "y.lance", scope_of("p"))))
-    assert scope_of("p", ["a", "b"]) == known.scope("x.lance")
-    assert scope_of("p") == known.scope("y.lance")
+    scoped = with_scope(block("x.lance"), "x.lance", scope_of(["b", "a"]))
+    known = KnownRanges(united(scoped, with_scope("", "y.lance", scope_of(["p"]))))
+    assert scope_of(["a", "b"]) == known.scope("x.lance")
+    assert scope_of(["p"]) == known.scope("y.lance")
     assert known.line("x.lance", 1) == KnownRanges(block("x.lance")).line("x.lance", 1)
     assert [] == untrue_ranges(scoped, block("x.lance"))
 

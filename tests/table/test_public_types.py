@@ -52,13 +52,13 @@ WRITERS = (LanceTable, *NAMESPACES, LanceRepository, PipesTable)
 WITHOUT_MESSAGE = {
     f"{owner}.{name}"
     for owner, names in {
-        "Branches": "ahead_behind create delete exists fork get graph is_merged is_ready list merge_base newest "
+        "Branches": "ahead_behind create delete fork get graph has_versions is_merged is_ready list merge_base newest "
         "opened_at opened_ref protect protection recall recover rename set_metadata status unmerged unprotect "
         "version_numbers",
         "Channels": "divided entries_after get history list refuse_immovable unpromoted",
         "Config": "get table_metadata",
-        "LanceRepository": "at candidates collect commit_with diff discard discover follow fork head held_versions "
-        "land log name_of newest_read open open_uri pin_again pinned record_branches registered_id repair status "
+        "LanceRepository": "at candidates collect commit_with diff discard discover follow fork free head "
+        "held_versions land log name_of newest_read open open_uri pin_again pinned record_branches registered_id repair status "
         "table table_id tables uri",
         "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage "
         "to_lance write_target",
