@@ -58,8 +58,8 @@ WITHOUT_MESSAGE = {
         "Channels": "divided entries_after get history list refuse_immovable unpromoted",
         "Config": "get table_metadata",
         "LanceRepository": "at candidates collect commit_with diff discard discover follow fork free head "
-        "held_versions land log name_of newest_read open open_uri pin_again pinned record_branches registered_id repair status "
-        "table table_id tables uri",
+        "held_versions land log name_of newest_read open open_uri pin_again pinned record_branches registered_id "
+        "repair status table table_id tables uri",
         "LanceTable": "at commit count_rows diff exists head log open preview_merge read scan schema stage "
         "to_lance write_target",
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
