@@ -562,6 +562,10 @@ def _without_hidden(values: Any) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow
     if isinstance(values, pa.ListArray):
         # A slice shares the buffers of its array, and only a copy starts at their beginning.
         unsliced = pa.concat_arrays([values]) if values.offset else values
+        if isinstance(unsliced, pa.MapArray):
+            # A map is a list too, and its type would be lost below.
+            keys, entries = unsliced.keys, _without_hidden(unsliced.items)
+            return pa.MapArray.from_arrays(unsliced.offsets, keys, entries, mask=unsliced.is_null())
         items = _without_hidden(unsliced.values)
         return pa.Array.from_buffers(pa.list_(items.type), len(unsliced), unsliced.buffers()[:2], children=[items])
     kept: pa.Array[Any] = values

@@ -247,7 +247,7 @@ def test_a_value_that_does_not_fit_is_refused_by_column(spark_values: "pa.Array[
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-@pytest.mark.parametrize("around", ["struct", "array", "inner struct"])
+@pytest.mark.parametrize("around", ["struct", "array", "map", "inner struct"])
 def test_vectors_below_null_structs_are_null(around: str, *, sliced: bool) -> None:
     """A list there may be empty in the frame, which is no vector of a wrong length."""
     pages: list[object] = [{"n": 1, "v": [1.0, 2.0]}, {"n": None, "v": None}, None, {"n": 8, "v": [3.0, 4.0]}]
@@ -256,7 +256,10 @@ def test_vectors_below_null_structs_are_null(around: str, *, sliced: bool) -> No
     )
     values: list[object] = [pages, [], None, [None]]
     types: tuple[pa.DataType, pa.DataType] = pa.list_(given), pa.list_(stored)
-    if around != "array":
+    if around == "map":
+        values = [[("a", page)] for page in pages]
+        types = (pa.map_(pa.string(), given), pa.map_(pa.string(), stored))
+    elif around != "array":
         values = pages if around == "struct" else [{"page": page} for page in pages]
         types = (given, stored) if around == "struct" else (pa.struct([("page", given)]), pa.struct([("page", stored)]))
     rows = pa.array([*values[:1], *values], types[0]).slice(1) if sliced else pa.array(values, types[0])
