@@ -564,8 +564,12 @@ def _without_hidden(values: Any) -> "pa.Array[Any]":  # noqa: ANN401 - any Arrow
         unsliced = pa.concat_arrays([values]) if values.offset else values
         if isinstance(unsliced, pa.MapArray):
             # A map is a list too, and its type would be lost below.
-            keys, entries = unsliced.keys, _without_hidden(unsliced.items)
-            return pa.MapArray.from_arrays(unsliced.offsets, keys, entries, mask=unsliced.is_null())
+            # pyarrow takes a mask, which its stubs know only beside a type.
+            map_of: Any = pa.MapArray.from_arrays
+            rebuilt: pa.Array[Any] = map_of(
+                unsliced.offsets, unsliced.keys, _without_hidden(unsliced.items), mask=unsliced.is_null()
+            )
+            return rebuilt
         items = _without_hidden(unsliced.values)
         return pa.Array.from_buffers(pa.list_(items.type), len(unsliced), unsliced.buffers()[:2], children=[items])
     kept: pa.Array[Any] = values
