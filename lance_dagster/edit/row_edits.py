@@ -97,8 +97,7 @@ class _Changed:
 
     def __init__(self, context: TableContext, head: State, values: Mapping[str, str], where: str | None) -> None:
         self._schema = head.schema
-        known = None if where is None else context.known_matches(head, where)
-        self._fragments = None if known is None else known.fragments
+        self._fragments = context.matching_fragments(head, where)
         self._dataset = context.dataset(head, self._fragments)
         self._values = dict(values)
         self._blobs = frozenset(blob_columns(self._schema))

@@ -358,7 +358,9 @@ class _UpsertAttempt:
         addresses, source_places, missing = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], []
         there = [np.empty(0, np.int64)]
         rows_read = 0
-        for part in scan_addressed(self._dataset, self._on, few, fragment_ids=self._known(few)):
+        for part in scan_addressed(
+            self._dataset, self._on, few, fragment_ids=self._context.matching_fragments(self._head, few)
+        ):
             places = keys.places(part.rows)
             matching = places != _NOWHERE
             addresses.append(part.addresses[matching])
@@ -369,7 +371,7 @@ class _UpsertAttempt:
                 missing.append(part.addresses[~matching])
         if self._rules.missing_where is not None:
             missing_where = self._rules.missing_where
-            fragments = self._known(missing_where)
+            fragments = self._context.matching_fragments(self._head, missing_where)
             among = scan_addressed(
                 self._dataset, self._on, missing_where, named="missing_where", fragment_ids=fragments
             )
@@ -380,11 +382,6 @@ class _UpsertAttempt:
         # An index returns rows in its own order. Adjacent rows with ascending ids take less space in the id sequence.
         order = np.argsort(matches.addresses)
         return _Matches(matches.addresses[order], matches.source_places[order], None, missing)
-
-    def _known(self, predicate: str | None) -> Sequence[int] | None:
-        """Return the fragments that may have rows of a predicate; None for all."""
-        known = None if predicate is None else self._context.known_matches(self._head, predicate)
-        return None if known is None else known.fragments
 
     def _chosen(self, matches: _Matches) -> _Matches:
         """Return the pairs whose table row is updated."""

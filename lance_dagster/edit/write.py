@@ -145,18 +145,18 @@ def matching(context: TableContext, head: State, predicate: str) -> SelectedRows
         InvalidInputError: The predicate is invalid, or names a column that does not exist.
     """
     check_string("the predicate", predicate)
-    known = context.known_matches(head, predicate)
-    if known is None:
+    matches = context.known_matches(head, predicate)
+    if matches is None:
         offsets = matching_offsets(context.dataset(head), predicate)
         return SelectedRows((), offsets, sum(map(len, offsets.values())))
-    if known.possible:
-        offsets = matching_offsets(context.dataset(head, known.possible), predicate, known.possible)
+    if matches.possible:
+        offsets = matching_offsets(context.dataset(head, matches.possible), predicate, matches.possible)
     else:
         # For the error that a search would raise.
         evaluate_predicate(predicate, pa.Table.from_batches([], head.schema))
         offsets = {}
-    rows = sum(_fragment_of(head, number).rows for number in known.whole)
-    return SelectedRows(known.whole, offsets, rows + sum(map(len, offsets.values())))
+    rows = sum(_fragment_of(head, number).rows for number in matches.whole)
+    return SelectedRows(matches.whole, offsets, rows + sum(map(len, offsets.values())))
 
 
 def taken_out(context: TableContext, head: State, rows: Mapping[int, BitMap], whole: Sequence[int] = ()) -> Removal:

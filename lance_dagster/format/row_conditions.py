@@ -75,12 +75,19 @@ class _Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _IsNull:
+class _OfColumn:
+    """A condition about the values of one column."""
+
     column: str
 
     @property
     def columns(self) -> frozenset[str]:
         return frozenset({self.column})
+
+
+@dataclass(frozen=True, slots=True)
+class _IsNull(_OfColumn):
+    """Whether the value is null."""
 
     def results(self, ranges: Ranges) -> int:
         values = ranges.get(self.column)
@@ -90,18 +97,13 @@ class _IsNull:
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
+class _Between(_OfColumn):
     """The values from `lower` to `upper`; None is no bound, and `open_lower` and `open_upper` leave the bound out."""
 
-    column: str
     lower: Bound | None
     upper: Bound | None
     open_lower: bool = False
     open_upper: bool = False
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return frozenset({self.column})
 
     def results(self, ranges: Ranges) -> int:
         values = ranges.get(self.column)
@@ -135,15 +137,10 @@ class _Between:
 
 
 @dataclass(frozen=True, slots=True)
-class _OneOf:
+class _OneOf(_OfColumn):
     """One of some values, which are sorted."""
 
-    column: str
     values: tuple[Bound, ...]
-
-    @property
-    def columns(self) -> frozenset[str]:
-        return frozenset({self.column})
 
     def results(self, ranges: Ranges) -> int:
         values = ranges.get(self.column)

@@ -176,8 +176,8 @@ class KnownRanges:
 
     def scope(self, path: str) -> str | None:
         """Return the scope that the rows of a data file were written for; None where it is unknown."""
-        found = _SCOPE_LINE.search(self._blocks.get(digest_of_name(path), ""))
-        return None if found is None else found[1]
+        line = _SCOPE_LINE.search(self._blocks.get(digest_of_name(path), ""))
+        return None if line is None else line[1]
 
     def line(self, path: str, position: int) -> str | None:
         """Return the line of a column; None where nothing is known."""

@@ -289,8 +289,7 @@ class TableContext:
         self, state: State, columns: Sequence[str] | None, filter: str | None
     ) -> "tuple[LanceDataset, Sequence[str] | None, str | None, Sequence[int] | None]":
         """Return the arguments to read rows with: only fragments that may have rows of the filter are opened."""
-        known = None if filter is None else self.known_matches(state, filter)
-        fragments = None if known is None else known.fragments
+        fragments = self.matching_fragments(state, filter)
         return self.dataset(state, fragments), columns, filter, fragments
 
     def count_rows(self, state: State, filter: str | None = None) -> int:
@@ -304,12 +303,12 @@ class TableContext:
                 return state.manifest.rows
             except UnsupportedFeatureError:
                 return count(self.dataset(state))
-        known = self.known_matches(state, filter)
-        if known is None:
+        matches = self.known_matches(state, filter)
+        if matches is None:
             return count(self.dataset(state), filter)
-        rows = sum(state.manifest.fragment(number).rows for number in known.whole)
-        if known.possible:
-            return rows + count(self.dataset(state, known.possible), filter, known.possible)
+        rows = sum(state.manifest.fragment(number).rows for number in matches.whole)
+        if matches.possible:
+            return rows + count(self.dataset(state, matches.possible), filter, matches.possible)
         # For the error that a search would raise.
         evaluate_predicate(filter, pa.Table.from_batches([], state.schema))
         return rows
@@ -322,6 +321,15 @@ class TableContext:
         """
         check_closed("the filter", filter)
         return known_matches(state.manifest, filter)
+
+    def matching_fragments(self, state: State, filter: str | None) -> tuple[int, ...] | None:
+        """Return the ids of the fragments that may have rows of a filter; None where every fragment is searched.
+
+        Raises:
+            InvalidInputError: The filter is not a single condition.
+        """
+        matches = None if filter is None else self.known_matches(state, filter)
+        return None if matches is None else matches.fragments
 
 
 def expected_file(versions: Versions, state: State, file: DataFile) -> ExpectedFile:

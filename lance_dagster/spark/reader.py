@@ -283,9 +283,9 @@ def partition_pieces(scan: Scan, sizes: Sequence[FragmentSize]) -> list[list[Fra
     share = _share(scan)
     if scan.filter is not None:
         context, state, _ = _opened(scan.uri, scan.version, scan.commit_id, frozenset(scan.storage_options.items()))
-        known = context.known_matches(state, scan.filter)
-        matching = None if known is None else frozenset(known.fragments)
-        sizes = [size for size in sizes if matching is None or size.fragment in matching]
+        fragments = context.matching_fragments(state, scan.filter)
+        matching = {size.fragment for size in sizes} if fragments is None else frozenset(fragments)
+        sizes = [size for size in sizes if size.fragment in matching]
     # In order of the fragments and without looking ahead: rows that were written together stay together, which
     # keeps a table that is sorted by a column nearly sorted in the frame.
     groups: list[list[FragmentRows]] = [[]]

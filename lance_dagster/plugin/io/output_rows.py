@@ -4,6 +4,7 @@ A handler (`frames`) returns the rows of a value as one of these classes, and th
 of them have. So another kind of rows, such as frames of another engine, is one more class here.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +36,7 @@ class Destination(NamedTuple):
         return target if tally.scope is None else target.with_ranges(tally.scope.within.columns)
 
 
-class OutputRows:
+class OutputRows(ABC):
     """The rows of an output."""
 
     @property
@@ -58,9 +59,9 @@ class OutputRows:
         """
         return schema
 
+    @abstractmethod
     def stage(self, target: Destination, schema: pa.Schema, tally: RowTally) -> StagedFiles:
         """Write the rows, in the columns of a table, to data files that no version names yet, and count them."""
-        raise NotImplementedError
 
     def keyed(self, target: Destination, schema: pa.Schema, tally: RowTally) -> pa.Table:  # noqa: ARG002
         """Return the rows of an upsert, in the types of a table and in the columns that the rows have; count them.
