@@ -4,7 +4,7 @@ The report is for people. No decision depends on it, so a version that can no lo
 or published all the same, without that part of its report.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import dagster as dg
@@ -13,7 +13,6 @@ from lance_dagster.diff.diff import Diff, RowCounts
 from lance_dagster.errors import InvalidInputError, LanceDagsterError
 from lance_dagster.format.shown_values import shown_rows
 from lance_dagster.history.context import Ref
-from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.table import LanceTable
@@ -27,57 +26,31 @@ _SCHEMA_CHANGES = 5
 Entry = dg.MetadataValue | int
 
 
-def since_tags(table: LanceTable, version: Version, tags: Iterable[Tag]) -> dict[str, Ref]:
-    """Return the versions with which a candidate is compared because tags name them, by their labels for people.
-
-    A tag may name a version that the candidate does not contain, because another run was published after the candidate
-    was forked. The candidate did not remove the rows that only the tagged version has, so it is compared with the merge
-    base then, and the label says so.
-
-    Args:
-        table: The table.
-        version: The version of the candidate.
-        tags: The tags.
-    """
-    versions: dict[str, Ref] = {}
-    for tag in tags:
-        # Expired, or without anything in common.
-        with suppress(LanceDagsterError):
-            base = table.diff(tag.ref, version, since_base=True).before
-            if base == tag.ref:
-                versions[f"{tag.name} ({tag.ref})"] = tag.ref
-            else:
-                versions[f"{base} (merge base with {tag.name}, which is at {tag.ref} by now)"] = base
-    return versions
-
-
 def change_entries(
-    table: LanceTable, version: Version, since: Mapping[str, Ref], on: Sequence[str] = ()
+    table: LanceTable, version: Version, since: Ref, label: str, on: Sequence[str] = ()
 ) -> dict[str, Entry]:
-    """Return the changes of a version since other versions: a text table, and the numbers of rows since the first.
+    """Return the changes of a version since another version: a text table, and the numbers of rows.
 
     Args:
         table: The table.
         version: The version.
-        since: The versions to compare with, by their labels for people. A version that no longer exists is left out.
+        since: The version to compare with; nothing is returned where it no longer exists.
+        label: Names `since` for people.
         on: The key columns that identify rows; empty for row ids.
     """
-    lines: list[str] = []
     counts: RowCounts | None = None
-    for name, ref in since.items():
-        # Expired, or of a branch that was deleted meanwhile; or the storage failed once.
-        with suppress(LanceDagsterError):
-            diff = table.diff(ref, version)
-            row_counts, exact = _counted(table, diff, on)
-            counts = counts or row_counts
-            columns = md.listed([f"`{_one_line(change)}`" for change in diff.schema], _SCHEMA_CHANGES)
-            numbers = " | ".join(f"{number:,}" for number in (row_counts.added, row_counts.removed, row_counts.changed))
-            lines.append(f"| {name} | {numbers if exact else f'~ {numbers}'} | {columns} |")
+    # Expired, or of a branch that was deleted meanwhile; or the storage failed once.
+    with suppress(LanceDagsterError):
+        diff = table.diff(since, version)
+        counts, exact = _counted(table, diff, on)
+        columns = md.listed([f"`{_one_line(change)}`" for change in diff.schema], _SCHEMA_CHANGES)
+        numbers = " | ".join(f"{number:,}" for number in (counts.added, counts.removed, counts.changed))
+        line = f"| {label} | {numbers if exact else f'~ {numbers}'} | {columns} |"
     if counts is None:
         return {}
     head = "| since | rows added | removed | changed | columns |\n|---|---|---|---|---|\n"
     return {
-        md.CHANGES: dg.MetadataValue.md(head + "\n".join(lines)),
+        md.CHANGES: dg.MetadataValue.md(head + line),
         md.ROWS_ADDED: counts.added,
         md.ROWS_REMOVED: counts.removed,
         md.ROWS_CHANGED: counts.changed,

@@ -22,20 +22,17 @@ class Tags:
         """Wrap the context of a table."""
         self._context = context
 
-    def list(
-        self, pattern: str | None = None, *, limit: int | None = None, exempt: Sequence[str] = ()
-    ) -> dict[str, Tag]:
+    def list(self, pattern: str | None = None, *, limit: int | None = None) -> dict[str, Tag]:
         """Return the tags by name, in the order of their names.
 
         Args:
             pattern: A glob pattern such as `"v1.*"`; the files of other tags are not read.
             limit: Read at most so many tags.
-            exempt: The beginnings of names of tags that are not read.
 
         Raises:
             InvalidInputError: The pattern has more than 256 characters.
         """
-        return self._context.refs.tags(pattern, limit, exempt=tuple(exempt))
+        return self._context.refs.tags(pattern, limit)
 
     def get(self, name: str) -> Tag:
         """Return a tag; reads one file.

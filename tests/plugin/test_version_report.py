@@ -44,31 +44,7 @@ def test_changes_of_an_upsert(lake: LanceResource) -> None:
     assert (1, 0, 1) == numbers(second)
     lines = second["lance/changes"].splitlines()
     assert "| the version before | 1 | 0 | 1 |  |" == lines[2]
-    assert "| production (main@2) | 1 | 0 | 1 |  |" == lines[3]
     assert "| main@2 | 1 | 0 | 1 |  |" == second["promoted"]["lance/changes"].splitlines()[2]
-
-
-def test_changes_when_production_is_ahead(lake: LanceResource) -> None:
-    """A candidate that was forked before another publication is compared with the merge base, so it removes no row."""
-    ids = [1]
-
-    @dg.asset(key=KEY, metadata={"lance/write_mode": "append"})
-    def orders() -> pa.Table:
-        return pa.table({"id": ids})
-
-    resources = {"lance": lake, "io_manager": LanceIOManager(lance=lake)}
-    publisher = build_publisher([orders], unchecked=True)
-    assert dg.materialize([orders, publisher], resources=resources).success
-    ids[:] = [2]
-    waiting = dg.materialize([orders], resources=resources)
-    ids[:] = [3, 4]
-    assert dg.materialize([orders, publisher], resources=resources).success
-    ids[:] = [5]
-    again = dg.materialize([orders], resources=resources, tags={"lance/branch": f"run/{waiting.run_id}"})
-    (made,) = [event.step_materialization_data.materialization for event in events_of(again)]
-    lines = str(made.metadata["lance/changes"].value).splitlines()
-    assert "| the version before | 1 | 0 | 0 |  |" == lines[2]
-    assert "| main@2 (merge base with production, which is at main@3 by now) | 2 | 0 | 0 |  |" == lines[3]
 
 
 def test_changes_of_columns(lake: LanceResource) -> None:

@@ -146,9 +146,12 @@ def refuse_protected_tag(do: str, tag: str, store: Store, target: str | None = N
     Raises:
         ProtectedError: The tag is protected, and `target` is neither `main` nor a protected branch.
     """
+    # Every tag may name a version of `main`, so nothing is read for the tags that follow a channel.
+    if target == MAIN:
+        return
     rules = protection(store)
     pattern = rules.of_tag(tag)
-    if pattern is None or target == MAIN or (target is not None and rules.of_branch(target) is not None):
+    if pattern is None or (target is not None and rules.of_branch(target) is not None):
         return
     because = _because(tag, pattern, store)
     if target is None:

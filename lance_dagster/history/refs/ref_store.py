@@ -103,18 +103,14 @@ class Refs:
             check_string("pattern", pattern)
         return self._all_branches(layout.parse_branch_file_name, pattern, exempt=exempt)
 
-    def tags(
-        self, pattern: str | None = None, limit: int | None = None, *, exempt: tuple[str, ...] = ()
-    ) -> dict[str, Tag]:
-        """Read the tags whose names match a glob pattern, at most the first `limit` of them.
-
-        Tags whose names begin with an exempt prefix are not read.
-        """
+    def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
+        """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
         if pattern is not None:
             check_string("pattern", pattern)
         # A negative limit would leave out the last tags.
         limit = optional_limit("limit", limit)
-        return self._all_tags(pattern, exempt=exempt, limit=limit)
+        listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern)
+        return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
 
     def branch(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
@@ -620,16 +616,9 @@ class Refs:
         listed = _named(self.store.list_with_etags(layout.BRANCHES), name_of, pattern, exempt)
         return _read_all(listed, self._known_branches, self.branch_to_change)
 
-    def _all_tags(
-        self, pattern: str | None = None, *, exempt: tuple[str, ...] = (), limit: int | None = None
-    ) -> dict[str, Tag]:
-        """Read the tags that match a pattern and do not begin with an exempt prefix, at most the first `limit`."""
-        listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern, exempt)
-        return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
-
 
 def _named(
-    files: Mapping[str, str], name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...]
+    files: Mapping[str, str], name_of: Callable[[str], str | None], pattern: str | None, exempt: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """Return the names of the refs that match, with the ETags of their files, given the names and ETags of files."""
     if pattern is not None:

@@ -18,7 +18,7 @@ from lance_dagster.datafiles import RowTally
 from lance_dagster.datafiles.writing import StagedFiles
 from lance_dagster.edit.staged_upsert import StagedUpsert
 from lance_dagster.errors import ConflictError, InvalidInputError, SchemaMismatchError, TableNotFoundError
-from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN
+from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Ref
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
@@ -41,11 +41,9 @@ from lance_dagster.plugin.io.write_request import Write, WriteDefaults, refuse_s
 from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain, is_restore, is_written
-from lance_dagster.plugin.version_report import change_entries, content_entries, since_tags
+from lance_dagster.plugin.version_report import change_entries, content_entries
 from lance_dagster.table import LanceTable
 
-# The tags that a new version is compared with; more would fill its page.
-_MOST_TAGS = 3
 # The operations of an edit of columns, which keeps rows at their addresses, and of a change of settings.
 _COLUMNS, _SETTINGS = "Merge", "UpdateConfig"
 
@@ -142,13 +140,10 @@ class OutputWriter:
         columns = described_columns(context)
         context.add_output_metadata(event_metadata(version, table.schema(version), columns))
         (parent, *_) = version.parents
-        since: dict[str, Ref] = {"the version before": before if parent == str(before) else parent}
-        # Tags of the repository keep versions for its commits, and mean nothing to people.
-        tags = table.tags.list(limit=_MOST_TAGS, exempt=(PIN, BRANCH_PIN, LANDING_PIN))
-        since |= since_tags(table, version, tags.values())
+        since: Ref = before if parent == str(before) else parent
         context.add_output_metadata(
             {
-                **change_entries(table, version, since, write.on),
+                **change_entries(table, version, since, "the version before", write.on),
                 **content_entries(table, version, self.defaults.preview_rows),
             }
         )

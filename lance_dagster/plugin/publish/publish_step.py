@@ -346,9 +346,10 @@ def _promoted_result(
     schema = publication.table.schema(version)
     # A run may have been deleted from the instance, or belong to another one.
     runs = [run for run in runs_of(version) if has_run(run)]
-    since = {publication.previous.ref: publication.previous.ref} if publication.previous else {}
+    previous = publication.previous
+    changes = change_entries(publication.table, version, previous.ref, previous.ref) if previous else {}
     about = {
-        "lance/from": publication.previous.ref if publication.previous else "",
+        "lance/from": previous.ref if previous else "",
         md.MOVED_TO: str(version),
         "lance/merged": ", ".join(map(str, publication.sources)),
         **moved,
@@ -366,7 +367,7 @@ def _promoted_result(
         md.CANDIDATE: dg.MetadataValue.asset(publication.candidate),
         # Dagster shows the link with the short form of the id.
         **({md.PUBLISHED_RUN: dg.MetadataValue.dagster_run(runs[0])} if len(runs) == 1 else {}),
-        **change_entries(publication.table, version, since),
+        **changes,
         **{key: value for key, value in about.items() if value},
     }
     reaudit = publication.about.get(md.AUDITED_AGAIN)

@@ -179,7 +179,7 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
     for act in (
         lambda: table.append(entries("x", 1), branch="run/1"),
         lambda: table.branches.delete("run/1"),
-        lambda: table.tags.move("other", "main"),
+        lambda: table.tags.move("other", "run/1"),
         lambda: table.branches.protect(["a"]),
     ):
         with pytest.raises(CorruptFileError, match=r"_refs/protection\.json is damaged"):
