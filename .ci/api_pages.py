@@ -1,11 +1,11 @@
 """The reference of the Python API on the site of `make docs`: a page for each topic, from signatures and docstrings.
 
-The names are those of `lance_dagster/__init__.pyi`, the list of public names; mkdocstrings reads the modules that
-define them, without importing one.
+The names are those of `lance_dagster/__init__.pyi` and of `types.pyi`, the lists of public names, and all errors;
+mkdocstrings reads the modules that define them, without importing one.
 """
 
 import ast
-from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "lance_dagster"
-STUB = ROOT / PACKAGE / "__init__.pyi"
+# The modules from which names are imported, each with its list.
+LISTS = {PACKAGE: "__init__.pyi", f"{PACKAGE}.types": "types.pyi", f"{PACKAGE}.errors": "errors.py"}
 # The pages with their titles, and the modules whose names they have, in this order; the longest prefix counts.
 TOPICS = {
     "repository": ("A lake", ("repository.repository", "repository.channels", "repository.view", "repository", "page")),
@@ -31,11 +32,16 @@ TOPICS = {
 }
 
 
-def public_names() -> Iterator[tuple[str, str]]:
-    """Yield each public name with the module that defines it."""
-    for node in ast.parse(STUB.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom):
-            yield from ((alias.name, str(node.module)) for alias in node.names)
+def public_names() -> dict[str, tuple[str, str]]:
+    """Return each public name with the module that defines it, and the module from which it is imported."""
+    names: dict[str, tuple[str, str]] = {}
+    for front, file in LISTS.items():
+        for node in ast.parse((ROOT / PACKAGE / file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and file.endswith(".pyi"):
+                names |= {alias.name: (str(node.module), front) for alias in node.names}
+            elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                names.setdefault(node.name, (front, front))
+    return names
 
 
 def topic_of(module: str) -> tuple[str, int]:
@@ -53,11 +59,14 @@ def topic_of(module: str) -> tuple[str, int]:
 
 def page_text(topic: str) -> str:
     """Return a page of the reference."""
-    named = [(*topic_of(module), name, module) for name, module in public_names()]
-    # Stable: names of one module keep their order in the list.
-    listed = sorted((entry for entry in named if entry[0] == topic), key=lambda entry: entry[1])
-    blocks = [f"::: {module}.{name}" for _, _, name, module in listed]
-    return "\n\n".join([f"# {TOPICS[topic][0]}", f"Every name is imported from `{PACKAGE}`.", *blocks]) + "\n"
+    named = [(*topic_of(module), name, module, front) for name, (module, front) in public_names().items()]
+    blocks = [f"# {TOPICS[topic][0]}"]
+    for front in LISTS:
+        # Stable: names of one module keep their order in the list.
+        listed = sorted((entry for entry in named if entry[0] == topic and entry[-1] == front), key=itemgetter(1))
+        blocks += [f"Imported from `{front}`:"] if listed else []
+        blocks += [f"::: {module}.{name}" for _, _, name, module, _ in listed]
+    return "\n\n".join(blocks) + "\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -18,7 +18,8 @@ from lance.fragment import DataFile, FragmentMetadata
 
 from benchmarks.measure import peak
 from benchmarks.tables import QUICK, ROWS, Made, linked
-from lance_dagster import LanceTable, StagedFile, StagedFiles
+from lance_dagster import LanceTable, StagedFiles
+from lance_dagster.types import StagedFile
 
 COUNT, COMMIT = "count", "commit"
 _ROOT = Path(__file__).parent.parent

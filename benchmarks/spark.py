@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import medians, ms
 from benchmarks.tables import with_fragments
-from lance_dagster import LanceTable, large_batches, local_session, read_table, stage, target_schema
-from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows
+from lance_dagster import LanceTable, local_session, read_table, stage
+from lance_dagster.spark.spark_schema import arrow_for_spark, batch_rows, target_schema
+from lance_dagster.spark.writer import large_batches
 
 # Sizes other than those of the published figures are for quick measurements while the code changes.
 SCALE = float(os.environ.get("LANCE_DAGSTER_BENCH_SCALE", "1"))

@@ -13,17 +13,9 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.spark import DATA, SCALE, session
-from lance_dagster import (
-    LanceTable,
-    compact_table,
-    ensure_java,
-    local_session,
-    read_changes,
-    read_table,
-    stage,
-    target_schema,
-    upsert_frame,
-)
+from lance_dagster import LanceTable, compact_table, local_session, read_changes, read_table, stage, upsert_frame
+from lance_dagster.spark.java import ensure_java
+from lance_dagster.spark.spark_schema import target_schema
 
 _PROC = Path("/proc")
 _MARK = "LANCE_DAGSTER_BENCH_WORKER"

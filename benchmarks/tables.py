@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lance_dagster import LanceTable, StagedFile, StagedFiles, Transaction, write_files
+from lance_dagster import LanceTable, StagedFiles, Transaction, write_files
 from lance_dagster.format import layout
 from lance_dagster.format.codec import encode_manifest_file, encode_transaction
 from lance_dagster.format.transaction import MapUpdate, UpdateConfig
@@ -16,6 +16,7 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import open_store
 from lance_dagster.transactions.apply import apply
+from lance_dagster.types import StagedFile
 
 FRAGMENT_ROWS = 100
 QUICK = {"durability": "process"}

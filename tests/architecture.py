@@ -22,6 +22,7 @@ GENERATED = f"{PACKAGE}/format/_proto/"
 LAYERS = {
     "__about__": 0,
     "credentials": 0,
+    "lazy_names": 0,
     "errors": 1,
     "format": 2,
     "store": 2,
@@ -41,6 +42,8 @@ LAYERS = {
     "cli": 14,
     "plugin": 14,
 }
+FRONTS = (f"{PACKAGE}/__init__.py", f"{PACKAGE}/types.py")
+"""The modules that only load names of all layers."""
 # Each third-party library, and the only places that may import it.
 DOORS = {
     "fsspec": ("lance_dagster/store/",),
@@ -218,7 +221,7 @@ def functions(path: str, source: str) -> Iterator[tuple[FunctionNode, ast.ClassD
 
 def layers(path: str, source: str) -> list[str]:
     """Imports point to lower layers, and no module of the package imports from the package root."""
-    if not in_package(path) or path == f"{PACKAGE}/__init__.py":
+    if not in_package(path) or path in FRONTS:
         return []
     unit = PurePosixPath(path).parts[1].removesuffix(".py")
     if unit not in LAYERS:
@@ -237,7 +240,7 @@ def layers(path: str, source: str) -> list[str]:
 
 def doors(path: str, source: str) -> list[str]:
     """A third-party library is used only in the folders that are its door."""
-    if not in_package(path) or path == f"{PACKAGE}/__init__.py":
+    if not in_package(path) or path in FRONTS:
         return []
     imported = [*imports(path, source)]
     roots = {item.name.split(".")[0] for item in imported}

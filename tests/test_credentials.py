@@ -11,7 +11,6 @@ import pytest
 
 from lance_dagster import (
     AzureOptions,
-    CorruptFileError,
     GoogleOptions,
     InvalidInputError,
     LanceDagsterError,
@@ -26,6 +25,7 @@ from lance_dagster import (
 )
 from lance_dagster.cli.main import main
 from lance_dagster.credentials import shown_uri, without_credentials
+from lance_dagster.errors import CorruptFileError
 from tests.table_factory import entries, new_table
 
 SECRET = "canary-secret"

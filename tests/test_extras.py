@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import MissingExtraError
+from lance_dagster.errors import MissingExtraError
 from tests import architecture
 from tests.table_factory import entries, new_table
 
@@ -37,12 +37,12 @@ def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
     listed = [item.name for item in architecture.imports(stub, (ROOT / stub).read_text())]
     spark = sorted(name.rpartition(".")[2] for name in listed if name.startswith("lance_dagster.spark."))
     done = without_extras(f"""
-import dagster as dg, lance_dagster, pyarrow as pa
+import dagster as dg, lance_dagster, lance_dagster.errors, pyarrow as pa
 missing = []
 for name in dir(lance_dagster):
     try:
         getattr(lance_dagster, name)
-    except lance_dagster.MissingExtraError as error:
+    except lance_dagster.errors.MissingExtraError as error:
         missing.append(name)
         assert "pip install 'lance-dagster[spark]'" in str(error), error
 print(sorted(missing))
@@ -61,12 +61,12 @@ found = dg.materialize([orders, count], resources={{"io_manager": manager}})
 print(found.success)
 try:
     lance_dagster.SparkResource().session
-except lance_dagster.MissingExtraError as error:
+except lance_dagster.errors.MissingExtraError as error:
     print(error)
 for uri in ("s3://bucket/orders", "az://box/orders", "abfss://box@shop.dfs.core.windows.net/orders", "gs://b/orders"):
     try:
         lance_dagster.LanceTable.open(uri)
-    except lance_dagster.MissingExtraError as error:
+    except lance_dagster.errors.MissingExtraError as error:
         print(error)
 """)
     assert 0 == done.returncode, done.stderr

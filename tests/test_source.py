@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
 
 import lance_dagster
+import lance_dagster.types
 from tests import architecture
 
 ROOT = Path(__file__).parent.parent
@@ -154,7 +155,9 @@ def test_a_cycle_inside_functions_is_found() -> None:
 def package_sources() -> dict[str, str]:
     """The files of the package by path, without the generated ones; its public names stand for its front."""
     files = {path: text for path, text in sources().items() if architecture.in_package(path)}
-    return files | {f"{PACKAGE}/__init__.py": (ROOT / PACKAGE / "__init__.pyi").read_text()}
+    return files | {
+        f"{PACKAGE}/{name}.py": (ROOT / PACKAGE / f"{name}.pyi").read_text() for name in ("__init__", "types")
+    }
 
 
 def modules() -> dict[str, str]:
@@ -216,12 +219,12 @@ def test_pages_name_files_that_exist(page: str) -> None:
 
 
 def test_a_public_name_is_written_in_one_list() -> None:
-    """No other front of a folder lists a name that `lance_dagster/__init__.pyi` lists, but for the folder's subject."""
+    """No other front of a folder lists a name of `__init__.pyi` or `types.pyi`, but for the folder's subject."""
     repeated = {
         path: repeats
         for path, text in sources().items()
         if path.endswith("/__init__.py") and path != f"{PACKAGE}/__init__.py"
-        if (repeats := (set(dir(lance_dagster)) - SUBJECTS) & listed_names(path, text))
+        if (repeats := ({*dir(lance_dagster), *dir(lance_dagster.types)} - SUBJECTS) & listed_names(path, text))
     }
     assert {} == repeated
 
@@ -241,15 +244,16 @@ def listed_names(path: str, source: str) -> set[str]:
     return imported | {node.value for node in constants if isinstance(node.value, str)}
 
 
-def test_a_public_name_stands_beside_the_module_that_defines_it() -> None:
+@pytest.mark.parametrize("stub, module", [("__init__.pyi", lance_dagster), ("types.pyi", lance_dagster.types)])
+def test_a_public_name_stands_beside_the_module_that_defines_it(stub: str, module: ModuleType) -> None:
     """Each public name can be loaded, and its class or function is defined where the list says."""
-    stub = (ROOT / PACKAGE / "__init__.pyi").read_text()
+    path = f"{PACKAGE}/{stub}"
     homes = {
         item.name.rpartition(".")[2]: item.name.rpartition(".")[0]
-        for item in architecture.imports(f"{PACKAGE}/__init__.pyi", stub)
+        for item in architecture.imports(path, (ROOT / path).read_text())
     }
-    assert homes.keys() - {"transaction"} == {*dir(lance_dagster)} - {"operations"}
-    values = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
+    assert homes.keys() - {"transaction"} == {*dir(module)} - {"operations"}
+    values = {name: getattr(module, name) for name in dir(module)}
     defined = {name: value for name, value in values.items() if isinstance(value, type | FunctionType)}
     actual = {name: value.__module__ for name, value in defined.items()}
     assert {name: homes[name] for name in actual} == actual

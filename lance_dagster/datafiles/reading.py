@@ -22,28 +22,47 @@ _FILE_ROWS = 64 * 1024
 
 
 def open_dataset(
-    uri: str, branch: str, number: int, storage_options: Mapping[str, str] | None = None
+    uri: str,
+    branch: str,
+    number: int,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    manifest: bytes | None = None,
 ) -> "lance.LanceDataset":
-    """Open a table at exactly one version with pylance; `branch` is "main" or a branch."""
+    """Open a table at exactly one version with pylance.
+
+    Args:
+        uri: The table.
+        branch: "main" or a branch.
+        number: The number of the version.
+        storage_options: The credentials.
+        manifest: The manifest message of a version of `main` where the caller has it, so that pylance need not read it.
+    """
     # Imported at first use: pylance brings pandas, and a code location that only defines assets needs neither.
     import lance
 
     options = dict(storage_options or {}) or None
     with storage_errors(f"open {uri} at {branch}@{number}"):
         # A version of a branch is reached through the dataset of `main`.
-        if branch == "main":
-            return lance.dataset(uri, version=number, storage_options=options)
+        if branch == layout.MAIN:
+            return lance.LanceDataset(uri, version=number, storage_options=options, serialized_manifest=manifest)
         return lance.dataset(uri, storage_options=options).checkout_version((branch, number))
 
 
 def open_rows(
-    uri: str, branch: str, number: int, storage_options: Mapping[str, str] | None = None
+    uri: str,
+    branch: str,
+    number: int,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    manifest: bytes | None = None,
 ) -> "lance.LanceDataset":
     """Open a version as `open_dataset` does, for its rows alone: the dataset does not know the other branches.
 
     This saves the requests for `main` on object storage.
     """
-    return open_dataset(layout.join(uri, layout.branch_root(branch)), layout.MAIN, number, storage_options)
+    root = layout.join(uri, layout.branch_root(branch))
+    return open_dataset(root, layout.MAIN, number, storage_options, manifest=manifest)
 
 
 def scan(

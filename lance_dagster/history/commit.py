@@ -449,7 +449,9 @@ def _put(
         # The change goes on top of it next.
         versions.read(branch, place.number, winner[0])
         return winner[1]
-    return _Put(State(branch, manifest, transaction, uri, commit_id(data), len(data)), transaction, data)
+    put = State(branch, manifest, transaction, uri, commit_id(data), len(data))
+    versions.keep_bytes(put.id, data)
+    return _Put(put, transaction, data)
 
 
 def _sync(versions: Versions, folder: str, put: State, transaction: Transaction) -> None:

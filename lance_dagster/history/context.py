@@ -213,12 +213,14 @@ class TableContext:
             StoreError: A file or folder is a symbolic link.
         """
         self.check_before_reading(state, fragment_ids)
-        return open_dataset(self.uri, state.branch, state.number, self.storage_options)
+        manifest = self.versions.message_bytes(state)
+        return open_dataset(self.uri, state.branch, state.number, self.storage_options, manifest=manifest)
 
     def open_rows(self, state: State) -> "LanceDataset":
         """Open a version with pylance as `dataset` does, for its rows alone (`datafiles.open_rows`)."""
         self.check_before_reading(state)
-        return open_rows(self.uri, state.branch, state.number, self.storage_options)
+        manifest = self.versions.message_bytes(state)
+        return open_rows(self.uri, state.branch, state.number, self.storage_options, manifest=manifest)
 
     def check_before_reading(self, state: State, fragment_ids: Iterable[int] | None = None) -> None:
         """Check the files of a version as the options ask for, before pylance opens them; errors as for `dataset`."""

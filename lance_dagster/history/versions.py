@@ -35,6 +35,7 @@ from lance_dagster.format.codec import (
     decode_manifest_file,
     decode_transaction,
     decode_transaction_of,
+    message_bytes,
     summarize_manifest,
 )
 from lance_dagster.format.model import Manifest
@@ -169,7 +170,7 @@ class Versions:
     _latest: State | None = None
     # The numbers of the newest versions of `main` when `has_versions` listed them, newest first.
     _listed: list[int] = field(default_factory=list)
-    # The bytes of small manifests that were read lately, by commit id.
+    # The bytes of small manifests that were read or committed lately, by commit id.
     _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
     # By branch, the newest version that was committed to it, and when, by the monotonic clock; `main` is in `_latest`.
     _tips: dict[str, tuple[State, float]] = field(default_factory=dict)
@@ -341,14 +342,20 @@ class Versions:
         # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
         self.cache(branch_id, state)
-        self._keep_bytes(own_id, data)
+        self.keep_bytes(own_id, data)
         return state
 
-    def _keep_bytes(self, own_id: str, data: bytes) -> None:
+    def keep_bytes(self, own_id: str, data: bytes) -> None:
+        """Keep the manifest file of a version that was read or committed, where it is small."""
         if len(data) <= _SMALL_MANIFEST:
             self._bytes[own_id] = data
             while len(self._bytes) > _CACHED_BYTES:
                 self._bytes.pop(next(iter(self._bytes)))
+
+    def message_bytes(self, state: State) -> bytes | None:
+        """Return the manifest message of a version, where it is small and was read or committed lately; else None."""
+        data = self._bytes.get(state.id)
+        return None if data is None else message_bytes(data, state.path)
 
     def stored_bytes(self, branch: Branch, number: int) -> bytes | None:
         """Return the bytes of a version of a branch, where its manifest is small and was read lately; else None."""

@@ -136,6 +136,11 @@ def is_marked(version: "Version") -> bool:
     return _mark() in version.properties
 
 
+def recorded_table_id(version: "Version") -> str:
+    """Return the identity of the table under which the write of a version is recorded; empty without a record."""
+    return version.properties.get(_mark(), "").rpartition("@")[0]
+
+
 def has_rows_of(version: "Version", write: "RecordedWrite") -> bool:
     """Return whether a version of the branch of a write is the commit with the rows of that write."""
     return version.id == write.commit_id or version.properties.get(_mark()) == write.mark
@@ -169,7 +174,7 @@ def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Ve
     """Record what a check found on a version of a run's branch; a version of `main` is audited by its publication."""
     if version.branch != MAIN:
         mark = _mark_of(repository, table, version)
-        table_id = (mark or "").rpartition("@")[0] or repository.table_id(repository.name_of(table))
+        table_id = recorded_table_id(version) or repository.table_id(repository.name_of(table))
         repository.record.put_verdicts(table_id, version.id, [verdict], write=_number(mark))
 
 

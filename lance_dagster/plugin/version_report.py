@@ -27,7 +27,7 @@ Entry = dg.MetadataValue | int
 
 
 def change_entries(
-    table: LanceTable, version: Version, since: Ref, label: str, on: Sequence[str] = ()
+    table: LanceTable, version: Version, since: Ref, label: str, *, on: Sequence[str] = ()
 ) -> dict[str, Entry]:
     """Return the changes of a version since another version: a text table, and the numbers of rows.
 

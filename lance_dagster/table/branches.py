@@ -128,21 +128,23 @@ class Branches:
         return self._context.refs.may_have(name) and self._context.versions.newest(name) is not None
 
     def unmerged(self, head: Version) -> Sequence[Version]:
-        """Return the versions of a branch up to `head` that `main` did not contain when it was last read, newest first.
+        """Return the commits of a branch up to `head` that `main` did not contain when it was last read, newest first.
 
-        These are the versions of `table.log(head, after="main")`. For a branch of `main` that was read before, only
-        versions that were not read yet are read.
+        These are the versions of `table.log(head, after="main")` without the version that the fork made, which has the
+        rows of `main`. For a branch of `main` that was read before, only versions that were not read yet are read.
         """
         context, versions = self._context, self._context.versions
         # The version of `main` that was read last may be old. It then contains less, so no version is left out.
         tip, main = context.recall(head), versions.latest(MAIN) or versions.listed()
         branch = tip.of
         if branch is None or main is None or branch.parent_branch != MAIN:
-            return first_parent_log(context, head, after=MAIN, limit=None, only=None)
-        merged = lineage_of(main, context.refs).contained.get(branch.id, 0)
-        states = versions.find_range(branch.name, max(branch.first, merged), tip.number, branch.id)
-        numbers = [state.number for state in states]
-        return [versions.describe(state, numbers) for state in reversed(states) if state.number > merged]
+            first = 0 if branch is None else branch.first
+            log = first_parent_log(context, head, after=MAIN, limit=None, only=None)
+            return [version for version in log if (version.branch, version.number) != (head.branch, first)]
+        merged = max(lineage_of(main, context.refs).contained.get(branch.id, 0), branch.first)
+        states = versions.find_range(branch.name, merged + 1, tip.number, branch.id)
+        numbers = [merged, *(state.number for state in states)]
+        return [versions.describe(state, numbers) for state in reversed(states)]
 
     def is_ready(self, name: str) -> bool:
         """Return whether there is a branch that takes commits, such as `main`. Reads one file."""

@@ -8,8 +8,9 @@ import click
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable, WriteRequest
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.cli.main import TOPICS
+from lance_dagster.types import WriteRequest
 from tests.cli.reference import PAGE, with_reference
 from tests.cli.running import document_of
 from tests.table_factory import entries, new_table

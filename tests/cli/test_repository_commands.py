@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceTable, Verdict, WriteRequest
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.transactions.claims import ClaimMode
+from lance_dagster.types import Verdict, WriteRequest
 from tests.cli.running import document_of, lines_of, run
 
 SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])

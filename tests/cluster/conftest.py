@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A master and two workers with two cores and two gigabytes each."""
     import pyspark
 
-    from lance_dagster import ensure_java
+    from lance_dagster.spark.java import ensure_java
 
     ensure_java()
     folder = tmp_path_factory.mktemp("cluster")

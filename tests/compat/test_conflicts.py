@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 from lance.commit import CommitConflictError as PylanceConflict
 
-from lance_dagster import CommitConflictError, LanceTable
+from lance_dagster import LanceTable
+from lance_dagster.errors import CommitConflictError
 from lance_dagster.format.codec import decode_manifest_file, decode_transaction
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.format.model import Manifest

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lance_dagster import LanceTable, UnsupportedFeatureError
-from lance_dagster.errors import CorruptFileError, LanceDagsterError, StoreError
+from lance_dagster import LanceTable
+from lance_dagster.errors import CorruptFileError, LanceDagsterError, StoreError, UnsupportedFeatureError
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.verify.manifest_rules import ERROR
 from tests.corpus.make import sampled, told

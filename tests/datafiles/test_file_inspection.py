@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import CorruptFileError, LanceTable, write_files
+from lance_dagster import LanceTable, write_files
 from lance_dagster.datafiles import DataFileInspector
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape
 
 ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})

@@ -8,15 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import (
-    CorruptFileError,
-    InvalidInputError,
-    LanceTable,
-    NotEnoughMemoryError,
-    SchemaMismatchError,
-    StoreError,
-)
+from lance_dagster import InvalidInputError, LanceTable, SchemaMismatchError, StoreError
 from lance_dagster.datafiles.pylance_errors import query_errors, storage_errors
+from lance_dagster.errors import CorruptFileError, NotEnoughMemoryError
 from tests.damage import only_file
 from tests.table_factory import entries, new_table
 

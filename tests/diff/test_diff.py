@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from lance.blob import blob_field
 
-from lance_dagster import ChangeKind, Diff, IndexShape, InvalidInputError, LanceTable, MergeMode
+from lance_dagster import Diff, InvalidInputError, LanceTable
 from lance_dagster.format.layout import manifest_name
 from lance_dagster.store import open_store
+from lance_dagster.types import ChangeKind, IndexShape, MergeMode
 from tests.conftest import S3Storage
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import as_pylance, context_on, entries, new_table

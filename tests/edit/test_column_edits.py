@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from lance.blob import blob_array, blob_field
 
-from lance_dagster import CommitConflictError, InvalidInputError, LanceTable, SchemaMismatchError
+from lance_dagster import InvalidInputError, LanceTable, SchemaMismatchError
+from lance_dagster.errors import CommitConflictError
 from lance_dagster.format.value_ranges import RANGES
 from tests.store.scripted import intruder_at_commit
 from tests.table_factory import through

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lance_dagster import CommitConflictError, InvalidInputError, LanceTable
+from lance_dagster import InvalidInputError, LanceTable
 from lance_dagster.datafiles import FILE_VERSION
 from lance_dagster.edit.compaction_plan import plan_compaction
+from lance_dagster.errors import CommitConflictError
 from lance_dagster.format.model import DataFile, Fragment, Fragments
 from lance_dagster.format.schema import fields_from_arrow
 from lance_dagster.store import LocalStore

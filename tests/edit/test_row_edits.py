@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from lance_dagster import CorruptFileError, InvalidInputError, StagedFiles, write_files
+from lance_dagster import InvalidInputError, StagedFiles, write_files
 from lance_dagster.datafiles import group_by_fragment, offsets_by_fragment, scan_addressed, take_rows
 from lance_dagster.edit.write import field_ids, moved_in, retried, taken_out
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import decode_row_ids, decode_versions
 from lance_dagster.format.schema import fields_from_arrow
 from tests.table_factory import context_of, entries, new_table

@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, StagedFile, StagedFiles, write_files
+from lance_dagster import LanceTable, StagedFiles, write_files
 from lance_dagster.errors import CorruptFileError, InvalidInputError, LanceDagsterError
 from lance_dagster.format.model import DataFile, DeletionFile, Fragment, IndexFile
 from lance_dagster.format.transaction import (
@@ -24,6 +24,7 @@ from lance_dagster.format.transaction import (
     Update,
 )
 from lance_dagster.store import LocalStore
+from lance_dagster.types import StagedFile
 from tests.store.scripted import Request, Script, ScriptedStore
 from tests.table_factory import SCHEMA, contents, context_of, context_on, entries, new_table
 

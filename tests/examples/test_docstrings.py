@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import lance_dagster
+import lance_dagster.types
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT = ">>> "
@@ -26,6 +27,7 @@ def modules_with_examples() -> Iterator[str]:
 def test_the_examples_of_a_module_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader who types an example gets the result that follows it; files are below the current folder."""
     monkeypatch.chdir(tmp_path)
-    public = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
+    modules = (lance_dagster, lance_dagster.types)
+    public = {name: getattr(module, name) for module in modules for name in dir(module)}
     module = importlib.import_module(name)
     assert 0 == doctest.testmod(module, extraglobs={**public, "dg": dg, "pa": pa, "Path": Path}).failed

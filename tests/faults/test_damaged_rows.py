@@ -13,8 +13,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster import InvalidInputError, LanceTable
 from lance_dagster.datafiles import ExpectedFile, read_shape
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.store import LocalStore
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import context_on, entries, new_table

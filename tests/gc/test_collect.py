@@ -11,7 +11,8 @@ import pendulum
 import pyarrow as pa
 import pytest
 
-from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError, VersionNotFoundError
+from lance_dagster import GarbageReport, InvalidInputError, LanceTable, MergeConflictError
+from lance_dagster.errors import VersionNotFoundError
 from lance_dagster.format.codec import commit_id
 from lance_dagster.gc.retention import SETTING
 from lance_dagster.history.inventory import expired_copy_key

@@ -9,7 +9,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, Strategy
+from lance_dagster import LanceTable
 from lance_dagster.errors import (
     CommitStateUnknownError,
     InvalidInputError,
@@ -19,6 +19,7 @@ from lance_dagster.errors import (
     VersionNotFoundError,
 )
 from lance_dagster.store import LocalStore
+from lance_dagster.types import Strategy
 from tests.raising import raises
 from tests.store.scripted import (
     PlugPulledError,

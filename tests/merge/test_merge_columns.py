@@ -9,8 +9,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import Conflict, LanceTable, Strategy, Winner
+from lance_dagster import Conflict, LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.types import Strategy, Winner
 from tests.raising import raises
 from tests.soak import DEEP
 from tests.table_factory import as_pylance, context_of, entries, new_table

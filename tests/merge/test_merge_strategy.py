@@ -6,8 +6,9 @@ from pathlib import Path
 import lance
 import pytest
 
-from lance_dagster import Conflict, LanceTable, Strategy, Winner
+from lance_dagster import Conflict, LanceTable
 from lance_dagster.errors import InvalidInputError, MergeConflictError
+from lance_dagster.types import Strategy, Winner
 from tests.table_factory import contents, entries, new_table
 
 STRATEGY = "lance_dagster.merge.strategy"

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceTable, Winner
+from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
 from lance_dagster.history.versions import Version
+from lance_dagster.types import Winner
 from tests.merge.picked_changes import BEFORE, CHANGES, PICKED, appended
 from tests.table_factory import as_pylance, contents, entries, new_table
 

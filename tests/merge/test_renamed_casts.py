@@ -11,8 +11,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, MergeMode
+from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.types import MergeMode
 from tests.table_factory import as_pylance
 
 pytestmark = pytest.mark.scaled

@@ -7,8 +7,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, MergeMode, Strategy
+from lance_dagster import LanceTable
 from lance_dagster.errors import AlreadyExistsError, InvalidInputError, MergeConflictError
+from lance_dagster.types import MergeMode, Strategy
 from tests.raising import raises
 from tests.soak import DEEP
 from tests.table_factory import as_pylance, contents, context_of, entries, new_table

@@ -6,8 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, MergeConflictError, Strategy, Winner
+from lance_dagster import LanceTable, MergeConflictError
 from lance_dagster.errors import Reason
+from lance_dagster.types import Strategy, Winner
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 Change = Callable[[LanceTable, str], object]

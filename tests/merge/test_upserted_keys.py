@@ -6,8 +6,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, Winner
+from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.types import Winner
 from tests.table_factory import as_pylance, contents, entries, new_table
 
 

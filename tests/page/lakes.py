@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lance_dagster import LanceRepository, Verdict, WriteRequest
+from lance_dagster import LanceRepository
+from lance_dagster.types import Verdict, WriteRequest
 
 SCHEMA = pa.schema({"id": pa.int64()})
 RUN, OLDER_RUN = "4f2a0000-1111-4222-8333-444455556666", "77aa0000-1111-4222-8333-444455556666"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable, StagedFiles, write_files
+from lance_dagster import AlreadyExistsError, InvalidInputError, LanceTable, StagedFiles, write_files
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.transaction import Restore, Transaction
 from tests.conftest import S3Storage
 from tests.table_factory import SCHEMA, Rows, as_pylance, contents, entries, new_table

@@ -8,7 +8,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import AlreadyExistsError, CorruptFileError, InvalidInputError, LanceTable, RefNotFoundError
+from lance_dagster import AlreadyExistsError, InvalidInputError, LanceTable, RefNotFoundError
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.history.context import TableContext
 from lance_dagster.placement.clone import CLONE, clone, write_clone
 from lance_dagster.store import open_store

@@ -12,7 +12,8 @@ from typing import Any
 import lance
 import pytest
 
-from lance_dagster import BasePathRefusedError, CorruptFileError, InvalidInputError, LanceTable
+from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster.errors import BasePathRefusedError, CorruptFileError
 from lance_dagster.format.codec import decode_manifest_file, encode_manifest_file, encode_transaction, row_id_range
 from lance_dagster.format.model import BasePath, Fragments
 from lance_dagster.format.transaction import Append, Transaction

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from lance import DatasetBasePath
 
-from lance_dagster import InvalidInputError, LanceTable, Relocation
+from lance_dagster import InvalidInputError, LanceTable
+from lance_dagster.types import Relocation
 from tests.compat.tables import assert_sound
 from tests.conftest import S3Storage
 from tests.placement.tables_with_bases import ALL_ROWS, INNER_ROWS, RUN_ROWS, TABLES_OF, made_by_pylance

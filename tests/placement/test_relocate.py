@@ -9,12 +9,14 @@ import fsspec
 import lance
 import pytest
 
-from lance_dagster import BasePathRefusedError, CorruptFileError, InvalidInputError, LanceTable, Relocation, StoreError
+from lance_dagster import InvalidInputError, LanceTable, StoreError
+from lance_dagster.errors import BasePathRefusedError, CorruptFileError
 from lance_dagster.format.transaction import Restore, Transaction
 from lance_dagster.history.refs.branch_operations import create_branch
 from lance_dagster.history.refs.ref_files import DELETING
 from lance_dagster.placement.relocate import How, move_base, relocate
 from lance_dagster.store import open_store
+from lance_dagster.types import Relocation
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
 from tests.store.scripted import (

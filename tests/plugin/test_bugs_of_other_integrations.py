@@ -13,7 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from lance_dagster import CorruptFileError, LanceIOManager, LanceResource, StoreError
+from lance_dagster import LanceIOManager, LanceResource, StoreError
+from lance_dagster.errors import CorruptFileError
 
 EVENTS = dg.AssetKey(["log", "events"])
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-11")

@@ -32,12 +32,11 @@ from lance_dagster import (
     Unique,
     build_publisher,
     build_table_checks,
-    check_values,
-    evaluate_check,
     table_check,
 )
 from lance_dagster.datafiles import RowScope, RowTally
 from lance_dagster.plugin.checks.check_definitions import FunctionCheck
+from lance_dagster.plugin.checks.evaluation import check_values, evaluate_check
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome, TableCheck
 from lance_dagster.plugin.io.partitions import partition_filter, partition_groups, rows_of
 from tests.plugin.shop import CUSTOMERS, MANY, ORDERS, PRODUCTION_CUSTOMERS, PRODUCTION_ORDERS, Shop, failure, recorded

@@ -8,8 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lance_dagster import CommitRetention, ConflictError, LanceRepository, LanceResource, Unique
+from lance_dagster import ConflictError, LanceRepository, LanceResource, Unique
 from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.types import CommitRetention
 from tests.plugin.shop import failure
 from tests.plugin.stall import ITEMS, Stall
 

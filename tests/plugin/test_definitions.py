@@ -379,7 +379,7 @@ nodes = [ld.promoted_asset_spec(orders, tag="gold"), *ld.ref_asset_specs([orders
 others = dg.Definitions(nodes, asset_checks=[has_rows], sensors=[sweeper, discovery], jobs=[maintenance.job])
 whole = ld.validate_definitions(dg.Definitions.merge(defs, others))
 whole.resolve_all_asset_specs()
-used = [ld.LanceTablesComponent, ld.PinnedTable, ld.PipesTable, ld.pipes_extras, ld.tag_moved, ld.Freshness]
+used = [ld.LanceTablesComponent, ld.PinnedTable, ld.pipes_extras, ld.tag_moved, ld.Freshness]
 
 engines = {"lance", "pandas", "polars", "pyspark", "numpy", "pyarrow", "google.protobuf", "fsspec", "s3fs"}
 core = {f"lance_dagster.{name}" for name in ("table", "merge", "history", "datafiles", "edit", "format.codec")}

@@ -20,9 +20,9 @@ from lance_dagster import (
     SchemaMismatchError,
     SparkResource,
     StagedFiles,
-    VersionNotFoundError,
     write_files,
 )
+from lance_dagster.errors import VersionNotFoundError
 from tests.plugin.shop import materialize
 
 NUMBERS = dg.AssetKey(["lab", "numbers"])

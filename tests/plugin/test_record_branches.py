@@ -4,9 +4,10 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceRepository, LanceResource, LanceTable, RunBranch, RunChain, Unique
+from lance_dagster import LanceRepository, LanceResource, LanceTable, Unique
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.output_events import event_metadata
+from lance_dagster.types import RunBranch, RunChain
 from tests.plugin.shop import failure
 from tests.plugin.stall import ITEMS, Stall
 

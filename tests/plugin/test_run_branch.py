@@ -4,9 +4,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lance_dagster import LanceTable, RunChain
+from lance_dagster import LanceTable
 from lance_dagster.plugin.run_branch import EPHEMERAL_RUN_ID, RunBranch, branch_of, family_of, repeated_by, run_of
 from lance_dagster.store import LocalStore
+from lance_dagster.types import RunChain
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import contents, context_on, entries, new_table
 

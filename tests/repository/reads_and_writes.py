@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from lance_dagster import LanceRepository, VersionToPublish
+from lance_dagster import LanceRepository
+from lance_dagster.types import VersionToPublish
 from tests.repository.scripted_repository import ids, rows, run
 
 

@@ -10,7 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lance_dagster import CommitRetention, LanceRepository, RefNotFoundError, TableNotFoundError
+from lance_dagster import LanceRepository, RefNotFoundError, TableNotFoundError
+from lance_dagster.types import CommitRetention
 from tests.faults import operations as faults
 from tests.repository.scripted_repository import FAST, new_repository, rows, run
 

@@ -8,7 +8,8 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from lance_dagster import LanceRepository, RefNotFoundError, VersionNotFoundError
+from lance_dagster import LanceRepository, RefNotFoundError
+from lance_dagster.errors import VersionNotFoundError
 from lance_dagster.history.context import TableContext
 from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import RefLogs

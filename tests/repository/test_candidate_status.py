@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import LanceRepository, RecordedWrite, Verdict, WriteRequest
+from lance_dagster import LanceRepository
+from lance_dagster.types import RecordedWrite, Verdict, WriteRequest
 from tests.repository.scripted_repository import Plug, made_by, new_repository, rows, scripted
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from lance_dagster import (
     AlreadyExistsError,
-    CommitRetention,
     ConflictError,
     LanceRepository,
     NotFoundError,
@@ -16,6 +15,7 @@ from lance_dagster import (
     RefNotFoundError,
     StoreError,
 )
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import Plug, ids, in_order, new_repository, run, scripted
 from tests.store.scripted import PlugPulledError, Request
 

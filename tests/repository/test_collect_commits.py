@@ -13,7 +13,6 @@ import pytest
 
 from lance_dagster import (
     AlreadyExistsError,
-    CommitRetention,
     InvalidInputError,
     LanceRepository,
     LanceTable,
@@ -22,6 +21,7 @@ from lance_dagster import (
 )
 from lance_dagster.repository.commits.ref_log import RefLogs
 from lance_dagster.repository.commits.snapshot import new_commit
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import (
     FAST,
     Plug,

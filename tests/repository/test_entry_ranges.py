@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from lance_dagster import CommitRetention, CorruptFileError, LanceRepository, NotFoundError
+from lance_dagster import LanceRepository, NotFoundError
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.repository.commits.entry_ranges import (
     FEWEST,
     EntryKind,
@@ -31,6 +32,7 @@ from lance_dagster.repository.commits.snapshot import (
     new_commit,
     parse_commit,
 )
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import FAST, Counting, Plug, new_repository, opened, rows, run, scripted
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import lance
 import pytest
 
-from lance_dagster import CommitRetention, ConflictError, LanceRepository, LanceTable
+from lance_dagster import ConflictError, LanceRepository, LanceTable
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
 from lance_dagster.repository.commits.snapshot import TableVersion, new_commit
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import FAST, ids, in_order, new_repository, opened, rows, run, scripted
 from tests.store.scripted import PlugPulledError, Request
 

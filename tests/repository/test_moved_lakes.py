@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lance_dagster import BasePathRefusedError, LanceRepository
+from lance_dagster import LanceRepository
+from lance_dagster.errors import BasePathRefusedError
 from tests.table_factory import as_pylance
 
 NAMES = ("shop/orders", "shop/lines")

@@ -10,13 +10,13 @@ import pytest
 from lance_dagster import (
     AlreadyExistsError,
     InvalidInputError,
-    InvalidRefNameError,
     LanceRepository,
     LanceTable,
     MergeConflictError,
     RefNotFoundError,
     SchemaMismatchError,
 )
+from lance_dagster.errors import InvalidRefNameError
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run, scripted
 from tests.store.scripted import Request
 

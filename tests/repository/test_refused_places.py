@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import AlreadyExistsError, InvalidInputError, InvalidRefNameError, LanceRepository, LanceTable
+from lance_dagster import AlreadyExistsError, InvalidInputError, LanceRepository, LanceTable
+from lance_dagster.errors import InvalidRefNameError
 from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, run
 
 

@@ -12,22 +12,19 @@ import pytest
 from lance_dagster import (
     AlreadyExistsError,
     ConflictError,
-    CorruptFileError,
     InvalidInputError,
     LanceRepository,
     LanceTable,
     MergeConflictError,
     NotFoundError,
     ProtectedError,
-    Published,
     RefNotFoundError,
     TableNotFoundError,
-    TableVersion,
-    TableView,
-    VersionNotFoundError,
 )
+from lance_dagster.errors import CorruptFileError, VersionNotFoundError
 from lance_dagster.repository.commits.snapshot import new_commit
 from lance_dagster.repository.projection import Lagging
+from lance_dagster.types import Published, TableVersion, TableView
 from tests.repository.scripted_repository import SCHEMA, ids, rows, run, uncommitted_repository
 
 

@@ -11,13 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from lance_dagster import (
-    CommitRetention,
-    LanceRepository,
-    MergeConflictError,
-    ProtectedError,
-    RefNotFoundError,
-)
+from lance_dagster import LanceRepository, MergeConflictError, ProtectedError, RefNotFoundError
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import FAST, ids, new_repository, rows, run
 from tests.soak import FACTOR, examples
 

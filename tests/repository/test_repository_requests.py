@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import CommitRetention, LanceRepository, LanceTable
+from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry
+from lance_dagster.types import CommitRetention
 from tests.repository.scripted_repository import FAST, SCHEMA, made_by, new_repository, opened, run
 
 TABLES = ("a", "b", "c", "d", "e")

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.daemon import manager
 
-from lance_dagster import StagedFile
 from lance_dagster.datafiles.writing import _OpenFile
+from lance_dagster.types import StagedFile
 
 FAILURE = "lance_dagster.tests.failure"
 POINTS = ("before its file", "in its file", "after its file")

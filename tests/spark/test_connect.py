@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from lance_dagster import ensure_java
+from lance_dagster.spark.java import ensure_java
 from lance_dagster.table import LanceTable
 from tests.conftest import HOST, SERVER_START_SECONDS, S3Storage, free_port
 

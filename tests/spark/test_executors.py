@@ -15,9 +15,10 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from lance_dagster import stage, target_schema, upsert_frame
+from lance_dagster import stage, upsert_frame
 from lance_dagster.datafiles import RowTally
 from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
+from lance_dagster.spark.spark_schema import target_schema
 from lance_dagster.table import LanceTable
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,8 @@ RESULT_BYTES, MOST_MEBIBYTES = "spark.driver.maxResultSize", 350
 # A process keeps the cores of its first session, so each number of cores needs its own process.
 WORK = """
 import json, sys
-from lance_dagster import local_session, read_table, stage, target_schema, upsert_frame
+from lance_dagster import local_session, read_table, stage, upsert_frame
+from lance_dagster.spark.spark_schema import target_schema
 from lance_dagster.table import LanceTable
 
 spark = local_session(master=sys.argv[1], config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "4"})

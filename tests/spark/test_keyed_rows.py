@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from lance_dagster import delete_keys, stage_upsert, upsert_batches, upsert_frame, write_table
+from lance_dagster import delete_keys, upsert_batches, upsert_frame, write_table
 from lance_dagster.datafiles import RowFilter, RowScope, RowTally
 from lance_dagster.errors import CommitConflictError, InvalidInputError, SchemaMismatchError
-from lance_dagster.spark.keyed_rows import KeyedWrite, UpsertOptions, stage_upsert_counted
+from lance_dagster.spark.keyed_rows import KeyedWrite, UpsertOptions, stage_upsert, stage_upsert_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThan, InputPartition
 from pyspark.sql.types import StructType
 
-from lance_dagster import StagedFile, narrow, read_table
+from lance_dagster import narrow, read_table
 from lance_dagster.errors import CorruptFileError, InvalidInputError, RefNotFoundError, StoreError
 from lance_dagster.spark.frame import version_frame
 from lance_dagster.spark.narrowing import narrowed
@@ -33,6 +33,7 @@ from lance_dagster.spark.reader import (
 from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema
 from lance_dagster.spark.writer import coalesced
 from lance_dagster.table import LanceTable
+from lance_dagster.types import StagedFile
 from tests.spark.samples import rows, schema_of
 
 

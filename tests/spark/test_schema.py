@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, MapType, NullType, StructField, StructType
 
-from lance_dagster import target_schema
 from lance_dagster.errors import InvalidInputError, SchemaMismatchError
 from lance_dagster.spark.spark_schema import (
     arrow_for_spark,
@@ -17,6 +16,7 @@ from lance_dagster.spark.spark_schema import (
     readable_schema,
     replacement_schema,
     row_bytes,
+    target_schema,
     to_spark_batch,
     to_table_batch,
 )

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from lance_dagster import LanceResource, SparkResource, StagedFile, build_maintenance_job, compact_table, write_files
+from lance_dagster import LanceResource, SparkResource, build_maintenance_job, compact_table, write_files
 from lance_dagster.datafiles import scan_fragments
 from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.errors import CommitConflictError, InvalidInputError, StoreError
 from lance_dagster.spark import spark_compaction
 from lance_dagster.table import LanceTable
+from lance_dagster.types import StagedFile
 
 LINEAGE = ["id", "_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
 

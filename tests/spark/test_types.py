@@ -16,8 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import VariantVal
 
-from lance_dagster import compact_table, read_changes, read_table, stage, target_schema, upsert_frame, write_table
+from lance_dagster import compact_table, read_changes, read_table, stage, upsert_frame, write_table
 from lance_dagster.errors import InvalidInputError
+from lance_dagster.spark.spark_schema import target_schema
 from lance_dagster.table import LanceTable
 from tests.spark.samples import VARIANTS, VECTORS, every_type, with_every_type
 

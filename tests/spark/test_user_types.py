@@ -17,10 +17,10 @@ from lance_dagster import (
     read_changes,
     read_table,
     stage,
-    target_schema,
     upsert_frame,
     write_table,
 )
+from lance_dagster.spark.spark_schema import target_schema
 from tests.spark.samples import schema_of
 from tests.table_factory import as_pylance
 

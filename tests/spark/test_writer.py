@@ -7,10 +7,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster import read_table, stage, target_schema
+from lance_dagster import read_table, stage
 from lance_dagster.datafiles import RowTally
 from lance_dagster.errors import SchemaMismatchError, StoreError
-from lance_dagster.spark.spark_schema import replacement_schema
+from lance_dagster.spark.spark_schema import replacement_schema, target_schema
 from lance_dagster.spark.writer import large_batches, stage_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of

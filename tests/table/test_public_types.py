@@ -15,7 +15,19 @@ from typing import Any
 import pytest
 
 import lance_dagster
+import lance_dagster.types as public_types
 from lance_dagster import (
+    InvalidInputError,
+    LanceIOManager,
+    LanceRepository,
+    LanceResource,
+    LanceTable,
+    Version,
+    errors,
+    operations,
+)
+from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
+from lance_dagster.types import (
     Branches,
     ChangeKind,
     Channels,
@@ -23,26 +35,22 @@ from lance_dagster import (
     Config,
     ConflictKind,
     Fragment,
-    InvalidInputError,
-    LanceIOManager,
-    LanceRepository,
-    LanceResource,
-    LanceTable,
     Maintenance,
     MergeMode,
     PipesTable,
     RepositoryTags,
     Tags,
-    Version,
     Winner,
     WriteMode,
-    operations,
 )
-from lance_dagster.edit.upsert import WhenMissing, WhenNotMatched
 from tests.table_factory import entries, new_table
 
 NAMESPACES = (Branches, Channels, Columns, Config, Maintenance, RepositoryTags, Tags)
-PUBLIC = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
+TYPED = {name: getattr(lance_dagster, name) for name in dir(lance_dagster)}
+"""The names that users type."""
+PUBLIC = {name: getattr(module, name) for module in (lance_dagster, public_types, errors) for name in dir(module)}
+"""The names that users type, the types of what these take and return, and the errors."""
+PUBLIC = {name: value for name, value in PUBLIC.items() if getattr(value, "__module__", "").startswith("lance_dagster")}
 OPERATIONS = {found for found in vars(operations).values() if getattr(found, "__module__", "") == operations.__name__}
 TIME = re.compile(r"_at$|time|_ns$|^(now|since|until|older_than|grace)$")
 CALLED_BY_SPARK = tuple(f"LanceDataSource.{name}" for name in ("reader", "writer", "streamReader", "streamWriter"))

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from lance_dagster import LanceTable, Problem, RefNotFoundError, VersionNotFoundError
-from lance_dagster.errors import PermissionRefusedError
+from lance_dagster import LanceTable, RefNotFoundError
+from lance_dagster.errors import PermissionRefusedError, VersionNotFoundError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import (
     decode_manifest_file,
@@ -28,6 +28,7 @@ from lance_dagster.format.codec import (
 from lance_dagster.format.deletions import encode_offsets
 from lance_dagster.format.model import TOMBSTONE_FIELD, BasePath, Field, Flag, Fragment
 from lance_dagster.store import open_store
+from lance_dagster.types import Problem
 from tests.compat.tables import OPERATIONS, prepared
 from tests.conftest import S3Storage
 from tests.damage import (

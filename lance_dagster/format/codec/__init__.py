@@ -18,6 +18,7 @@ from lance_dagster.format.codec.manifests import (
     decode_manifest_file,
     decode_transaction_of,
     encode_manifest_file,
+    message_bytes,
     summarize_manifest,
 )
 from lance_dagster.format.codec.operations import decode_transaction, encode_transaction
@@ -65,6 +66,7 @@ __all__ = [
     "encode_version_runs",
     "encode_versions",
     "encoded",
+    "message_bytes",
     "rebase_index_section",
     "replaced_fragments",
     "row_id_range",

@@ -293,6 +293,15 @@ def manifest_message(data: bytes, path: str) -> wire.Manifest:
     return message
 
 
+def message_bytes(data: bytes, path: str) -> bytes:
+    """Return the bytes of the manifest message in a manifest file.
+
+    Raises:
+        CorruptFileError: The offset of the message is outside of the file.
+    """
+    return _section(data, _FOOTER.unpack(data[-_FOOTER.size :])[0], path)
+
+
 def inline_transaction(data: bytes, message: wire.Manifest, path: str) -> bytes | None:
     """Return the bytes of the inline transaction, or None when there is none.
 

@@ -143,7 +143,7 @@ class OutputWriter:
         since: Ref = before if parent == str(before) else parent
         context.add_output_metadata(
             {
-                **change_entries(table, version, since, "the version before", write.on),
+                **change_entries(table, version, since, "the version before", on=write.on),
                 **content_entries(table, version, self.defaults.preview_rows),
             }
         )

@@ -191,7 +191,7 @@ class WaitingCandidates:
             if head is not None and isinstance(subject, Subject):
                 # A sensor has no definitions of checks, so the checks that the runs planned stand for them.
                 checks = self._checks(watched_table.key, runs)
-                verdicts = self.record.verdicts(table, subject.commit_id)
+                verdicts = self.record.verdicts(table, subject.commit_id, subject.table_id)
                 audit = VersionAudit(subject=subject, log=self.log, chain=RunChain(), verdicts=verdicts)
                 return audit.reasons_against(checks, unchecked=True) or [
                     str(conflict) for conflict in table.preview_merge(head).conflicts

@@ -361,7 +361,7 @@ class PublicationAudit:
         )
 
     def _audit_of(self, subject: Subject, table: LanceTable) -> VersionAudit:
-        verdicts = self.run.record.verdicts(table, subject.commit_id)
+        verdicts = self.run.record.verdicts(table, subject.commit_id, subject.table_id)
         return VersionAudit(subject=subject, log=self.run.log, chain=self.run.chain, verdicts=verdicts)
 
     def _missing(self, publication: Publication, record: Mapping[str, Any]) -> list[dg.AssetCheckKey]:

@@ -27,6 +27,7 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import string_lists_of
 from lance_dagster.plugin.publish.record_view import RecordView
+from lance_dagster.plugin.recorded_writes import recorded_table_id
 from lance_dagster.plugin.run_branch import RunChain, family_of, repeated_by, rest_of_backfill, run_of
 from lance_dagster.repository.candidates.audits import Verdict
 
@@ -54,6 +55,7 @@ class Subject:
         run_id: The run that wrote it.
         commit_id: The commit id of the version, under which the record has its verdicts; empty where it is unknown.
         transaction: The uuid of its transaction; empty where it is unknown.
+        table_id: The identity of the table in the record, where the version names it; else empty.
     """
 
     asset: dg.AssetKey
@@ -62,6 +64,7 @@ class Subject:
     run_id: str
     commit_id: str = ""
     transaction: str = ""
+    table_id: str = ""
 
     @classmethod
     def of(cls, asset: dg.AssetKey, version: Version) -> "Subject | str":
@@ -87,6 +90,7 @@ class Subject:
             run_id=run_id,
             commit_id=version.id,
             transaction=version.transaction,
+            table_id=recorded_table_id(version),
         )
 
     @classmethod

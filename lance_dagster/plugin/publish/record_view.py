@@ -80,14 +80,15 @@ class RecordView:
         table_id = self.table_id(table)
         return self.repository.record.open_writes(table_id, self.closed(table)) if table_id else []
 
-    def verdicts(self, table: LanceTable, commit_id: str) -> Mapping[str, Verdict]:
+    def verdicts(self, table: LanceTable, commit_id: str, table_id: str = "") -> Mapping[str, Verdict]:
         """Return the last verdict of each check on a version of a run branch, by the name of the check.
 
         Args:
             table: The table.
             commit_id: The commit id of the version; empty where it is unknown, and then there are no verdicts.
+            table_id: The identity of the table where the version names it, so that the registry need not be asked.
         """
-        table_id = self.table_id(table)
+        table_id = self._tables.setdefault(table.uri, table_id) if table_id else self.table_id(table)
         return self.repository.record.verdicts(table_id, commit_id) if table_id and commit_id else {}
 
     def of_candidate(self, candidate: str) -> list[RecordedWrite]:

@@ -215,8 +215,10 @@ def _landed_head(change: TableChange, dest: TableVersion | None) -> State:
     Raises:
         ConflictError: `main` cannot follow, and the change is exact.
     """
-    context = change.context
-    head = change.main or context.head(MAIN)
+    context, versions = change.context, change.context.versions
+    # A change that is exact is refused later where its branches are gone (`hold_until_landed`), and so where another
+    # table has the place of this table. The versions that were read are then those of this table.
+    head = change.main or versions.head(MAIN, newest=versions.newest_few(MAIN) if change.exact else ())
     landed = None if dest is None else _landed(context, dest)
     if dest is None or landed is not None:
         # Another process may have landed `dest` since `main` was read: the staged version has to contain `dest`.

@@ -9,9 +9,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lance_dagster import LanceTable, Protection
+from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedError
 from lance_dagster.store import LocalStore
+from lance_dagster.types import Protection
 from tests.process_race import race
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table

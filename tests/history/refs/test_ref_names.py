@@ -8,7 +8,8 @@ from typing import Any
 import lance
 import pytest
 
-from lance_dagster import CorruptFileError, LanceTable
+from lance_dagster import LanceTable
+from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.layout import manifest_name, newest_manifest_names
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from lance_dagster import Strategy
 from lance_dagster.format.transaction import CLAIMS, Update
 from lance_dagster.merge.rules import MergePlan, MergeRefusal, plan_merge
 from lance_dagster.merge.rules.merge_input import AddressedRows, ComparedCells, MergeInput
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED
 from lance_dagster.transactions.claims import Claim, ClaimMode, encode_claims
+from lance_dagster.types import Strategy
 from tests.merge.rules.literal_merges import BASE, FIELDS, fragment, manifest, merge_input, side
 
 COLUMNS = ("id", "amount")

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 from pyroaring import BitMap
 
-from lance_dagster import Conflict, Strategy, Winner
+from lance_dagster import Conflict
 from lance_dagster.format.codec import decode_row_ids
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import Delete, Rewrite, RewriteGroup, Update
 from lance_dagster.merge.rules import MergePlan, MergeRefusal, plan_merge
 from lance_dagster.merge.rules.strategy import BOTH
 from lance_dagster.transactions.claims import Change, SideHistory
+from lance_dagster.types import Strategy, Winner
 from tests.merge.rules.literal_merges import BASE, appended, fragment, manifest, merge_input, side
 
 

@@ -15,8 +15,9 @@ from typing import Literal
 import lance
 import pyarrow as pa
 
-from lance_dagster import LanceTable, Winner
+from lance_dagster import LanceTable
 from lance_dagster.errors import ConflictError, MergeConflictError
+from lance_dagster.types import Winner
 from tests.properties.merging.laws import hold
 from tests.table_factory import as_pylance
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lance_dagster import LanceTable, MergePreview, Strategy, Winner
+from lance_dagster import LanceTable, MergePreview
 from lance_dagster.errors import LanceDagsterError, MergeConflictError, Reason
 from lance_dagster.merge.rules.strategy import Conflict
+from lance_dagster.types import Strategy, Winner
 from tests.properties.merging import laws
 from tests.properties.merging.crashes import cut_short
 from tests.properties.merging.laws import hold

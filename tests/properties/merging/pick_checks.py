@@ -6,8 +6,9 @@ from typing import Protocol
 
 import lance
 
-from lance_dagster import LanceTable, Winner
+from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.types import Winner
 from tests.properties.merging import laws
 from tests.properties.merging.change_ranges import ChangeRange, after_pick, known_rows, outcome, with_rows
 from tests.properties.merging.laws import hold

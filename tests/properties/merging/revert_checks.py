@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from lance_dagster import Winner
 from lance_dagster.errors import MergeConflictError
+from lance_dagster.types import Winner
 from tests.properties.merging import laws
 from tests.properties.merging.change_ranges import ChangeRange
 from tests.properties.merging.laws import hold

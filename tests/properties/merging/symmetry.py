@@ -10,8 +10,9 @@ sides, and checks of a condition take the sides in order.
 
 from collections.abc import Iterable
 
-from lance_dagster import LanceTable, MergePreview, Winner
+from lance_dagster import LanceTable, MergePreview
 from lance_dagster.merge.rules.strategy import Conflict
+from lance_dagster.types import Winner
 from tests.properties.merging.laws import hold
 from tests.properties.merging.merge_inputs import DEST_WINS, SOURCE_WINS
 from tests.properties.replica import KEY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_dagster import CommitRetention, ConflictError, LanceRepository, RecordedWrite, Verdict, WriteRequest
+from lance_dagster import ConflictError, LanceRepository
 from lance_dagster.repository.candidates.collect_record import SettledWrites
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.writes import ClosedWrites, WriteChanges
@@ -18,6 +18,7 @@ from lance_dagster.repository.publish.commit_tables import CommitRequest, commit
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.store import open_store
 from lance_dagster.transactions.claims import ClaimMode
+from lance_dagster.types import CommitRetention, RecordedWrite, Verdict, WriteRequest
 from tests.repository.scripted_repository import FAST, Plug, new_repository, rows, scripted
 from tests.store.scripted import PlugPulledError
 
