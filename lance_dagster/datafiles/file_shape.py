@@ -5,12 +5,11 @@ all columns. The same request tells the size: one more byte is asked for than th
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape, decode_shape
-from lance_dagster.store import Store
+from lance_dagster.store import Store, concurrently
 
 _END_BYTES = 64 << 10
 _WORKERS = 16
@@ -63,7 +62,4 @@ def read_shapes(files: Sequence[ExpectedFile], *, pages: bool = False) -> list[D
         CorruptFileError: As for `read_shape`, for the first such file.
         StoreError: The storage failed.
     """
-    if len(files) == 1:
-        return [read_shape(files[0], pages=pages)]
-    with ThreadPoolExecutor(_WORKERS) as workers:
-        return list(workers.map(lambda file: read_shape(file, pages=pages), files))
+    return concurrently(lambda file: read_shape(file, pages=pages), files, at_once=_WORKERS)

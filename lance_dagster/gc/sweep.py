@@ -16,7 +16,6 @@ Every step is idempotent, so a collection that crashed is finished by the next c
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
@@ -38,7 +37,7 @@ from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
-from lance_dagster.store import ObjectInfo, Store, put_once
+from lance_dagster.store import ObjectInfo, Store, concurrently, put_once
 
 _TOGETHER = frozenset({Kind.DATA, Kind.BLOB, Kind.DIGEST, Kind.INDEX})
 """Kinds that consist of several files, which are as old as their youngest file: a writer may be adding to them."""
@@ -98,7 +97,6 @@ def _named(has: Callable[[str], bool], entry: ObjectInfo, place: StoredObject) -
 
 
 _log = logging.getLogger(__name__)
-_WORKERS = 8
 _AT_ONCE = 1000
 
 
@@ -122,8 +120,7 @@ class Sweeper:
         """
         # A ref may have named a version since the mark phase.
         going, _ = self._recheck_refs(versions)
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            copies = dict(zip(going, pool.map(self._copy, going), strict=True))
+        copies = dict(zip(going, concurrently(self._copy, going), strict=True))
         # The originals are deleted only after every copy exists, so that each can be put back. The oldest go first, so
         # that a crash leaves a history that begins later, and no new gap in it.
         self._delete([version.entry for version in going])

@@ -11,13 +11,12 @@ or to merge it.
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id
-from lance_dagster.store import PROBE_OBJECT, ObjectInfo, Store
+from lance_dagster.store import PROBE_OBJECT, ObjectInfo, Store, concurrently
 
 EXPIRED = "_expired"
 """The folder of the copies of expired manifests, one folder for each branch."""
@@ -287,9 +286,6 @@ def owner_digest(branch_id: str) -> str:
     return hashlib.sha256(branch_id.encode()).hexdigest()[:8]
 
 
-_WORKERS = 8
-
-
 def copy_to_expired(
     store: Store, branch: str, owner: str, manifests: Mapping[int, str], *, cached: Callable[[int], bytes | None]
 ) -> None:
@@ -310,6 +306,4 @@ def copy_to_expired(
             # The copy is not synced: it serves writers that are at work now, and a power cut ends those too.
             store.put(key, data, durable=False)
 
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        # The results are consumed, so that a failure in a thread is raised here.
-        list(pool.map(copy, manifests))
+    concurrently(copy, manifests)

@@ -15,7 +15,6 @@ the change has to be made again from the head, as it has when the fragment has o
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
@@ -36,7 +35,7 @@ from lance_dagster.format.transaction import COMMITTER, Append, Clone, Transacti
 from lance_dagster.history.ancestry import VersionRef
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
-from lance_dagster.store import Store
+from lance_dagster.store import Store, concurrently
 from lance_dagster.transactions.base_paths import base_path_of
 from lance_dagster.transactions.conflicts import (
     Compatibility,
@@ -97,13 +96,7 @@ def check_deletions(versions: Versions, state: State, fragment_ids: Iterable[int
             store, key = _locate_deletion(versions, state, fragment)
             if f"{store.uri}/{key}" not in versions.checked_files:
                 waiting.append(fragment)
-    if len(waiting) <= 1:
-        for fragment in waiting:
-            deleted_offsets(versions, state, fragment)
-        return
-    with ThreadPoolExecutor(_WORKERS) as workers:
-        for _ in workers.map(lambda fragment: deleted_offsets(versions, state, fragment), waiting):
-            pass
+    concurrently(lambda fragment: deleted_offsets(versions, state, fragment), waiting, at_once=_WORKERS)
 
 
 def with_deleted(versions: Versions, state: State, fragment: Fragment, offsets: BitMap) -> Fragment:

@@ -19,7 +19,6 @@ Invariants:
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -44,12 +43,12 @@ from lance_dagster.format.transaction import COMMIT_MESSAGE, COMMITTER, MERGE, R
 from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.history.inventory import DETACHED_FROM
 from lance_dagster.history.refs.ref_files import Branch
-from lance_dagster.store import Store, together
+from lance_dagster.store import AT_ONCE, Store, concurrently, together
 
 # Enough names to skip a few leftovers of other writers, few enough for one short request.
 _FIRST_NAMES = 8
-# Versions that are read at the same time, and from how many on.
-_WORKERS, _MANY = 8, 2
+# From how many versions on they are read at the same time.
+_MANY = 2
 # How many of the versions that landed meanwhile are read at once, before they are asked for.
 _READ_AHEAD = 64
 # Two bounds, since versions differ in size: many small versions, or few versions of tables with very many fragments.
@@ -313,8 +312,7 @@ class Versions:
         unknown = [number for number in numbers if (branch_id, branch, number) not in self._places]
         if len(unknown) < _MANY or not self.store.ordered_listing:
             return [self.find(branch, number) for number in numbers]
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            manifests = dict(zip(unknown, pool.map(partial(self._manifest, branch), unknown), strict=True))
+        manifests = dict(zip(unknown, concurrently(partial(self._manifest, branch), unknown), strict=True))
         # Decoded and kept here: the cache is not for several threads.
         return [
             self._read_state(branch, number, branch_id, manifests[number])
@@ -487,14 +485,13 @@ class Versions:
             return None if number is None else (number, self._manifest(branch, number))
 
         heads: dict[str, State] = {}
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            # On local disk a read takes less time than a thread.
-            manifests = (pool.map if self.store.ordered_listing else map)(newest_manifest, branches)
-            for (branch, branch_id), newest in zip(branches.items(), manifests, strict=True):
-                # Decoded and kept here: the cache is not for several threads.
-                state = None if newest is None else self._read_state(branch, newest[0], branch_id, newest[1])
-                if state is not None:
-                    heads[branch] = state
+        # On local disk a read takes less time than a thread.
+        manifests = concurrently(newest_manifest, branches, at_once=AT_ONCE if self.store.ordered_listing else 1)
+        for (branch, branch_id), newest in zip(branches.items(), manifests, strict=True):
+            # Decoded and kept here: the cache is not for several threads.
+            state = None if newest is None else self._read_state(branch, newest[0], branch_id, newest[1])
+            if state is not None:
+                heads[branch] = state
         return heads
 
     def latest(self, branch: str) -> State | None:

@@ -4,11 +4,9 @@ Nothing is written. The number of requests grows with the tables, the commits an
 in pieces, since a commit names every table and a long log of many tables would not fit into memory.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import pendulum
 import pyarrow as pa
@@ -24,15 +22,13 @@ from lance_dagster.repository.channel_moves import TableMove
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
 from lance_dagster.repository.snapshot_diff import TableDiff
+from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
 
 # A commit names every table: of 1,000 tables, this many commits take some 50 MB at a time.
 _PIECE = 100
-_READERS = 8
 # How many versions of tables are read for the lines of growth; the tables share them.
 _GROWTH, _LEAST_GROWTH, _MOST_GROWTH = 20_000, 20, 500
-Item = TypeVar("Item")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +235,7 @@ def lake_facts(repository: LanceRepository, *, commits: int, preview_rows: int) 
     """
     status = repository.status()
     log, has_older = _log(repository, commits)
-    candidates = _together(lambda waiting: _candidate(repository, waiting), repository.candidates())
+    candidates = concurrently(lambda waiting: _candidate(repository, waiting), repository.candidates())
     main = {commit.id for commit in log}
     channels = [_channel(repository, state, main, limit=commits, rows=preview_rows) for state in status.channels]
     recorded = {table.branch for candidate in candidates for table in candidate.waiting.tables}
@@ -413,7 +409,7 @@ def _tables(
         except (LanceDagsterError, OSError) as error:
             return replace(page_table, problem=str(error))
 
-    tables = _together(table, status.tables)
+    tables = concurrently(table, status.tables)
     places = {name: place for place, name in enumerate(published)}
     return tuple(sorted(tables, key=lambda table: (places.get(table.name, len(places)), table.name)))
 
@@ -428,9 +424,3 @@ def _with_versions(page_table: PageTable, table: LanceTable, growth: int) -> Pag
         versions=len(table.branches.version_numbers(MAIN)),
         bytes=None if None in sizes else sum(size or 0 for size in sizes),
     )
-
-
-def _together(work: Callable[[Item], Value], items: Iterable[Item]) -> list[Value]:
-    """Return the results for some items, in their order; several wait for the storage at a time."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(work, items))

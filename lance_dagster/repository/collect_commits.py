@@ -92,6 +92,7 @@ from lance_dagster.repository.commits.repository_tags import list_tags
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion, ranges_of
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.store import concurrently
 
 _WORKERS = 8
 _READ_AT_ONCE = 100
@@ -287,10 +288,9 @@ def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry])
     """Mark commits that are to be deleted, and return the marked commits that no ref has named meanwhile."""
     logs = needs.logs
     collection = uuid.uuid4().hex
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        own_marks = pool.map(lambda commit: logs.mark(commit, collection), going)
-        # Only the collection that put a mark may delete the mark and the commit.
-        marked = [commit for commit, is_own in zip(going, own_marks, strict=True) if is_own]
+    own_marks = concurrently(lambda commit: logs.mark(commit, collection), going)
+    # Only the collection that put a mark may delete the mark and the commit.
+    marked = [commit for commit, is_own in zip(going, own_marks, strict=True) if is_own]
     if not marked:
         return []
     # The refs are read after all marks are written. A ref that came to name a commit before its mark is seen here; a

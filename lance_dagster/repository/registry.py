@@ -10,7 +10,6 @@ tables there are, and a table that a commit names by an older name is found.
 import json
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
@@ -23,10 +22,9 @@ from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import find_ref, resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, commit_bytes
-from lance_dagster.store import Store, put_once
+from lance_dagster.store import Store, concurrently, put_once
 
 IDENTITY = "_refs/identity.json"
-_READERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +45,10 @@ class Registry:
     def all_tables(self) -> dict[str, str]:
         """Return the ids of all tables that are or were registered, by their names, if they are still in place."""
         names = self.names()
-        with ThreadPoolExecutor(_READERS) as pool:
-            table_ids = dict(zip(names, pool.map(self.id_of, names), strict=True))
-            unregistered = {*_names_in(self.store, IDENTITIES)} - {*table_ids.values()}
-            # Older commits may name versions of tables that were removed.
-            removed = dict(zip(unregistered, pool.map(self.name_of, unregistered), strict=True))
+        table_ids = dict(zip(names, concurrently(self.id_of, names), strict=True))
+        unregistered = [*{*_names_in(self.store, IDENTITIES)} - {*table_ids.values()}]
+        # Older commits may name versions of tables that were removed.
+        removed = dict(zip(unregistered, concurrently(self.name_of, unregistered), strict=True))
         for table_id, name in removed.items():
             # Another table may have been made at the place.
             if name is not None and name not in table_ids and _read_id(self.context(name).store, IDENTITY) == table_id:

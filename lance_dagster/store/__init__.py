@@ -36,6 +36,7 @@ from lance_dagster.store.vocabulary import PROVIDERS
 
 if TYPE_CHECKING:
     from lance_dagster.store.azure import AzureStore as AzureStore
+    from lance_dagster.store.concurrency import AT_ONCE as AT_ONCE, concurrently as concurrently
     from lance_dagster.store.google import GoogleStore as GoogleStore
     from lance_dagster.store.interface import (
         ObjectInfo as ObjectInfo,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from lance_dagster.store.s3 import S3Store as S3Store
 
 __all__ = [
+    "AT_ONCE",
     "PROBE_OBJECT",
     "AzureStore",
     "GoogleStore",
@@ -61,6 +63,7 @@ __all__ = [
     "base_options",
     "canonical_uri",
     "check_mapping",
+    "concurrently",
     "copy_file",
     "copy_folder",
     "file_checks",
@@ -80,6 +83,7 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    **dict.fromkeys(("AT_ONCE", "concurrently"), "lance_dagster.store.concurrency"),
     "AzureStore": "lance_dagster.store.azure",
     "GoogleStore": "lance_dagster.store.google",
     **dict.fromkeys(

@@ -10,7 +10,6 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from lance_dagster.errors import (
     PermissionRefusedError,
     StoreError,
 )
+from lance_dagster.store.concurrency import concurrently
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, retried
 from lance_dagster.store.vocabulary import (
@@ -148,9 +148,7 @@ class GoogleStore(PrefixStore):
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, one request each, sixteen at a time: the API has no request for many."""
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            for _ in pool.map(self.delete, keys):
-                pass
+        concurrently(self.delete, keys, at_once=_PARALLEL)
 
     def _conditional_put(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None and not _is_generation(tag):

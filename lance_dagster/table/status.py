@@ -1,7 +1,6 @@
 """Count the versions by which the branches and tags of a table are ahead of `main` and behind it."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import InvalidInputError, NotFoundError, counted
@@ -11,9 +10,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import AheadBehind, Lineage, lineage_of
 from lance_dagster.history.refs.ref_files import READY, Branch
 from lance_dagster.history.versions import State, Version
-
-# Loading a head is a wait for the store, so a few threads shorten the status of many branches.
-_READERS = 8
+from lance_dagster.store import concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +65,7 @@ def status_of(context: TableContext) -> TableStatus:
     survey = _Survey(context, lineage_of(main, refs), branches, distances)
     # A branch that is being created or deleted may have no versions.
     ready = sorted(name for name, branch in branches.items() if branch.state == READY)
-    with ThreadPoolExecutor(_READERS) as pool:
-        heads = list(pool.map(survey.head, ready))
+    heads = concurrently(survey.head, ready)
     tags = sorted(refs.tags().values(), key=lambda tag: tag.name)
     return TableStatus(
         main=versions.describe(main),

@@ -17,7 +17,6 @@ Invariants:
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -63,7 +62,7 @@ from lance_dagster.history.refs.ref_files import (
     tag_file_of,
     with_metadata,
 )
-from lance_dagster.store import Store, together
+from lance_dagster.store import AT_ONCE, Store, concurrently, together
 
 REMOVAL_SECONDS = 15 * 60
 """The time a process may take to delete the file of a ref, where the storage cannot delete conditionally.
@@ -72,7 +71,7 @@ This is far longer than a request lives: the client gives up after minutes.
 """
 _ATTEMPTS = 5
 # A thread pool costs more than reading a few small files in a row.
-_READERS, _FEW = 8, 4
+_FEW = 4
 Ref = TypeVar("Ref", Branch, Tag)
 
 
@@ -634,13 +633,8 @@ def _read_all(
     """Return the listed refs; a remembered ref with the listed ETag is not read again, since its file is the same."""
     same = {name: ref for name in listed if (ref := remembered.get(name)) is not None and ref.etag == listed[name]}
     names = [name for name in listed if name not in same]
-    if len(names) <= _FEW:
-        values = [load(name) for name in names]
-    else:
-        # Each ref takes one request, and a table with many runs has many branches.
-        with ThreadPoolExecutor(_READERS) as readers:
-            values = list(readers.map(load, names))
-    fresh = dict(zip(names, values, strict=True))
+    # Each ref takes one request, and a table with many runs has many branches.
+    fresh = dict(zip(names, concurrently(load, names, at_once=1 if len(names) <= _FEW else AT_ONCE), strict=True))
     # A ref that was deleted between the listing and the reading has no value.
     present = ((name, same.get(name) or fresh.get(name)) for name in listed)
     return {name: ref for name, ref in present if ref is not None}

@@ -37,7 +37,6 @@ from lance_dagster.plugin.publish.publication import (
     Opened,
     Publication,
     find_tag,
-    in_turns,
     landing_message,
     landing_properties,
     next_steps,
@@ -61,6 +60,7 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.staging import NEVER
 from lance_dagster.repository.view import RepositoryView, TableView
+from lance_dagster.store import concurrently
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20
@@ -303,7 +303,7 @@ class ChannelPublisher:
             return replace(publication, landed=table.landed) if table.at == published.versions[name] else publication
 
         return PublishedTables(
-            commit=published.commit, published=tuple(in_turns(landed, current)), versions=published.versions
+            commit=published.commit, published=tuple(concurrently(landed, current)), versions=published.versions
         )
 
     def _audit_last(
@@ -677,7 +677,7 @@ class ChannelPublisher:
             tables = _other_tables(view, landed, name)
             return replace(lagging, promoted_to=version, about={**lagging.about, **about, md.COMMIT_TABLES: tables})
 
-        return in_turns(promoted, published)
+        return concurrently(promoted, published)
 
     def _wanted(self, publication: Publication) -> VersionToPublish:
         if is_rollback(publication):

@@ -12,11 +12,10 @@ commits of the repository still tell which writes are published (`record_view`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -43,12 +42,8 @@ from lance_dagster.plugin.run_branch import (
     run_of,
 )
 from lance_dagster.repository.candidates.writes import RecordedWrite
+from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
-
-# The work on a table mostly waits for the storage, so more threads than processors make it faster.
-_WORKERS = 8
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +273,7 @@ def refuse_deleted(publications: Iterable[Publication]) -> None:
         ConflictError: A branch was discarded, or another publisher published and deleted it.
     """
     sources = [(publication, source) for publication in publications for source in publication.sources]
-    there = in_turns(lambda pair: pair[0].table.branches.is_ready(pair[1].branch), sources)
+    there = concurrently(lambda pair: pair[0].table.branches.is_ready(pair[1].branch), sources)
     if deleted := [
         f"{source} of {publication.name}"
         for (publication, source), stays in zip(sources, there, strict=True)
@@ -339,7 +334,7 @@ def refuse_branches_named(tag: str, publications: Iterable[Publication]) -> None
     """
     # A table that has the tag has no such branch.
     new = [publication for publication in publications if publication.previous is None]
-    heads = in_turns(lambda publication: publication.table.branches.newest(tag), new)
+    heads = concurrently(lambda publication: publication.table.branches.newest(tag), new)
     if reasons := [
         f"{publication.name}: {publication.table.uri} has a branch {tag!r}, so it cannot have a tag of that name; "
         "rename or delete the branch, or give the publisher another tag"
@@ -371,14 +366,4 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
         branches = RunBranch(table=publication.table, chain=retired)
         return [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
 
-    return [reason for reasons in in_turns(retire, publications) for reason in reasons]
-
-
-def in_turns(work: Callable[[T], S], items: Iterable[T]) -> list[S]:
-    """Call `work`, which may use only the storage, for a few items at a time, and return the results in order."""
-    items = list(items)
-    # A single item has nothing to overlap with, so a thread would cost more than it saves.
-    if len(items) <= 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        return list(pool.map(work, items))
+    return [reason for reasons in concurrently(retire, publications) for reason in reasons]

@@ -46,7 +46,6 @@ from lance_dagster.plugin.checks.table_check import BoundCheck, CheckOutcome, de
 from lance_dagster.plugin.commit_properties import are_strings, strings_on_main
 from lance_dagster.plugin.publish.publication import (
     Publication,
-    in_turns,
     merge_properties,
     named_conflicts,
     next_steps,
@@ -57,6 +56,7 @@ from lance_dagster.plugin.publish.rollback import audited_behind, drop_branch, i
 from lance_dagster.plugin.resource import PinnedTable
 from lance_dagster.plugin.run_branch import PREVIEWS, RunChain, is_written, preview_branch, run_of
 from lance_dagster.repository.view import TableView
+from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
 
 # The entry of a recorded audit with the plain checks that could not be evaluated again.
@@ -130,7 +130,7 @@ class PublicationAudit:
         conflicts: list[Conflict] = []
         refused: list[Publication] = []
         planned: list[Publication] = []
-        for publication, needed in zip(publications, in_turns(is_needed, publications), strict=True):
+        for publication, needed in zip(publications, concurrently(is_needed, publications), strict=True):
             # After a conflict the other tables are tried too, so that one error names all conflicts.
             try:
                 planned.append(self.preview(publication) if needed else publication)

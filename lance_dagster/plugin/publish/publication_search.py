@@ -21,7 +21,6 @@ from lance_dagster.plugin.publish.publication import (
     Publication,
     find_by_ref,
     find_by_run,
-    in_turns,
     refuse_branches_named,
 )
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
@@ -31,6 +30,7 @@ from lance_dagster.plugin.publish.waiting import find_by_backfill, find_waiting,
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import run_of
 from lance_dagster.repository.view import RepositoryView
+from lance_dagster.store import concurrently
 
 # How often, and after how many seconds, a publisher is retried while runs that it depends on have yet to publish.
 _RETRIES = 60
@@ -153,7 +153,7 @@ class PublicationSearch:
         named = run_of(self.run.config.ref) if self.run.config.ref else None
         publications, by_run = list[Publication](), named is not None or not self.run.config.ref
         # Storage is read for several tables at a time; the event log is read by this thread only.
-        for node, opened in zip(nodes, in_turns(self.run.opened_or_missing, nodes), strict=True):
+        for node, opened in zip(nodes, concurrently(self.run.opened_or_missing, nodes), strict=True):
             try:
                 publications.append(self._look(node, opened))
             except (TableNotFoundError, RefNotFoundError, VersionNotFoundError) as error:

@@ -11,7 +11,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefuse
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
-from lance_dagster.plugin.publish.publication import Opened, Publication, in_turns
+from lance_dagster.plugin.publish.publication import Opened, Publication
 from lance_dagster.plugin.publish.publish_config import PublishConfig
 from lance_dagster.plugin.publish.publish_gate import AuditLog
 from lance_dagster.plugin.publish.record_view import RecordView
@@ -19,6 +19,7 @@ from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of, runs_of_backfill, who_launched
 from lance_dagster.repository.commits.snapshot import ChannelHold
+from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
 
 # `branches.list` takes a glob pattern, so these characters in an id would match the branches of other runs.
@@ -203,7 +204,7 @@ class PublishingRun:
 
     def tagged(self, nodes: Sequence[PromotedNode]) -> list[Publication]:
         """Return the tables of some nodes that have the tag."""
-        opened = zip(nodes, in_turns(self.opened_or_missing, nodes), strict=True)
+        opened = zip(nodes, concurrently(self.opened_or_missing, nodes), strict=True)
         return [
             self.publication(node, table)
             for node, table in opened

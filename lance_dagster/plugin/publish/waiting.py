@@ -17,7 +17,7 @@ import dagster as dg
 from lance_dagster.history.versions import Version
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.branch_extent import BranchExtent
-from lance_dagster.plugin.publish.publication import Publication, in_turns
+from lance_dagster.plugin.publish.publication import Publication
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.publish.whole_candidate import WholeCandidates
 from lance_dagster.plugin.run_branch import (
@@ -27,6 +27,7 @@ from lance_dagster.plugin.run_branch import (
     run_of,
 )
 from lance_dagster.repository.candidates.writes import RecordedWrite
+from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
 
 # How often a publisher looks for runs of its backfill that are not over, and after how many seconds: about 50 minutes
@@ -222,7 +223,7 @@ def _choose(
     table = publication.table
     # Without the branches that a tag of a run named.
     branches = [branch for branch in dict.fromkeys(write.request.branch for write in writes) if run_of(branch)]
-    heads = [head for head in in_turns(table.branches.newest, branches) if head is not None and is_written(head)]
+    heads = [head for head in concurrently(table.branches.newest, branches) if head is not None and is_written(head)]
     extents = [BranchExtent.of(table, head, candidates.run.record.repository) for head in heads]
     chooser = _Chooser(publication=publication, candidates=candidates, within=within)
     # Newest first: whether a branch is superseded depends on the newer ones that passed.

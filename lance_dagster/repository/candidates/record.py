@@ -16,10 +16,8 @@ of its folder.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from lance_dagster.errors import ConflictError
@@ -33,7 +31,7 @@ from lance_dagster.repository.candidates.writes import (
     write_bytes,
 )
 from lance_dagster.repository.commits.ref_log import FOLDER
-from lance_dagster.store import Store, put_once
+from lance_dagster.store import Store, concurrently, put_once
 
 WRITES = f"{FOLDER}/writes"
 CANDIDATES = f"{FOLDER}/candidates"
@@ -43,13 +41,10 @@ _COLLECTED = "~collected"
 # Names count down: storages list names in ascending order, so a listing begins with the newest file.
 _NUMBERS = 10**15
 _PUTS = 100
-_READERS = 8
 _LOOKS = 3
 # How many names the first listing of a log asks for; each further listing asks for many more.
 _PAGE = 16
 _FACTOR = 32
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -233,7 +228,7 @@ class CandidateRecord:
         folder = _audit_folder(table_id, commit_id)
         names = self._store.list(folder)
         paths = [f"{folder}/{name}" for name in sorted(names, reverse=True) if name.endswith(".json")]
-        contents = _together(self._store.get, paths)
+        contents = concurrently(self._store.get, paths)
         return {
             verdict.check: verdict
             for path, data in zip(paths, contents, strict=True)
@@ -246,7 +241,7 @@ class CandidateRecord:
         keys = list(numbers)
         missing = [key for key in keys if key not in self._writes]
         for (table_id, number), data in zip(
-            missing, _together(lambda key: self._store.get(_write_path(*key)), missing), strict=True
+            missing, concurrently(lambda key: self._store.get(_write_path(*key)), missing), strict=True
         ):
             if data is not None:
                 self._keep(parse_write(data, f"{self._store.uri}/{_write_path(table_id, number)}"))
@@ -325,18 +320,10 @@ class RecordFiles:
 
     def mark_collected(self, candidates: Iterable[str]) -> None:
         """Record that published appends of some candidates are about to be collected."""
-        _together(
+        concurrently(
             lambda candidate: put_once(self._store, f"{_candidate_folder(candidate)}/{_COLLECTED}", b""),
             list(candidates),
         )
-
-
-def _together(read: Callable[[Key], Value], keys: Sequence[Key]) -> list[Value]:
-    """Read several files at the same time, and return their contents in order."""
-    if len(keys) <= 1:
-        return [read(key) for key in keys]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, keys))
 
 
 def _parts(key: str, folder: str) -> list[str]:

@@ -25,7 +25,6 @@ request. So an entry carries a random id, and is read back before it counts as r
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -56,7 +55,7 @@ from lance_dagster.repository.commits.snapshot import (
     parse_pin,
     parse_range,
 )
-from lance_dagster.store import ObjectInfo, Store, put_once
+from lance_dagster.store import AT_ONCE, ObjectInfo, Store, concurrently, put_once
 
 FOLDER = REPOSITORY
 MARKER = REPOSITORY_MARKER
@@ -72,7 +71,6 @@ RefKind = Literal["branch", "channel"]
 _FOLDERS: Mapping[RefKind, str] = {"branch": f"{FOLDER}/branches", "channel": f"{FOLDER}/channels"}
 # Names count down: storages list names in ascending order, so a listing of one name finds the newest entry.
 _NUMBERS = 10**15
-_READERS = 8
 # A commit names every table of the repository, so a process that reads a long log must not keep all of them.
 _CACHED = 256
 _CACHED_RANGES = 2048
@@ -193,9 +191,8 @@ class RefLogs:
             return {name: entry for name, entry in sorted(entries.items()) if not entry.deleted}
         names = self.names(kind)
         # Each ref costs two requests, one after the other; different refs are read at the same time.
-        with ThreadPoolExecutor(_READERS) as pool:
-            newest = pool.map(lambda name: self.newest(kind, name), names)
-            return {name: entry for name, entry in zip(names, newest, strict=True) if entry and not entry.deleted}
+        newest_entries = concurrently(lambda name: self.newest(kind, name), names)
+        return {name: entry for name, entry in zip(names, newest_entries, strict=True) if entry and not entry.deleted}
 
     def branch_logs(self) -> dict[str, BranchLog]:
         """List the logs of all branches, ended ones included; no entry is read."""
@@ -222,8 +219,7 @@ class RefLogs:
                 return self.entry("branch", name, number)
             return None
 
-        with ThreadPoolExecutor(_READERS) as pool:
-            return {name: entry for name, entry in zip(logs, pool.map(newest, logs), strict=True) if entry is not None}
+        return {name: entry for name, entry in zip(logs, concurrently(newest, logs), strict=True) if entry is not None}
 
     def entries(self, kind: RefKind, name: str, *, upto: int | None = None) -> Iterator[RefEntry]:
         """Read the entries of a ref up to a number, newest first, each when it is asked for."""
@@ -291,9 +287,7 @@ class RefLogs:
         if not isinstance(entries, RangedEntries):
             return
         digests = sorted(entries.digests - (base.digests if isinstance(base, RangedEntries) else frozenset()))
-        with ThreadPoolExecutor(_READERS) as pool:
-            for _ in pool.map(lambda digest: self._put_range(digest, entries.content(digest)), digests):
-                pass
+        concurrently(lambda digest: self._put_range(digest, entries.content(digest)), digests)
 
     def _put_range(self, digest: str, content: bytes) -> None:
         """Store a range, and make sure that no collection that has begun deletes it."""
@@ -318,11 +312,9 @@ class RefLogs:
         # A digest is that of entries of one kind: their content has different fields.
         ranges = {digest: cast("Mapping[str, T]", self._ranges[digest]) for digest in digests if digest in self._ranges}
         missing = [digest for digest in digests if digest not in ranges]
-        if len(missing) > 1 and self.store.ordered_listing:
-            with ThreadPoolExecutor(_READERS) as pool:
-                ranges |= zip(missing, pool.map(lambda digest: self._read_range(digest, kind), missing), strict=True)
-        else:
-            ranges |= {digest: self._read_range(digest, kind) for digest in missing}
+        at_once = AT_ONCE if self.store.ordered_listing else 1
+        read = concurrently(lambda digest: self._read_range(digest, kind), missing, at_once=at_once)
+        ranges |= zip(missing, read, strict=True)
         for digest in missing:
             _make_room(self._ranges, _CACHED_RANGES)
             self._ranges[digest] = ranges[digest]
@@ -405,14 +397,12 @@ class RefLogs:
             stored = self.store.get_with_etag(f"{RANGES}/{digest}")
             return None if stored is None else stored[1]
 
-        with ThreadPoolExecutor(_READERS) as pool:
-            tags = dict(zip(digests, pool.map(tag, digests), strict=True))
-            # The ages are listed after the tags were read: where a range is written again after its tag was read, its
-            # age shows that here, or its deletion finds other bytes.
-            _, ages = self.ages()
-            old = {digest: tag for digest, tag in tags.items() if tag and ages.get(digest, before + 1) <= before}
-            keys = [f"{RANGES}/{digest}" for digest in old]
-            deleted = [*pool.map(self.store.compare_and_delete, keys, old.values())]
+        tags = dict(zip(digests, concurrently(tag, digests), strict=True))
+        # The ages are listed after the tags were read: where a range is written again after its tag was read, its age
+        # shows that here, or its deletion finds other bytes.
+        _, ages = self.ages()
+        old = {digest: tag for digest, tag in tags.items() if tag and ages.get(digest, before + 1) <= before}
+        deleted = concurrently(lambda digest: self.store.compare_and_delete(f"{RANGES}/{digest}", old[digest]), old)
         for digest in old:
             self._ranges.pop(digest, None)
         return sum(deleted)

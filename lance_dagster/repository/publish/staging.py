@@ -20,7 +20,6 @@ the same versions with the same message and properties share it.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -57,7 +56,7 @@ from lance_dagster.repository.publish.pins import (
     recorded_options,
 )
 from lance_dagster.repository.registry import Registry
-from lance_dagster.store import together
+from lance_dagster.store import concurrently, together
 
 NEVER = 0
 """Stands for the number of a version that cannot land on `main` as it is."""
@@ -445,8 +444,7 @@ def for_each_table(work: Callable[[str], T], names: Iterable[str], refusal: str 
             conflicts.extend(_named_conflicts(name, error.conflicts))
             return name, None
 
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        results = dict(pool.map(tried, names))
+    results = dict(concurrently(tried, names, at_once=_WORKERS))
     # Raised after all tables were tried: with one conflict at a time, a caller would have to publish once for each.
     if conflicts:
         raise MergeConflictError(refusal, sorted(conflicts, key=lambda conflict: conflict.unit))
