@@ -1,5 +1,6 @@
 """A worker that the daemon takes for dead, and whose run it retries, publishes nothing when it wakes up."""
 
+from itertools import product
 from pathlib import Path
 
 import dagster as dg
@@ -8,8 +9,9 @@ import pytest
 from lance_dagster import LanceRepository
 from tests.plugin.daemon import daemon, runs_of
 from tests.plugin.shop import ids_of
+from tests.soak import DEEP
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.scaled]
 
 # Each job appends to two tables. The first worker sleeps in one of the steps until a file appears.
 LOCATION = """
@@ -64,7 +66,7 @@ def definitions(strategy, sleeps_in):
     )
 
 
-parts = [definitions(strategy, sleeps_in) for strategy in STRATEGIES for sleeps_in in ("orders", "lines", "last")]
+parts = [definitions(strategy, sleeps_in) for strategy, sleeps_in in CASES]
 JOBS = [job for part in parts for job in part.jobs]
 
 
@@ -83,8 +85,10 @@ defs = dg.Definitions.merge(
     ),
 )
 """
-STRATEGIES = ("FROM_FAILURE", "FROM_ASSET_FAILURE", "ALL_STEPS")
-JOBS = [f"{strategy}_{step}".lower() for strategy in STRATEGIES for step in ("orders", "lines", "last")]
+STRATEGIES, STEPS = ("FROM_FAILURE", "FROM_ASSET_FAILURE", "ALL_STEPS"), ("orders", "lines", "last")
+# A run of each job starts processes that take seconds of a core, so outside of a soak each strategy has one step.
+CASES = [*product(STRATEGIES, STEPS)] if DEEP else [*zip(STRATEGIES, STEPS, strict=True)]
+JOBS = [f"{strategy}_{step}".lower() for strategy, step in CASES]
 _ENDED = {dg.DagsterEventType.RUN_SUCCESS, dg.DagsterEventType.RUN_FAILURE}
 
 
@@ -95,7 +99,7 @@ def ends(instance: dg.DagsterInstance, run_id: str) -> int:
 
 def test_a_worker_that_wakes_up_publishes_nothing_twice(tmp_path: Path) -> None:
     """The rows are in production once, whichever step slept and from where the daemon retried the run."""
-    with daemon(tmp_path, LOCATION, STRATEGIES=STRATEGIES) as running:
+    with daemon(tmp_path, LOCATION, CASES=CASES) as running:
         instance, lake = running.instance, running.lake
         running.until(lambda: all((tmp_path / f"{job} sleeps").exists() for job in JOBS))
         sleeping = {job: runs_of(instance, job)[0] for job in JOBS}
