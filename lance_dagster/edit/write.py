@@ -461,7 +461,7 @@ class _StartOfAppend:
 def _start_of_append(context: TableContext, branch: str) -> _StartOfAppend | None:
     """Return the version of a branch to begin with, where that saves requests to an object store."""
     versions = context.versions
-    latest = versions.latest(branch)
+    latest = versions.seen.latest(branch)
     if latest is not None:
         return _StartOfAppend(latest, in_memory=True, may_be_older=True)
     if not versions.store.ordered_listing:
@@ -472,7 +472,7 @@ def _start_of_append(context: TableContext, branch: str) -> _StartOfAppend | Non
         return None if state is None else _StartOfAppend(state, in_memory=False, may_be_older=True)
     # The file of the branch is read before the commit, when it decides; and the commit asks for the newest number, so
     # that a version in memory is the head or an older version.
-    tip = versions.tip(branch)
+    tip = versions.seen.tip(branch)
     if tip is not None:
         return _StartOfAppend(tip, in_memory=False, may_be_older=True)
     newest = versions.newest(branch) if context.refs.may_have(branch) else None
@@ -511,7 +511,11 @@ def _append_to(context: TableContext, rows: Rows, info: CommitInfo, start: _Star
 def overwrite(context: TableContext, rows: Rows, info: CommitInfo) -> Written:
     """Replace all rows in one commit, and also the schema when the rows do not fit the present schema."""
     check_rows(rows)
-    tip = context.versions.tip(info.branch) if context.store.ordered_listing and isinstance(rows, StagedFiles) else None
+    tip = (
+        context.versions.seen.tip(info.branch)
+        if context.store.ordered_listing and isinstance(rows, StagedFiles)
+        else None
+    )
     # The commit finds what landed after the version in memory, which saves object storage two requests.
     with suppress(CommitConflictError, RefNotFoundError, VersionNotFoundError):
         if tip is not None:

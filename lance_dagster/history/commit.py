@@ -184,7 +184,7 @@ def commit_transaction(
     landed = Landed(versions, branch, transaction, base, by_name=by_name)
     # Where the newest version is looked for in the turn of the writer, it would be looked for twice.
     late = base is not None and landed.looks_in_turn
-    recent = base is not None and versions.is_recent_tip(base)
+    recent = base is not None and versions.seen.is_recent_tip(base)
     look = list[int] if late or recent else partial(versions.newest_few, branch)
     # In a retry this runs after the search for the landed transaction: it must succeed though the branch is protected.
     refuse = partial(refuse_direct_commit, versions.store, branch, transaction)
@@ -253,7 +253,7 @@ def commit(
             if isinstance(proposal, State):
                 return proposal
             # After the head was read and before the put: whoever deletes the branch relies on this order.
-            recent = head.of if not attempts and versions.is_recent_tip(head) else None
+            recent = head.of if not attempts and versions.seen.is_recent_tip(head) else None
             branch_id = fence.check_before_put(head, branch_id, recent) if fence else ""
             put = _put(versions, branch, proposal, pause=partial(_pause, attempts + 1, queued.since))
             if isinstance(put, _Put):
@@ -450,7 +450,7 @@ def _put(
         versions.read(branch, place.number, winner[0])
         return winner[1]
     put = State(branch, manifest, transaction, uri, commit_id(data), len(data))
-    versions.keep_bytes(put.id, data)
+    versions.cached.put_file(put.id, data)
     return _Put(put, transaction, data)
 
 

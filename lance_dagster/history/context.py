@@ -93,7 +93,7 @@ class TableContext:
         """
         if isinstance(ref, Version):
             return self._load_again(ref, fresh=fresh)
-        if ref == MAIN and self.versions.latest(MAIN) is None:
+        if ref == MAIN and self.versions.seen.latest(MAIN) is None:
             # The head is remembered as the newest version.
             return self.versions.head(MAIN)
         ancestry = Ancestry(self.refs, self.versions)
@@ -110,11 +110,11 @@ class TableContext:
         files of the version uses `at`, and a caller that makes a new version or ref of it uses `at` with `fresh`.
         """
         # By the commit id: the branch may have been deleted, and its name and numbers belong to another branch.
-        state = self.versions.known(ref.id) if isinstance(ref, Version) else None
+        state = self.versions.cached.known(ref.id) if isinstance(ref, Version) else None
         if state is None:
             return self.at(ref)
         branch = self.refs.remembered(state.branch)
-        return replace(state, of=branch) if branch and self.versions.is_of(state, branch.id) else state
+        return replace(state, of=branch) if branch and self.versions.cached.is_of(state, branch.id) else state
 
     def place(self, ref: Ref) -> VersionRef:
         """Return the branch and the number of the version a ref names; it is read only where that is necessary."""
@@ -195,7 +195,7 @@ class TableContext:
         if not newest or newest[0] < branch.first:
             return self.versions.head(name, branch.id)
         if newest_state is not None:
-            self.versions.cache(branch.id, newest_state)
+            self.versions.cached.put(branch.id, newest_state)
         return replace(self.versions.head(name, branch.id, newest), of=branch)
 
     def dataset(self, state: State, fragment_ids: Iterable[int] | None = None) -> "LanceDataset":
@@ -213,13 +213,13 @@ class TableContext:
             StoreError: A file or folder is a symbolic link.
         """
         self.check_before_reading(state, fragment_ids)
-        manifest = self.versions.message_bytes(state)
+        manifest = self.versions.cached.message(state)
         return open_dataset(self.uri, state.branch, state.number, self.storage_options, manifest=manifest)
 
     def open_rows(self, state: State) -> "LanceDataset":
         """Open a version with pylance as `dataset` does, for its rows alone (`datafiles.open_rows`)."""
         self.check_before_reading(state)
-        manifest = self.versions.message_bytes(state)
+        manifest = self.versions.cached.message(state)
         return open_rows(self.uri, state.branch, state.number, self.storage_options, manifest=manifest)
 
     def check_before_reading(self, state: State, fragment_ids: Iterable[int] | None = None) -> None:

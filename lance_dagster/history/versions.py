@@ -55,7 +55,7 @@ _READ_AHEAD = 64
 _CACHED_STATES = 512
 _CACHED_FRAGMENTS = 500_000
 # Those of a few short branches, which are copied when the branch is deleted.
-_SMALL_MANIFEST, _CACHED_BYTES = 64 * 1024, 64
+_SMALL_MANIFEST, _CACHED_FILES = 64 * 1024, 64
 # Far less than it takes until a version expires.
 _RECENT_SECONDS = 5.0
 
@@ -155,28 +155,151 @@ class State:
 
 
 @dataclass(slots=True)
-class Versions:
-    """The versions of all branches of one table."""
+class VersionCache:
+    """The versions of one table that this process has read or committed, as long as they fit."""
 
-    store: Store
-    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # The versions that were read, by commit id, oldest use first; and the commit ids by the id and the name of the
-    # branch, and the number.
+    # By commit id, oldest first.
     _states: dict[str, State] = field(default_factory=dict)
+    # The commit ids by the id and the name of the branch, and the number.
     _places: dict[tuple[str, str, int], str] = field(default_factory=dict)
-    _cached_fragments: int = 0
-    # The newest version of `main` that was read or committed.
-    _latest: State | None = None
-    # The numbers of the newest versions of `main` when `has_versions` listed them, newest first.
-    _listed: list[int] = field(default_factory=list)
-    # The bytes of small manifests that were read or committed lately, by commit id.
-    _bytes: dict[str, bytes] = field(default_factory=dict, repr=False)
-    # By branch, the newest version that was committed to it, and when, by the monotonic clock; `main` is in `_latest`.
+    _fragments: int = 0
+    # The files of small manifests, by commit id.
+    _files: dict[str, bytes] = field(default_factory=dict)
+
+    def known(self, commit_id: str) -> State | None:
+        """Return a version by its commit id, whether or not it is still there."""
+        return self._states.get(commit_id)
+
+    def at(self, branch_id: str, branch: str, number: int) -> State | None:
+        """Return a version of the branch with an id, which is empty where it is unknown."""
+        return self._states.get(self._places.get((branch_id, branch, number), ""))
+
+    def id_at(self, branch_id: str, branch: str, number: int) -> str | None:
+        """Return the commit id of a version of the branch with an id, also of a version that did not fit any more."""
+        return self._places.get((branch_id, branch, number))
+
+    def is_of(self, state: State, branch_id: str) -> bool:
+        """Return whether a version is known to belong to the branch with an id."""
+        return self.id_at(branch_id, state.branch, state.number) == state.id
+
+    def put(self, branch_id: str, state: State) -> None:
+        """Keep a version; under the id of its branch it is found without a request."""
+        if branch_id:
+            self._places[branch_id, state.branch, state.number] = state.id
+        if not state.id or state.id in self._states:
+            return
+        self._states[state.id] = state
+        self._fragments += len(state.manifest.fragments)
+        while len(self._states) > _CACHED_STATES or (self._fragments > _CACHED_FRAGMENTS and len(self._states) > 1):
+            dropped = self._states.pop(next(iter(self._states)))
+            self._fragments -= len(dropped.manifest.fragments)
+            # Keys of dropped versions may remain, but not more of them than twice the versions that are kept.
+            if len(self._places) > 2 * _CACHED_STATES:
+                self._places = {place: own_id for place, own_id in self._places.items() if own_id in self._states}
+
+    def put_file(self, commit_id: str, data: bytes) -> None:
+        """Keep the file of a manifest, where it is small."""
+        if len(data) <= _SMALL_MANIFEST:
+            self._files[commit_id] = data
+            while len(self._files) > _CACHED_FILES:
+                self._files.pop(next(iter(self._files)))
+
+    def file_at(self, branch: Branch, number: int) -> bytes | None:
+        """Return the file of a version of a branch, where it is small and was read or committed lately; else None."""
+        return self._files.get(self._places.get((branch.id, branch.name, number), ""))
+
+    def message(self, state: State) -> bytes | None:
+        """Return the manifest message of a version, where it is small and was read or committed lately; else None."""
+        data = self._files.get(state.id)
+        return None if data is None else message_bytes(data, state.path)
+
+    def clear(self) -> None:
+        """Forget every version."""
+        self._states.clear()
+        self._places.clear()
+        self._fragments = 0
+
+
+@dataclass(slots=True)
+class SeenHeads:
+    """The newest version of each branch of one table as this process saw it last; there may be newer versions.
+
+    Attributes:
+        main: The newest version of `main` that was read or committed. It may be gone (`Versions.is_stored`).
+        main_numbers: The newest numbers of `main` when `Versions.has_versions` listed them, newest first.
+    """
+
+    main: State | None = None
+    main_numbers: list[int] = field(default_factory=list)
+    # By branch, the newest version that was committed to it, and when, by the monotonic clock.
     _tips: dict[str, tuple[State, float]] = field(default_factory=dict)
     # By branch, the commit id of the version that was its newest when it was read last.
     _heads: dict[str, str] = field(default_factory=dict)
     # The branches that had no version when they were listed last, and when, by the monotonic clock.
     _empty: dict[str, float] = field(default_factory=dict)
+
+    def latest(self, branch: str) -> State | None:
+        """Return `main` of this object if that is the branch; None for any other branch."""
+        return self.main if branch == layout.MAIN else None
+
+    def tip(self, branch: str) -> State | None:
+        """Return the newest version that was committed to a branch other than `main`, with its branch; else None.
+
+        This version may be gone: whoever commits on it lists the newest number, and the fence of the branch compares
+        the id.
+        """
+        return self._tips.get(branch, (None, 0.0))[0]
+
+    def is_recent_tip(self, state: State) -> bool:
+        """Return whether this process has just committed a version to a branch, or made the branch with it.
+
+        Its branch was looked at after the version was there. So a commit on top of it needs to look neither for newer
+        versions, which the put finds, nor at the branch: whoever deletes the branch counts on a commit after the newest
+        version (`refs.branch_fence`). That holds for any time, but versions that others commit meanwhile may expire.
+        """
+        tip, since = self._tips.get(state.branch, (None, 0.0))
+        return tip is not None and tip.id == state.id and time.monotonic() - since < _RECENT_SECONDS
+
+    def committed_to(self, name: str, tip: State | None) -> None:
+        """Keep a version with its branch as the tip of the branch; None where the branch was not read."""
+        self._tips.pop(name, None)
+        if tip is not None:
+            self._tips[name] = tip, time.monotonic()
+
+    def read_head(self, state: State) -> None:
+        """Keep a version that is the newest of its branch."""
+        self._heads[state.branch] = state.id
+        if state.branch == layout.MAIN:
+            self.main = state
+
+    def was_head(self, state: State) -> bool:
+        """Return whether a version was the newest of its branch when the branch was read last."""
+        return self._heads.get(state.branch) == state.id
+
+    def found_empty(self, branch: str) -> None:
+        """Keep that a branch had no version."""
+        self._empty[branch] = time.monotonic()
+
+    def take_empty(self, branch: str) -> bool:
+        """Return once whether a branch had no version a moment ago."""
+        since = self._empty.pop(branch, None)
+        return since is not None and time.monotonic() - since < _RECENT_SECONDS
+
+    def clear(self) -> None:
+        """Forget the newest versions."""
+        self.main = None
+        self._tips.clear()
+        self._heads.clear()
+
+
+@dataclass(slots=True)
+class Versions:
+    """The versions of all branches of one table."""
+
+    store: Store
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cached: VersionCache = field(default_factory=VersionCache, repr=False)
+    seen: SeenHeads = field(default_factory=SeenHeads, repr=False)
     # The branches whose manifests were last seen under names of the first scheme, and under names of the second.
     _v1_named: set[str] = field(default_factory=set)
     _v2_named: set[str] = field(default_factory=set)
@@ -217,7 +340,7 @@ class Versions:
         """Return the newest version of a branch, or None when it has none."""
         newest = next(iter(self.newest_few(branch)), None)
         if newest is None:
-            self._empty[branch] = time.monotonic()
+            self.seen.found_empty(branch)
         return newest
 
     def newest_or_none(self, branch: str) -> int | None:
@@ -226,9 +349,7 @@ class Versions:
         This is for whoever makes a branch of the name: a version that somebody leaves meanwhile belongs to a branch
         that was made and deleted meanwhile, above whose fence the new branch begins.
         """
-        since = self._empty.pop(branch, None)
-        recent = since is not None and time.monotonic() - since < _RECENT_SECONDS
-        return None if recent else self.newest(branch)
+        return None if self.seen.take_empty(branch) else self.newest(branch)
 
     def newest_few(self, branch: str) -> list[int]:
         """Return the newest versions of a branch, newest first: at least one version, if there is any."""
@@ -251,7 +372,7 @@ class Versions:
         """Tell whether a branch has a version; lists only a few names in the usual case."""
         first = layout.parse_manifest_names(self.store.list_some(self._folder(branch), _FIRST_NAMES))
         if branch == layout.MAIN and self.store.ordered_listing and first[0]:
-            self._listed = sorted(first[0], reverse=True)
+            self.seen.main_numbers = sorted(first[0], reverse=True)
         return any(first) or self.newest(branch) is not None
 
     def listed(self) -> State | None:
@@ -259,17 +380,14 @@ class Versions:
 
         There may be newer versions.
         """
-        state = self.find(layout.MAIN, self._listed[0], fresh=True) if self._listed else None
-        if state is not None and len(self._listed) > 1:
-            state = replace(state, before=self._listed[1])
-        # Remembered, so that whoever asks for the head later makes sure that it is still there.
-        if state is not None and (self._latest is None or self._latest.number < state.number):
-            self._latest = state
+        numbers, main = self.seen.main_numbers, self.seen.main
+        state = self.find(layout.MAIN, numbers[0], fresh=True) if numbers else None
+        if state is not None and len(numbers) > 1:
+            state = replace(state, before=numbers[1])
+        # Kept, so that whoever asks for the head later makes sure that it is still there.
+        if state is not None and (main is None or main.number < state.number):
+            self.seen.main = state
         return state
-
-    def listed_number(self) -> int | None:
-        """Return the newest number of `main` when `has_versions` listed it; None where it did not, or not in order."""
-        return next(iter(self._listed), None)
 
     def manifest_path(self, branch: str, number: int) -> str:
         """Return the path of a version's manifest, in the naming scheme the branch was last seen to use.
@@ -299,7 +417,7 @@ class Versions:
     def find(self, branch: str, number: int, branch_id: str = "", *, fresh: bool = False) -> State | None:
         """Read one version as `load` does; return None when there is none of that number."""
         branch_id = layout.MAIN if branch == layout.MAIN else branch_id
-        cached = None if fresh else self._states.get(self._places.get((branch_id, branch, number), ""))
+        cached = None if fresh else self.cached.at(branch_id, branch, number)
         state = cached or self._read_state(branch, number, branch_id, self._manifest(branch, number))
         if fresh and state is None:
             # Other versions were cleaned up with it, and would be answered from memory.
@@ -309,7 +427,7 @@ class Versions:
     def find_many(self, branch: str, numbers: Sequence[int]) -> list[State | None]:
         """Read versions as `find` does, several at a time where each takes a request to an object store."""
         branch_id = layout.MAIN if branch == layout.MAIN else ""
-        unknown = [number for number in numbers if (branch_id, branch, number) not in self._places]
+        unknown = [number for number in numbers if self.cached.id_at(branch_id, branch, number) is None]
         if len(unknown) < _MANY or not self.store.ordered_listing:
             return [self.find(branch, number) for number in numbers]
         manifests = dict(zip(unknown, concurrently(partial(self._manifest, branch), unknown), strict=True))
@@ -334,30 +452,14 @@ class Versions:
         if data is None:
             return None
         own_id = commit_id(data)
-        state = self._states.get(own_id)
+        state = self.cached.known(own_id)
         if state is None or (state.branch, state.number) != (branch, number):
             state = self._decoded(branch, number, data, path=f"{self.store.uri}/{key}", own_id=own_id)
         # The id is kept only after the manifest was decoded, since the answer may have been cut.
         self._keep_id(branch, number, own_id)
-        self.cache(branch_id, state)
-        self.keep_bytes(own_id, data)
+        self.cached.put(branch_id, state)
+        self.cached.put_file(own_id, data)
         return state
-
-    def keep_bytes(self, own_id: str, data: bytes) -> None:
-        """Keep the manifest file of a version that was read or committed, where it is small."""
-        if len(data) <= _SMALL_MANIFEST:
-            self._bytes[own_id] = data
-            while len(self._bytes) > _CACHED_BYTES:
-                self._bytes.pop(next(iter(self._bytes)))
-
-    def message_bytes(self, state: State) -> bytes | None:
-        """Return the manifest message of a version, where it is small and was read or committed lately; else None."""
-        data = self._bytes.get(state.id)
-        return None if data is None else message_bytes(data, state.path)
-
-    def stored_bytes(self, branch: Branch, number: int) -> bytes | None:
-        """Return the bytes of a version of a branch, where its manifest is small and was read lately; else None."""
-        return self._bytes.get(self._places.get((branch.id, branch.name, number), ""))
 
     def _decoded(self, branch: str, number: int, data: bytes, *, path: str, own_id: str) -> State:
         """Decode a manifest file.
@@ -389,38 +491,13 @@ class Versions:
             states.append(state)
         return states
 
-    def cache(self, branch_id: str, state: State) -> None:
-        """Cache a version that was read or committed; under the id of its branch it is found without a request."""
-        if branch_id:
-            self._places[branch_id, state.branch, state.number] = state.id
-        if not state.id or state.id in self._states:
-            return
-        self._states[state.id] = state
-        self._cached_fragments += len(state.manifest.fragments)
-        while len(self._states) > _CACHED_STATES or (
-            self._cached_fragments > _CACHED_FRAGMENTS and len(self._states) > 1
-        ):
-            dropped = self._states.pop(next(iter(self._states)))
-            self._cached_fragments -= len(dropped.manifest.fragments)
-            # Keys of dropped versions may remain, but not more of them than twice the versions that are kept.
-            if len(self._places) > 2 * _CACHED_STATES:
-                self._places = {place: own_id for place, own_id in self._places.items() if own_id in self._states}
-
-    def known(self, commit_id: str) -> State | None:
-        """Return a version that was read or committed by this process, whether or not it is still there."""
-        return self._states.get(commit_id)
-
     def forget(self) -> None:
         """Forget every version that was read: a clean-up may have removed it."""
-        self._states.clear()
-        self._places.clear()
+        self.cached.clear()
+        self.seen.clear()
         self._v1_named.clear()
         self._v2_named.clear()
-        self._latest = None
-        self._tips.clear()
-        self._heads.clear()
         self._ids.clear()
-        self._cached_fragments = 0
 
     def manifest_size(self, state: State) -> int:
         """Return the size of a version's manifest in bytes; 0 when the manifest is gone."""
@@ -445,7 +522,7 @@ class Versions:
         Raises:
             VersionNotFoundError: The branch has no version.
         """
-        latest = self.latest(branch)
+        latest = self.seen.latest(branch)
         if latest is not None and not newest:
             # The table may have been deleted and made again, with the same numbers. Cached versions of the former table
             # would be mixed with the new table, and a commit on top of them would make the new table unreadable.
@@ -457,21 +534,15 @@ class Versions:
         newest = newest or self.newest_few(branch)
         if not newest:
             raise VersionNotFoundError(f"{self.store.uri} has no version on branch {branch!r}")
-        own_id = self._places.get((branch_id, branch, newest[0]))
+        own_id = self.cached.id_at(branch_id, branch, newest[0])
         if own_id is not None and not self.store.ordered_listing:
             # Its folder may have been replaced by a link or a copy. A read of one manifest takes no request here.
             data = self._manifest(branch, newest[0])[1]
             if data is not None and commit_id(data) != own_id:
                 self.forget()
         state = self.load(branch, newest[0], branch_id)
-        self._heads[branch] = state.id
-        if branch == layout.MAIN:
-            self._latest = state
+        self.seen.read_head(state)
         return replace(state, before=newest[1]) if len(newest) > 1 else state
-
-    def was_head(self, state: State) -> bool:
-        """Return whether a version was the newest of its branch when this object read the branch last."""
-        return self._heads.get(state.branch) == state.id
 
     def heads(self, branches: Mapping[str, str]) -> dict[str, State]:
         """Read the newest version of each branch that has versions, several at a time on an object store.
@@ -494,42 +565,6 @@ class Versions:
                 heads[branch] = state
         return heads
 
-    def latest(self, branch: str) -> State | None:
-        """Return the newest version of `main` that this object has read or committed; the store is not asked.
-
-        There may be newer versions, and this version may be gone (`is_stored`).
-        """
-        return self._latest if branch == layout.MAIN else None
-
-    def tip(self, branch: str) -> State | None:
-        """Return the newest version that was committed to a branch other than `main`, with its branch; else None.
-
-        There may be newer versions, and this version may be gone: whoever commits on it lists the newest number, and
-        the fence of the branch compares the id.
-        """
-        return self._tips.get(branch, (None, 0.0))[0]
-
-    def is_recent_tip(self, state: State) -> bool:
-        """Return whether this object has just committed a version to a branch, or made the branch with it.
-
-        Its branch was looked at after the version was there. So a commit on top of it needs to look neither for newer
-        versions, which the put finds, nor at the branch: whoever deletes the branch counts on a commit after the newest
-        version (`refs.branch_fence`). That holds for any time, but versions that others commit meanwhile may expire.
-        """
-        tip, since = self._tips.get(state.branch, (None, 0.0))
-        return tip is not None and tip.id == state.id and time.monotonic() - since < _RECENT_SECONDS
-
-    def committed_to(self, branch: Branch | None, state: State) -> None:
-        """Keep a version as the tip of its branch; None where the branch is `main` or was not read."""
-        self._tips.pop(state.branch, None)
-        if branch is not None:
-            self.cache(branch.id, state)
-            self._tips[branch.name] = replace(state, of=branch), time.monotonic()
-
-    def is_of(self, state: State, branch_id: str) -> bool:
-        """Return whether a version that was read or committed is known to belong to the branch with an id."""
-        return self._places.get((branch_id, state.branch, state.number)) == state.id
-
     def is_stored(self, state: State) -> bool:
         """Tell whether a version that was read earlier is still stored as it was; if not, forget all versions."""
         data = self._manifest(state.branch, state.number)[1]
@@ -541,9 +576,15 @@ class Versions:
     def committed(self, state: State) -> None:
         """Keep a version that was committed, so that it is not decoded."""
         own = state.branch == layout.MAIN
-        self.cache(layout.MAIN if own else "", state)
+        self.cached.put(layout.MAIN if own else "", state)
         if own:
-            self._latest = state
+            self.seen.main = state
+
+    def committed_to(self, branch: Branch | None, state: State) -> None:
+        """Keep a version as the tip of its branch; None where the branch is `main` or was not read."""
+        if branch is not None:
+            self.cached.put(branch.id, state)
+        self.seen.committed_to(state.branch, None if branch is None else replace(state, of=branch))
 
     def read(self, branch: str, number: int, data: bytes) -> None:
         """Cache a version of `main` whose manifest was read; a damaged manifest is left to the next reader."""
@@ -658,7 +699,7 @@ class Versions:
                 return (), False
             name, number = summary.forked_from[0] or layout.MAIN, summary.forked_from[1]
             # Versions of `main` are known by their numbers, and only those.
-            cached = (layout.MAIN, name, number) in self._places
+            cached = self.cached.id_at(layout.MAIN, name, number) is not None
             return (f"{name}@{number}",), not cached and self._manifest(name, number)[1] is None
         # Binary search: a log asks for the parent of every version.
         place = bisect_left(numbers, summary.number)

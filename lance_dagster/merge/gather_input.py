@@ -177,7 +177,7 @@ def lineage_at(context: TableContext, state: State) -> Lineage:
     """Return what a version contains."""
     lineage = lineage_of(state, context.refs)
     # Under the id of its branch, the version is found again without a request.
-    context.versions.cache(lineage.id, state)
+    context.versions.cached.put(lineage.id, state)
     return lineage
 
 

@@ -76,7 +76,7 @@ class Branches:
 
     def opened_ref(self) -> str:
         """Return the expression of `opened_at`, such as `main@3`, without reading that version where possible."""
-        number = self._context.versions.listed_number()
+        number = next(iter(self._context.versions.seen.main_numbers), None)
         return str(self._context.head(MAIN)) if number is None else f"{MAIN}@{number}"
 
     def newest(self, name: str) -> Version | None:
@@ -135,7 +135,7 @@ class Branches:
         """
         context, versions = self._context, self._context.versions
         # The version of `main` that was read last may be old. It then contains less, so no version is left out.
-        tip, main = context.recall(head), versions.latest(MAIN) or versions.listed()
+        tip, main = context.recall(head), versions.seen.latest(MAIN) or versions.listed()
         branch = tip.of
         if branch is None or main is None or branch.parent_branch != MAIN:
             first = 0 if branch is None else branch.first
@@ -171,7 +171,7 @@ class Branches:
         refs, versions = self._context.refs, self._context.versions
         parent = self._context.recall(start)
         branch = branch_operations.create_branch(name, parent, refs, versions, exist_ok=True, metadata=metadata or {})
-        tip = versions.tip(name)
+        tip = versions.seen.tip(name)
         # There is a tip of this branch only if this call made it; another process may have made the branch.
         is_own = tip is not None and tip.of is not None and tip.of.id == branch.id
         return versions.describe(tip if tip is not None and is_own else self._context.head(name))

@@ -176,9 +176,9 @@ BUGS = (
     Bug(
         "versions expire before they are copied",
         "gc/sweep.py",
-        "            copies = dict(zip(going, pool.map(self._copy, going), strict=True))\n",
-        "            self._delete([found.entry for found in going])\n"
-        "            copies = {found: found.entry.key for found in going}\n",
+        "        copies = dict(zip(going, concurrently(self._copy, going), strict=True))\n",
+        "        self._delete([found.entry for found in going])\n"
+        "        copies = {found: found.entry.key for found in going}\n",
         ("collect", "tag an old version"),
     ),
     Bug(

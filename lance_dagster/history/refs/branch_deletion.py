@@ -381,7 +381,7 @@ def empty_branch(
         # Another program, which knows no marks, committed meanwhile.
         branch, listed = _with_last(branch, max(numbers), refs), None
     # A merge of this branch may be in flight: the copies make a collection keep the files for the settling time.
-    copy_to_expired(store, branch.name, branch.id, manifests, cached=partial(versions.stored_bytes, branch))
+    copy_to_expired(store, branch.name, branch.id, manifests, cached=partial(versions.cached.file_at, branch))
     # Oldest first: if the branch was recovered and loses versions, its head stays for as long as possible.
     ordered = [manifests[number] for number in sorted(manifests)]
     if manifests and not store.ordered_listing:

@@ -198,7 +198,7 @@ def _drop(branch: Branch, dropped: Dropped, versions: Versions) -> None:
     manifests = {number: versions.manifest_path(branch.name, number) for number in numbers}
     # The copies come first: a merge that reads a dropped version meanwhile, or lands after the search for references,
     # finds its files.
-    copy_to_expired(versions.store, branch.name, branch.id, manifests, cached=partial(versions.stored_bytes, branch))
+    copy_to_expired(versions.store, branch.name, branch.id, manifests, cached=partial(versions.cached.file_at, branch))
     # The newest version is deleted first: an interrupted reset then leaves a series without gaps up to some version.
     for number in reversed(numbers):
         versions.store.delete(versions.manifest_path(branch.name, number))

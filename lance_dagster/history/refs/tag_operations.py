@@ -488,7 +488,7 @@ def _keep_version(state: State, branch_id: str, versions: Versions) -> None:
     Raises:
         VersionNotFoundError: There is no copy of it.
     """
-    latest, path = versions.latest(state.branch), versions.manifest_path(state.branch, state.number)
+    latest, path = versions.seen.latest(state.branch), versions.manifest_path(state.branch, state.number)
     # The newest version of a branch never expires, so it is not checked. For an older version, reading one byte tells
     # whether it is there.
     if (latest is not None and latest.id == state.id) or versions.store.get_range(path, 0, 1) is not None:

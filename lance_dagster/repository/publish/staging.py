@@ -100,7 +100,7 @@ class TableChange:
             # The version could get to `main` only by a merge of rows, which has other content: it stays on its branch.
             return replace(at, lands=NEVER)
         landing = Landing(context=self.context, source=staged, head=head, options=self.options)
-        is_newest = not self.exact or self.context.versions.was_head(staged)
+        is_newest = not self.exact or self.context.versions.seen.was_head(staged)
         at = replace(at, pin=hold_until_landed(landing, is_newest=is_newest))
         self.landings[at] = landing
         return at
@@ -309,7 +309,7 @@ def land(
         try:
             # Tried first: only a fast-forward gives `main` exactly the content that readers of the repository see.
             landed = merge(context, staged, MAIN, replace(options, mode=FAST_FORWARD), head=head).state
-            context.versions.cache(MAIN, landed)
+            context.versions.cached.put(MAIN, landed)
         except MergeConflictError:
             # Another program committed to `main` meanwhile. The commit of the repository is not changed.
             merge(context, staged, MAIN, replace(options, mode=MERGE_COMMIT, strategy=strategy))
@@ -471,7 +471,7 @@ def _merged_version(change: TableChange, sources: Sequence[State], head: State) 
             # The newest version has all sources: for a source that the branch has already, `merge` returns an older
             # version.
             newest = max(merged, key=lambda state: state.number)
-            change.context.versions.cache("", newest)
+            change.context.versions.cached.put("", newest)
             return change.version(newest, head)
         except MergeConflictError:
             raise
