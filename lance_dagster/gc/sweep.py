@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id
+from lance_dagster.gc.base_files import BaseFile, delete_base_files
+from lance_dagster.gc.copy_records import data_file_of
 from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import branch_ids, required_by_refs
 from lance_dagster.history.inventory import (
@@ -51,6 +53,10 @@ class ClassifiedFiles:
     garbage: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
     waiting: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
     young: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
+    outside: list[BaseFile] = field(default_factory=list)
+    """The garbage under base paths, which is in `garbage` too, by its URI."""
+    kept_outside: list[BaseFile] = field(default_factory=list)
+    """The other copies under base paths."""
 
     @property
     def files(self) -> Iterator[ObjectInfo]:
@@ -60,7 +66,12 @@ class ClassifiedFiles:
 
 
 def classify_files(
-    inventory: Inventory, marks: Marks, policy: RetentionPolicy, settled: Sequence[StoredVersion]
+    inventory: Inventory,
+    marks: Marks,
+    policy: RetentionPolicy,
+    settled: Sequence[StoredVersion],
+    *,
+    copying: Collection[str] = (),
 ) -> ClassifiedFiles:
     """Classify the files that no remaining version names.
 
@@ -69,6 +80,7 @@ def classify_files(
         marks: The result of the mark phase.
         policy: The ages that decide.
         settled: Expired versions whose settling time is over; their manifest copies are garbage.
+        copying: Data files that somebody may be about to write again and to commit; they count as young.
     """
     judged = ClassifiedFiles()
     over = policy.now - policy.grace
@@ -81,7 +93,7 @@ def classify_files(
             if _named(marks.by_kept.has, entry, place):
                 continue
             # Files that belong together have one age: deleting half of an index would break the other half.
-            old = youngest.get(place.name, entry.modified) <= over
+            old = youngest.get(place.name, entry.modified) <= over and place.name.rpartition("/")[2] not in copying
             # With a settling time of zero, files of expired versions are garbage at once.
             if policy.settling and _named(marks.by_expired.has, entry, place):
                 judged.waiting.setdefault(kind, []).append(entry)
@@ -170,11 +182,14 @@ class Sweeper:
         changed = {branch.id for name, branch in now.items() if self._before.get(name) != branch}
         return owners.isdisjoint(map(owner_digest, changed))
 
-    def delete_files(self, judged: ClassifiedFiles) -> None:
-        """Delete garbage, and the folders that become empty."""
-        self._delete(
-            [entry for kind, entries in judged.garbage.items() if kind is not Kind.VERSION for entry in entries]
-        )
+    def delete_files(self, judged: ClassifiedFiles, copying: Collection[str] = ()) -> None:
+        """Delete garbage, and the folders that become empty; not the data files that are being copied."""
+        elsewhere = (Kind.VERSION, Kind.COPY)
+        garbage = [entry for kind, entries in judged.garbage.items() if kind not in elsewhere for entry in entries]
+        if copying:
+            garbage = [entry for entry in garbage if data_file_of(entry.key.removeprefix("data/")) not in copying]
+        self._delete(garbage)
+        delete_base_files(judged.outside, copying)
         kinds = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
         folders = {entry.key.rpartition("/")[0] for kind in kinds for entry in judged.garbage.get(kind, ())}
         for folder in folders:

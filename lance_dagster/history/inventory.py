@@ -39,6 +39,7 @@ class Kind(StrEnum):
     DATA = "data files"
     BLOB = "blob files"
     DIGEST = "digests"
+    COPY = "copies under base paths"
     DELETION = "deletion files"
     INDEX = "index files"
     TRANSACTION = "transaction files"
