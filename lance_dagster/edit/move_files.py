@@ -28,7 +28,7 @@ from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidI
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath, DataFile, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Rewrite, RewriteGroup, Transaction
-from lance_dagster.format.validation import check_flag, check_string
+from lance_dagster.format.validation import check_flag, check_options, check_string
 from lance_dagster.gc.collect import Progress
 from lance_dagster.gc.copy_records import CopyRecord, write_record
 from lance_dagster.history.base_access import refuse_place_of_table
@@ -81,7 +81,7 @@ class FileMove:
         )
 
 
-class MoveOptions(TypedDict, total=False):
+class FileMoveOptions(TypedDict, total=False):
     """The keyword arguments of `move_files` that a caller rarely needs."""
 
     dry_run: bool
@@ -124,7 +124,7 @@ def move_files(
     where: str,
     to: str,
     info: CommitInfo,
-    **options: Unpack[MoveOptions],
+    **options: Unpack[FileMoveOptions],
 ) -> FileMove:
     """Move the data files of the fragments of which all rows match a predicate.
 
@@ -141,6 +141,7 @@ def move_files(
         CorruptFileError: A file is missing, or a file of the name at the new place has another size.
         CommitConflictError: The base path was moved meanwhile.
     """
+    check_options(move_files, options, FileMoveOptions)
     dry_run, progress = options.get("dry_run", False), options.get("progress")
     check_string("where", where)
     check_string("to", to)

@@ -11,22 +11,16 @@ where no allowance lets another table name files of the place.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath
-from lance_dagster.gc.copy_records import CopyRecords, data_file_of
+from lance_dagster.gc.copy_records import CopyRecord, CopyRecords, data_file_of
 from lance_dagster.history.base_access import BaseAccess, PlaceMark
-from lance_dagster.history.inventory import Kind
 from lance_dagster.store import ObjectInfo, Store, base_options, open_store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
-
-if TYPE_CHECKING:
-    from lance_dagster.gc.mark import Marks, RetentionPolicy
-    from lance_dagster.gc.sweep import ClassifiedFiles
 
 _AT_ONCE = 1000
 _log = logging.getLogger(__name__)
@@ -90,19 +84,20 @@ class BaseFile:
 
 def list_base_files(records: CopyRecords, places: BasePlaces) -> tuple[list[BaseFile], list[Problem]]:
     """List the files that records name where only this table may name files of the base path, and the other places."""
-    problems: list[Problem] = []
-    by_place: dict[tuple[str, int, bool], set[str]] = {}
+    by_place: dict[tuple[str, int, bool], CopyRecord] = {}
     for record in records.records.values():
         if record.base is not None:
             place = record.base, record.base_id, record.is_dataset_root
-            by_place.setdefault(place, set()).update(record.names)
+            earlier = by_place.get(place, record)
+            by_place[place] = replace(record, names=record.names | earlier.names)
     files: list[BaseFile] = []
-    for (path, base_id, is_root), names in sorted(by_place.items()):
+    problems: list[Problem] = []
+    for (path, base_id, _), record in sorted(by_place.items(), key=lambda item: item[0]):
         mark = places.mark(path, base_id)
         refused = _refused(mark)
         if mark is not None and refused is None:
             try:
-                files += _files_of(places.access, path, base_id, layout.DATA if is_root else "", names, mark.written)
+                files += _files_of(places.access, path, record, mark)
             except StoreError as error:
                 refused = str(error), "collect again once it can be listed"
         if refused is not None:
@@ -120,45 +115,13 @@ def _refused(mark: PlaceMark | None) -> tuple[str, str] | None:
     return None
 
 
-def _files_of(
-    access: BaseAccess, path: str, base_id: int, folder: str, names: Collection[str], place: float
-) -> Iterator[BaseFile]:
-    store = open_store(path, base_options(access.storage_options, base_id, path))
+def _files_of(access: BaseAccess, path: str, record: CopyRecord, mark: PlaceMark) -> Iterator[BaseFile]:
+    store = open_store(path, base_options(access.storage_options, record.base_id, path))
+    folder = layout.DATA if record.is_dataset_root else ""
     for entry in store.walk(folder):
         data_file = data_file_of(entry.key.removeprefix(f"{folder}/") if folder else entry.key)
-        if data_file in names:
-            yield BaseFile(store, folder, entry, data_file, place)
-
-
-def with_base_files(
-    judged: "ClassifiedFiles",
-    files: Sequence[BaseFile],
-    marks: "Marks",
-    policy: "RetentionPolicy",
-    *,
-    copying: Collection[str],
-) -> "ClassifiedFiles":
-    """Classify files under base paths as `gc.sweep.classify_files` does those in the folder of the table."""
-    over = policy.now - policy.grace
-    youngest: dict[tuple[float, str], float] = {}
-    for file in files:
-        group = file.place, file.data_file
-        youngest[group] = max(file.entry.modified, youngest.get(group, file.entry.modified))
-    for file in files:
-        entry = replace(file.entry, key=f"{file.store.uri}/{file.entry.key}")
-        is_old = youngest[file.place, file.data_file] <= over and file.data_file not in copying
-        if marks.by_kept.has_outside(file.data_file, file.place):
-            judged.kept_outside.append(file)
-        elif policy.settling and marks.by_expired.has_outside(file.data_file, file.place):
-            judged.kept_outside.append(file)
-            judged.waiting.setdefault(Kind.COPY, []).append(entry)
-        elif is_old:
-            judged.outside.append(file)
-            judged.garbage.setdefault(Kind.COPY, []).append(entry)
-        else:
-            judged.kept_outside.append(file)
-            judged.young.setdefault(Kind.COPY, []).append(entry)
-    return judged
+        if data_file in record.names:
+            yield BaseFile(store, folder, entry, data_file, mark.written)
 
 
 def delete_base_files(files: Iterable[BaseFile], copying: Collection[str]) -> None:

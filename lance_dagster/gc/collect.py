@@ -44,7 +44,7 @@ Only garbage collection deletes files that two branches may share.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -52,7 +52,7 @@ import pendulum
 
 from lance_dagster.errors import FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
-from lance_dagster.gc.base_files import BasePlaces, list_base_files, with_base_files
+from lance_dagster.gc.base_files import BasePlaces, list_base_files
 from lance_dagster.gc.copy_records import CopyRecords
 from lance_dagster.gc.garbage_report import GarbageReport, by_branch, counted
 from lance_dagster.gc.mark import Marker, Marks, RetentionPolicy, StoredVersion
@@ -65,7 +65,7 @@ from lance_dagster.gc.reachability import (
     required_by_refs,
 )
 from lance_dagster.gc.retention import Retention
-from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
+from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files, with_base_files
 from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.history.inventory import EXPIRED, Inventory, expired_copies, take_inventory
 from lance_dagster.history.refs.ref_files import Branch, Tag
@@ -160,14 +160,7 @@ class _Collection:
         settled = [version for version in waiting if version.entry.modified <= over]
         self._problems += [*required.problems, *_dangling_tags(tags, marks)]
         records = CopyRecords.of(self._store, inventory.names)
-        base_files, unlisted = list_base_files(records, self._places)
-        self._problems += unlisted
-
-        def classify() -> ClassifiedFiles:
-            copying = records.young_names(policy.now - policy.grace)
-            files = classify_files(inventory, marks, policy, settled, copying=copying)
-            return with_base_files(files, base_files, marks, policy, copying=copying)
-
+        classify = self._classifier(inventory, marks, policy, settled=settled, records=records)
         # Reported before anything is deleted, so that a dry run and a real one say the same.
         report = self._report(policy, inventory, marks, classify())
         if self._options.dry_run or not report.ok:
@@ -185,13 +178,30 @@ class _Collection:
         if not report.ok or (back and not self._options.settling) or not sweep.delete_copies(settled):
             # Another writer is at work after all, and may be about to name files that look like garbage.
             return report
-        report = self._swept(report, sweep, marks, files, records)
-        records.forget(
-            (file.data_file for file in files.kept_outside),
-            policy.now - policy.grace,
-            unlisted={problem.path or "" for problem in unlisted},
-        )
-        return report
+        return self._swept(report, sweep, marks, files, records=records)
+
+    def _classifier(
+        self,
+        inventory: Inventory,
+        marks: Marks,
+        policy: RetentionPolicy,
+        *,
+        settled: Sequence[StoredVersion],
+        records: CopyRecords,
+    ) -> Callable[[], ClassifiedFiles]:
+        """Return what classifies the files of the table and its copies under base paths, by the marks at the call."""
+        base_files, unlisted = list_base_files(records, self._places)
+        self._problems += unlisted
+        over = policy.now - policy.grace
+        copying = records.young_names(over)
+        # A record stays as long as a copy that it names may be there, and while its call may be at work.
+        records.keep({problem.path for problem in unlisted}, over)
+
+        def classify() -> ClassifiedFiles:
+            files = classify_files(inventory, marks, policy, settled, copying=copying)
+            return with_base_files(files, base_files, marks, policy, copying=copying)
+
+        return classify
 
     def _add_unlisted(self, heads: Iterable[State], inventory: Inventory, policy: RetentionPolicy) -> None:
         """Add heads that the inventory lacks: they were committed since, or its listing lagged behind."""
@@ -202,7 +212,7 @@ class _Collection:
                 manifests[head.number] = ObjectInfo(key, head.size, policy.now)
 
     def _swept(
-        self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles, records: CopyRecords
+        self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles, *, records: CopyRecords
     ) -> GarbageReport:
         # No copy outlives the files it names: a branch that is recovered from it could not be read.
         if not self._options.settling:
@@ -210,6 +220,7 @@ class _Collection:
         # This is the last of all steps: every version that named these files is unreachable by now.
         # Names that a call began to copy since the records were listed stay, whatever the file looked like then.
         sweep.delete_files(files, records.newest_names())
+        records.forget(file.data_file for file in files.kept_outside)
         return replace(report, done=True, branches=tuple(sweep.free(marks.dead, marks.by_kept.keys)))
 
     def _policy(self) -> RetentionPolicy:

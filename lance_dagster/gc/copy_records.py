@@ -13,7 +13,7 @@ import json
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lance_dagster.format import layout
 from lance_dagster.format.validation import parsed_json
@@ -57,7 +57,8 @@ class CopyRecords:
 
     store: Store
     records: Mapping[str, CopyRecord]
-    written: Mapping[str, float] = field(default_factory=dict)
+    written: Mapping[str, float]
+    _kept: Collection[str] = ()
 
     @classmethod
     def of(cls, store: Store, names: Mapping[str, float]) -> "CopyRecords":
@@ -75,20 +76,17 @@ class CopyRecords:
         keys = {f"{_FOLDER}/{name}" for name in self.store.list(_FOLDER)} - set(self.written)
         return frozenset().union(*(record.names for record in _read(self.store, sorted(keys)).values()))
 
-    def forget(self, remaining: Iterable[str], before: float, *, unlisted: Collection[str]) -> None:
-        """Delete the records of a former time of which no file remains under a base path.
+    def keep(self, places: Collection[str | None], after: float) -> None:
+        """Keep the records of some base paths, and those that were written after a time: `forget` passes over them."""
+        self._kept = {key for key, record in self.records.items() if record.base in places or self.written[key] > after}
 
-        Args:
-            remaining: The names of the data files that remain.
-            before: The time.
-            unlisted: The base paths of which nobody knows what is there.
-        """
+    def forget(self, remaining: Iterable[str]) -> None:
+        """Delete the records of which no file remains under a base path, by the names of the data files that remain."""
         there = frozenset(remaining)
-        old = {key: record for key, record in self.records.items() if self.written[key] <= before}
         done = [
             key
-            for key, record in old.items()
-            if record.base is None or (record.base not in unlisted and there.isdisjoint(record.names))
+            for key, record in self.records.items()
+            if key not in self._kept and (record.base is None or there.isdisjoint(record.names))
         ]
         self.store.delete_many(done)
 

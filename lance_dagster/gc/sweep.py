@@ -105,6 +105,34 @@ def classify_files(
     return judged
 
 
+def with_base_files(
+    judged: ClassifiedFiles,
+    files: Sequence[BaseFile],
+    marks: Marks,
+    policy: RetentionPolicy,
+    *,
+    copying: Collection[str],
+) -> ClassifiedFiles:
+    """Classify copies under base paths in the same way; in the result they stand by their URIs."""
+    over = policy.now - policy.grace
+    youngest: dict[tuple[float, str], float] = {}
+    for file in files:
+        group = file.place, file.data_file
+        youngest[group] = max(file.entry.modified, youngest.get(group, file.entry.modified))
+    for file in files:
+        place = file.place, file.data_file
+        if marks.by_kept.has_outside(file.data_file, file.place):
+            judged.kept_outside.append(file)
+            continue
+        old = youngest[place] <= over and file.data_file not in copying
+        waits = bool(policy.settling) and marks.by_expired.has_outside(file.data_file, file.place)
+        (judged.outside if old and not waits else judged.kept_outside).append(file)
+        by_kind = judged.waiting if waits else judged.garbage if old else judged.young
+        entry = replace(file.entry, key=f"{file.store.uri}/{file.entry.key}")
+        by_kind.setdefault(Kind.COPY, []).append(entry)
+    return judged
+
+
 def _named(has: Callable[[str], bool], entry: ObjectInfo, place: StoredObject) -> bool:
     return has(place.name) or (place.kind is Kind.BLOB and has(entry.key))
 
@@ -184,10 +212,13 @@ class Sweeper:
 
     def delete_files(self, judged: ClassifiedFiles, copying: Collection[str] = ()) -> None:
         """Delete garbage, and the folders that become empty; not the data files that are being copied."""
+        # Copies of manifests are deleted before the files, and copies under base paths through other stores.
         elsewhere = (Kind.VERSION, Kind.COPY)
         garbage = [entry for kind, entries in judged.garbage.items() if kind not in elsewhere for entry in entries]
         if copying:
-            garbage = [entry for entry in garbage if data_file_of(entry.key.removeprefix("data/")) not in copying]
+            garbage = [
+                entry for entry in garbage if data_file_of(entry.key.removeprefix(f"{layout.DATA}/")) not in copying
+            ]
         self._delete(garbage)
         delete_base_files(judged.outside, copying)
         kinds = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)

@@ -10,7 +10,7 @@ from lance_dagster.edit import compaction, index_status, move_files
 from lance_dagster.edit.compaction import CompactionGoal, Goal
 from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.edit.index_status import IndexStatus
-from lance_dagster.edit.move_files import FileMove, MoveOptions
+from lance_dagster.edit.move_files import FileMove, FileMoveOptions
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
@@ -311,7 +311,7 @@ class Maintenance(Generic[TableT]):
         branch: str = MAIN,
         message: str | None = None,
         properties: Properties = None,
-        **options: Unpack[MoveOptions],
+        **options: Unpack[FileMoveOptions],
     ) -> FileMove:
         """Move the data files of old rows to a base path, such as cheaper storage, and change nothing else.
 
@@ -339,7 +339,7 @@ class Maintenance(Generic[TableT]):
             CommitConflictError: The base path was moved to another place meanwhile.
         """
         info = CommitInfo.of(branch, message, properties)
-        check_options(self.move_files, options, MoveOptions)
+        check_options(self.move_files, options, FileMoveOptions)
         return move_files.move_files(self._context, where, to, info, **options)
 
     def plan_compaction(self, branch: str = MAIN, **goal: Unpack[CompactionGoal]) -> CompactionPlan:
