@@ -414,8 +414,8 @@ class Maintenance(Generic[TableT]):
         writers may continue; after a crash the table reads as before, and the next call continues.
 
         The retention rules stored in the config key `lance_dagster.retention` of `main` apply too: a version is kept
-        when these rules or the arguments keep it. Files outside of the table's folder, and files with names that no
-        table file has, are never deleted.
+        when these rules or the arguments keep it. Files with names that no table file has are never deleted, and of the
+        files outside of the table's folder only those that `move_files` has copied, where no other table may use them.
 
         Args:
             older_than: How long a version is kept after a newer version replaced it; None for the stored rules, or 14
