@@ -26,7 +26,7 @@ from lance_dagster.datafiles import evaluate_predicate, matching_offsets, record
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import CommitConflictError, CorruptFileError, InvalidInputError, counted
 from lance_dagster.format import layout
-from lance_dagster.format.model import BasePath, DataFile, Fragment
+from lance_dagster.format.model import LEGACY_FILE_VERSION, BasePath, DataFile, Fragment
 from lance_dagster.format.transaction import COMMIT_MESSAGE, Rewrite, RewriteGroup, Transaction
 from lance_dagster.format.validation import check_flag, check_options, check_string
 from lance_dagster.gc.collect import Progress
@@ -148,6 +148,9 @@ def move_files(
     check_flag("dry_run", dry_run)
     head = context.head(info.branch)
     place = _place(context, head, to)
+    if place.base is not None:
+        # The base path of a clone is the table that it was made of: a collection of that table would delete the files.
+        refuse_place_of_table(place.base.path, options_of(context, place.base))
     fragments, searched = _matching(context, head, where, place)
     copies = list(_copies(context, head, fragments, place))
     move = FileMove(
@@ -179,8 +182,6 @@ def _place(context: TableContext, head: State, to: str) -> _Place:
         raise InvalidInputError(
             f"the base path {to!r} is a folder of the table itself; give 'root' to move files there"
         )
-    # The base path of a clone is the table that it was made of: a collection of that table would delete the files.
-    refuse_place_of_table(base.path, options_of(context, base))
     folder = layout.DATA if base.is_dataset_root else ""
     return _Place(data_folder(base), base_store(context, base), folder, base.id, base)
 
@@ -347,6 +348,8 @@ class _Mover:
         sizes = self.place.store.sizes(self.place.folder)
         for file in (file for fragment in fragments for file in fragment.files):
             size = sizes.get(file.path)
-            if size is None or file.size not in (0, size):
-                problem = "it is missing" if size is None else f"it has {size} bytes, and {head} has {file.size}"
+            # A size of 0 is unknown, and the size that a file of the first format records may be wrong.
+            recorded = file.size if file.version != LEGACY_FILE_VERSION else 0
+            if size is None or recorded not in (0, size):
+                problem = "it is missing" if size is None else f"it has {size} bytes, and {head} has {recorded}"
                 raise CorruptFileError(f"{self.place.uri}/{file.path}", f"{problem}; move the files again")

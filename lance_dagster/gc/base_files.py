@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import InvalidInputError, StoreError
 from lance_dagster.format import layout
 from lance_dagster.format.model import BasePath
-from lance_dagster.gc.copy_records import CopyRecord, CopyRecords, data_file_of
+from lance_dagster.gc.copy_records import CopyRecord, CopyRecords, data_file_of, is_record
 from lance_dagster.history.base_access import BaseAccess, PlaceMark
 from lance_dagster.store import ObjectInfo, Store, base_options, open_store
 from lance_dagster.verify.manifest_rules import WARNING, Problem
@@ -32,22 +32,26 @@ class BasePlaces:
 
     Attributes:
         access: The base paths of the table.
+        has_records: Whether files were copied: only then may a file here and one under a base path have one name.
         seen_inside: Whether an allowance for the table lies in its own folder: then a base path may be that folder.
     """
 
     access: BaseAccess
+    has_records: bool = False
     seen_inside: bool = False
     _marks: dict[tuple[str, int], PlaceMark | None] = field(default_factory=dict)
 
     def watched(self, entries: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
-        """Pass on a listing of the folder of the table, and look for allowances in it."""
+        """Pass on a listing of the folder of the table, and look for records of copies and allowances in it."""
         for entry in entries:
+            self.has_records = self.has_records or is_record(entry.key)
             self.seen_inside = self.seen_inside or entry.key.endswith(self.access.allowance)
             yield entry
 
     def mark(self, path: str, base_id: int) -> PlaceMark | None:
         """Return the mark of a base path; None where it may be the folder of the table."""
-        if self.seen_inside:
+        # Otherwise no request is made: the place may take long to answer, or need credentials that are not here.
+        if self.seen_inside or not self.has_records:
             return None
         if (path, base_id) not in self._marks:
             try:

@@ -63,7 +63,7 @@ class CopyRecords:
     @classmethod
     def of(cls, store: Store, names: Mapping[str, float]) -> "CopyRecords":
         """Read the records among some objects of a table, given with the times at which they were written."""
-        written = {key: modified for key, modified in names.items() if key.startswith(f"{_FOLDER}/")}
+        written = {key: modified for key, modified in names.items() if is_record(key)}
         return cls(store, _read(store, sorted(written)), written)
 
     def young_names(self, after: float) -> frozenset[str]:
@@ -89,6 +89,11 @@ class CopyRecords:
             if key not in self._kept and (record.base is None or there.isdisjoint(record.names))
         ]
         self.store.delete_many(done)
+
+
+def is_record(key: str) -> bool:
+    """Return whether an object of the table is a record."""
+    return key.startswith(f"{_FOLDER}/")
 
 
 def data_file_of(name: str) -> str:

@@ -345,6 +345,34 @@ def test_a_killed_move_leaves_only_copies_that_the_collection_takes(table: Lance
     assert table.maintenance.verify(deep=True).ok
 
 
+@pytest.mark.parametrize("to", ["cold", "root"])
+def test_a_move_over_files_that_are_about_to_be_collected(table: LanceTable, tmp_path: Path, to: str) -> None:
+    """The collection has taken them for garbage when the move begins, and leaves them."""
+    before, cold, moved = lineage(table), tmp_path / "cold", list[str]()
+    table.maintenance.move_files(OLD, "cold")
+    if to == "cold":
+        table.maintenance.move_files(OLD, "root")
+    # The versions that name the leftovers expire first.
+    age(table, 3 * DAY)
+    backdate(cold)
+    table.maintenance.collect_garbage(timedelta(0), grace=timedelta(days=1), dry_run=False)
+    age(table, 3 * DAY)
+    backdate(cold)
+
+    def script(request: Request) -> Any:  # noqa: ANN401 - what the verb answers
+        if (request.verb, request.key) == ("list", "_refs/copies") and not moved:
+            moved.append(to)
+            assert 2 == len(LanceTable.open(table.uri).maintenance.move_files(OLD, to).fragments)
+        return request.send()
+
+    report = through(table, script).maintenance.collect_garbage(timedelta(0), grace=timedelta(days=1), dry_run=False)
+    assert (True, [to]) == (report.done, moved)
+    assert report.files >= 2
+    assert before == lineage(table)
+    as_pylance(table).validate()
+    assert table.maintenance.verify(deep=True).ok
+
+
 @pytest.mark.parametrize("stable", [True, False])
 def test_branches_merge_as_if_nothing_had_moved(tmp_path: Path, *, stable: bool) -> None:
     """One side moved files, and the other deleted, updated and added rows; in both directions."""
