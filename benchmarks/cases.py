@@ -8,7 +8,7 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from benchmarks import contention, loading, merging, publishing, repositories, sensing, spark, spark_memory
+from benchmarks import contention, loading, merging, partitions, publishing, repositories, sensing, spark, spark_memory
 from benchmarks.figures import Case, Goal, Plot
 from benchmarks.measure import medians, ms
 from benchmarks.memory import COMMIT, COUNT, measured
@@ -204,6 +204,24 @@ CASES = (
         "pylance replaces them in two commits.",
         ("table", PACKAGE, PYLANCE, "ratio"),
         _partitioning,
+        plot=_BOTH,
+    ),
+    Case(
+        "partition, requests by fragments",
+        "The requests of an operation on a partition of one fragment, by the fragments of the table, which is opened "
+        "anew on the S3 server of the tests. The floor is what the protocol needs.",
+        ("operation", "requests", "floor"),
+        partitions.by_fragments,
+        goals=(Goal(column="requests", most=9),),
+        plot=Plot(columns=("requests", "floor"), axis="requests", logarithmic=False),
+    ),
+    Case(
+        "backfill in one run, by partitions",
+        f"A run that writes {partitions.ROWS_OF_PARTITION} rows to each partition, checks and publishes them: the "
+        "median of three; not synced. The floor is the size of the data files and of the largest manifest.",
+        ("partitions", "written", "published", "for each partition", "stored", "floor"),
+        partitions.by_partitions,
+        plot=Plot(columns=("written", "published"), axis="milliseconds"),
     ),
     Case(
         "versions",
@@ -311,12 +329,14 @@ CASES = (
         "process that opens the repository anew; and the status in such a process.",
         ("tables", "publication", "stored in commits", "requests", "status"),
         repositories.by_tables,
+        plot=Plot(columns=("publication", "status"), axis="milliseconds"),
     ),
     Case(
         "collection, by branches",
         "A dry run of the collection of a table with branches of one commit each, in a process that opens the table.",
         ("branches", "collection, dry run", "requests"),
         repositories.by_branches,
+        plot=Plot(columns=("collection, dry run",), axis="milliseconds"),
     ),
     Case(
         "repository, by history",

@@ -72,6 +72,7 @@ from lance_dagster.plugin.operate.ref_sensor import (
     build_ref_sensor as build_ref_sensor,
     ref_asset_specs as ref_asset_specs,
 )
+from lance_dagster.plugin.operate.tiers import Tier as Tier
 from lance_dagster.plugin.operate.waiting_check import build_waiting_checks as build_waiting_checks
 from lance_dagster.plugin.provider_options import (
     AzureOptions as AzureOptions,

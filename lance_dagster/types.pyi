@@ -16,6 +16,7 @@ from lance_dagster.edit.compaction import CompactionGoal as CompactionGoal
 from lance_dagster.edit.compaction_plan import CompactionGroup as CompactionGroup, CompactionPlan as CompactionPlan
 from lance_dagster.edit.creation import CreateOptions as CreateOptions
 from lance_dagster.edit.index_status import IndexStatus as IndexStatus
+from lance_dagster.edit.move_files import FileMove as FileMove, FileMoveOptions as FileMoveOptions
 from lance_dagster.edit.staged_upsert import StagedUpsert as StagedUpsert
 from lance_dagster.edit.upsert import When as When
 from lance_dagster.format.model import (

@@ -1,4 +1,4 @@
-"""`lance-dagster table verify`, `record-digests`, `gc`, `compact`, `clone`, `relocate`, `move-base`, `allow-base`."""
+"""`lance-dagster table verify`, `record-digests`, `gc`, `compact`, `clone`, `move-files`, and what moves places."""
 
 import sys
 from collections import Counter
@@ -358,6 +358,54 @@ def move_base(table: "LanceTable", output: Output, name: str, uri: str, *, check
     with bar() as progress:
         relocation = table.maintenance.move_base(name, uri, check=check, dry_run=dry_run, progress=progress)
     _write_relocation(output, relocation, dry_run=dry_run)
+
+
+class _MoveFilesOptions(TypedDict):
+    """The options of `move-files`: which files go where, and the message and properties of the version."""
+
+    where: str
+    to: str
+    message: str | None
+    properties: Sequence[str]
+
+
+@click.command("move-files")
+@about_table
+@click.option("--where", required=True, metavar="FILTER", help="The rows, such as \"day < '2026-01-01'\".")
+@click.option("--to", required=True, metavar="NAME", help="The base path; root for the folder of TABLE.")
+@click.option("--branch", type=BRANCH, default="main", show_default=True, help="The branch whose files are moved.")
+@_with_dry_run
+@with_message
+@with_properties
+def move_files(
+    table: "LanceTable", output: Output, branch: str, *, dry_run: bool, **options: Unpack[_MoveFilesOptions]
+) -> None:
+    """Copy the data files of old rows of TABLE to a base path, and name them there; the rows do not change.
+
+    Moves the files of fragments of which all rows match. The former files are left to gc.
+    """
+    properties = properties_from(options["properties"])
+    with bar() as progress:
+        move = table.maintenance.move_files(
+            options["where"],
+            options["to"],
+            branch=branch,
+            message=options["message"],
+            properties=properties,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    document = {
+        "dry_run": dry_run,
+        "version": version_document(move.version),
+        "to": move.to,
+        "fragments": move.fragments,
+        "files": move.files,
+        "bytes": move.bytes,
+        "requests": move.requests,
+        "searched": move.searched,
+    }
+    output.write(document, [str(move)])
 
 
 def _write_relocation(output: Output, relocation: "Relocation", *, dry_run: bool) -> None:

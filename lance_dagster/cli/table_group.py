@@ -15,6 +15,7 @@ from lance_dagster.cli.maintenance_commands import (
     compact,
     gc,
     move_base,
+    move_files,
     record_digests,
     relocate,
     verify,
@@ -29,7 +30,7 @@ TABLE_TOPICS: Mapping[str, Sequence[click.Command]] = {
     "Name": (branch, tag, protect, reset),
     "Merge": (merge, preview_branch, sync, cherry_pick, revert, restore),
     "Move a tag": (promote, rollback),
-    "Maintain": (verify, record_digests, gc, compact, clone, relocate, move_base, allow_base),
+    "Maintain": (verify, record_digests, gc, compact, move_files, clone, relocate, move_base, allow_base),
 }
 
 

@@ -210,6 +210,11 @@ class RewriteGroup:
     old: Sequence[Fragment]
     new: Sequence[Fragment]
 
+    @property
+    def moves_rows(self) -> bool:
+        """Whether rows get other addresses. Fragments that keep their ids only get their files from another place."""
+        return [fragment.id for fragment in self.old] != [fragment.id for fragment in self.new]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenIndex:

@@ -32,7 +32,8 @@ future counts as new and is reported.
 
 **Crashes.** Every step is idempotent. After a crash a version is in its place, in `_expired/`, or in both. Files are
 deleted last, and each of them is garbage by itself. Objects whose names no table has, and the folders of base paths
-and of other tables, are never touched. Shallow clones elsewhere cannot be seen: a tag on the cloned version keeps
+and of other tables, are never touched, except for copies under base paths that `move_files` has recorded
+(`gc.base_files`). Shallow clones elsewhere cannot be seen: a tag on the cloned version keeps
 their files, and `clone` creates one.
 
 A settling time of zero does everything in one run. Whoever asks for it promises that nobody else is at work; if a
@@ -43,15 +44,16 @@ Only garbage collection deletes files that two branches may share.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 
 import pendulum
 
 from lance_dagster.errors import FormatError, InvalidInputError, StoreError
 from lance_dagster.format import layout
+from lance_dagster.gc.base_files import BasePlaces, list_base_files
+from lance_dagster.gc.copy_records import CopyRecords
 from lance_dagster.gc.garbage_report import GarbageReport, by_branch, counted
 from lance_dagster.gc.mark import Marker, Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import (
@@ -63,7 +65,8 @@ from lance_dagster.gc.reachability import (
     required_by_refs,
 )
 from lance_dagster.gc.retention import Retention
-from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files
+from lance_dagster.gc.sweep import ClassifiedFiles, Sweeper, classify_files, with_base_files
+from lance_dagster.history.base_access import BaseAccess
 from lance_dagster.history.inventory import EXPIRED, Inventory, expired_copies, take_inventory
 from lance_dagster.history.refs.ref_files import Branch, Tag
 from lance_dagster.history.refs.ref_store import Refs
@@ -105,16 +108,19 @@ class GarbageOptions:
                 raise InvalidInputError(f"{name} is {age}; it cannot be negative")
 
 
-def collect(store: Store, options: GarbageOptions, progress: Progress | None = None) -> GarbageReport:
-    """Find the garbage of a table, and delete it unless this is a dry run."""
-    return _Collection(store, options, progress).run()
+def collect(
+    store: Store, options: GarbageOptions, progress: Progress | None = None, *, bases: BaseAccess | None = None
+) -> GarbageReport:
+    """Find the garbage of a table, and delete it unless this is a dry run; `bases` are the table's base paths."""
+    return _Collection(store, options, progress, bases or BaseAccess(store, {})).run()
 
 
 class _Collection:
     """The steps of one collection, in the order that makes them safe."""
 
-    def __init__(self, store: Store, options: GarbageOptions, progress: Progress | None) -> None:
+    def __init__(self, store: Store, options: GarbageOptions, progress: Progress | None, bases: BaseAccess) -> None:
         self._store = store
+        self._bases, self._places = bases, BasePlaces(bases)
         self._refs = Refs(store)
         self._options = options
         self._progress = progress
@@ -129,19 +135,20 @@ class _Collection:
             # before any file is deleted.
             branches, tags = self._refs.branches(), self._refs.tags()
             required = required_by_refs(branches, tags)
-            inventory = take_inventory(self._store.walk(""), branches)
+            inventory = take_inventory(self._places.watched(self._store.walk("")), branches)
             numbers = {objects.branch: objects.manifests for objects in inventory.branches.values()}
             heads = add_required_by_merges(required, branches, Merges(self._refs, Versions(self._store), numbers))
             self._add_unlisted(heads, inventory, policy)
         except FormatError as error:
             # It is unknown which branches exist and what they need, so nothing may be deleted.
-            marks = Marks(NamedFiles(self._store.uri), NamedFiles(self._store.uri))
+            of = self._places.of
+            marks = Marks(NamedFiles(self._store.uri, of), NamedFiles(self._store.uri, of))
             marks.failed(None, error)
             return self._report(policy, Inventory(), marks, ClassifiedFiles())
         self._total = sum(len(objects.manifests) + len(objects.detached) for objects in inventory.branches.values())
         # The heads were read to find what merges require.
         read_before = {head.path.removeprefix(f"{self._store.uri}/"): head.manifest for head in heads}
-        marker = Marker(self._store, branches, required, policy, read_before=read_before)
+        marker = Marker(self._store, branches, required, policy, read_before=read_before, place_of=self._places.of)
         marks = marker.mark_versions(inventory, self._step)
         # The copies are listed only after the versions were: a version that another collector expires in between is in
         # at least one of the two listings.
@@ -152,7 +159,8 @@ class _Collection:
         # Their copies are deleted in this run, and their files count as if the versions had never existed.
         settled = [version for version in waiting if version.entry.modified <= over]
         self._problems += [*required.problems, *_dangling_tags(tags, marks)]
-        classify = partial(classify_files, inventory, marks, policy, settled)
+        records = CopyRecords.of(self._store, inventory.names)
+        classify = self._classifier(inventory, marks, policy, settled=settled, records=records)
         # Reported before anything is deleted, so that a dry run and a real one say the same.
         report = self._report(policy, inventory, marks, classify())
         if self._options.dry_run or not report.ok:
@@ -170,7 +178,30 @@ class _Collection:
         if not report.ok or (back and not self._options.settling) or not sweep.delete_copies(settled):
             # Another writer is at work after all, and may be about to name files that look like garbage.
             return report
-        return self._swept(report, sweep, marks, files)
+        return self._swept(report, sweep, marks, files, records=records)
+
+    def _classifier(
+        self,
+        inventory: Inventory,
+        marks: Marks,
+        policy: RetentionPolicy,
+        *,
+        settled: Sequence[StoredVersion],
+        records: CopyRecords,
+    ) -> Callable[[], ClassifiedFiles]:
+        """Return what classifies the files of the table and its copies under base paths, by the marks at the call."""
+        base_files, unlisted = list_base_files(records, self._places)
+        self._problems += unlisted
+        over = policy.now - policy.grace
+        copying = records.young_names(over)
+        # A record stays as long as a copy that it names may be there, and while its call may be at work.
+        records.keep({problem.path for problem in unlisted}, over)
+
+        def classify() -> ClassifiedFiles:
+            files = classify_files(inventory, marks, policy, settled, copying=copying)
+            return with_base_files(files, base_files, marks, policy, copying=copying)
+
+        return classify
 
     def _add_unlisted(self, heads: Iterable[State], inventory: Inventory, policy: RetentionPolicy) -> None:
         """Add heads that the inventory lacks: they were committed since, or its listing lagged behind."""
@@ -180,12 +211,16 @@ class _Collection:
                 key = head.path.removeprefix(f"{self._store.uri}/")
                 manifests[head.number] = ObjectInfo(key, head.size, policy.now)
 
-    def _swept(self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles) -> GarbageReport:
+    def _swept(
+        self, report: GarbageReport, sweep: Sweeper, marks: Marks, files: ClassifiedFiles, *, records: CopyRecords
+    ) -> GarbageReport:
         # No copy outlives the files it names: a branch that is recovered from it could not be read.
         if not self._options.settling:
             sweep.forget(marks.expired)
         # This is the last of all steps: every version that named these files is unreachable by now.
-        sweep.delete_files(files)
+        # Names that a call began to copy since the records were listed stay, whatever the file looked like then.
+        sweep.delete_files(files, records.newest_names())
+        records.forget(file.data_file for file in files.kept_outside)
         return replace(report, done=True, branches=tuple(sweep.free(marks.dead, marks.by_kept.keys)))
 
     def _policy(self) -> RetentionPolicy:

@@ -18,7 +18,7 @@ from itertools import groupby
 from lance_dagster.errors import CorruptFileError, FormatError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import decode_manifest_file
-from lance_dagster.format.model import Manifest
+from lance_dagster.format.model import BasePath, Manifest
 from lance_dagster.gc.reachability import NamedFiles, RequiredVersions
 from lance_dagster.gc.retention import Dated, Retention, duration_text, reasons_to_keep
 from lance_dagster.history.inventory import BranchObjects, Inventory
@@ -112,17 +112,19 @@ class Marker:
         policy: RetentionPolicy,
         *,
         read_before: Mapping[str, Manifest],
+        place_of: Callable[[BasePath], float | None],
     ) -> None:
         """Take the table, its branches, what is required and the policy; nothing is read yet.
 
-        `read_before` are manifests that the caller has read, by the keys of their files.
+        `read_before` are manifests that the caller has read, by the keys of their files; `place_of` tells base paths
+        apart (`NamedFiles`).
         """
         self._store = store
         self._read_before = {**read_before}
         self._branches = branches
         self._required = required
         self._policy = policy
-        self.marks = Marks(NamedFiles(store.uri), NamedFiles(store.uri))
+        self.marks = Marks(NamedFiles(store.uri, place_of), NamedFiles(store.uri, place_of))
 
     def mark_versions(self, inventory: Inventory, step: StepDone) -> Marks:
         """Read the versions of every branch and decide which stay."""

@@ -8,14 +8,14 @@ looking at pairs one by one.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from itertools import islice
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format import layout
-from lance_dagster.format.model import Fragment, Fragments, Manifest
+from lance_dagster.format.model import BasePath, Fragment, Fragments, Manifest
 from lance_dagster.history.lineage import Lineage, lineage_of, merge_records_of
 from lance_dagster.history.refs.ref_files import DELETING, Branch, Tag
 from lance_dagster.history.refs.ref_store import Refs
@@ -240,15 +240,19 @@ class NamedFiles:
 
     Attributes:
         root_uri: The canonical URI of the table.
+        place_of: Tells base paths outside of the table apart; None where a base path may be the folder of the table.
         keys: Keys below the table's folder; an index stands as its folder.
         names: Plain names of files that versions look for under other base paths. A table that was moved, or that has
             two URIs, may call its own folder by another URI there, and file names are unique wherever they are. So an
             equal name keeps a file.
+        outside: The names of data files under base paths that certainly are other folders, by the mark of the place.
     """
 
     root_uri: str
+    place_of: Callable[[BasePath], float | None]
     keys: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    outside: dict[float, set[str]] = field(default_factory=dict)
     _contexts: dict[tuple[object, ...], int] = field(default_factory=dict)
     _seen: set[tuple[int, object]] = field(default_factory=set)
 
@@ -270,6 +274,10 @@ class NamedFiles:
         """Tell whether a file is named."""
         return key in self.keys or key.rpartition("/")[2] in self.names
 
+    def has_outside(self, name: str, place: float) -> bool:
+        """Tell whether a data file under a base path, of which the mark is given, is named."""
+        return name in self.names or name in self.outside.get(place, ())
+
     def _not_seen(self, manifest: Manifest, root: str) -> Iterator[Fragment | bytes]:
         """Yield the fragments, encoded or not, that no earlier version had: neighbours share most of them."""
         # Equal fragments name equal files only on the same branch and with the same base paths.
@@ -282,6 +290,9 @@ class NamedFiles:
     def _add_place(self, place: FileReferences) -> None:
         below = self._below(place.base.path)
         folders = place.base.is_dataset_root
+        mark = self.place_of(place.base) if below is None and place.data else None
+        if mark is not None:
+            self.outside.setdefault(mark, set()).update(place.data)
         for kind, names in (
             (layout.DATA, place.data),
             (layout.DELETIONS, place.deletions),
@@ -290,6 +301,8 @@ class NamedFiles:
             for name in names:
                 # It may be this folder under another URI, so the plain name is kept; a superfluous name only keeps a
                 # file.
+                if mark is not None and kind == layout.DATA:
+                    continue
                 if below is None:
                     self.names.add(name.rpartition("/")[2])
                 else:

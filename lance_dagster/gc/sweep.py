@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from lance_dagster.errors import ConflictError, NotFoundError, ProtectedError
 from lance_dagster.format import layout
 from lance_dagster.format.codec import commit_id
+from lance_dagster.gc.base_files import BaseFile, delete_base_files
+from lance_dagster.gc.copy_records import data_file_of
 from lance_dagster.gc.mark import Marks, RetentionPolicy, StoredVersion
 from lance_dagster.gc.reachability import branch_ids, required_by_refs
 from lance_dagster.history.inventory import (
@@ -50,6 +52,10 @@ class ClassifiedFiles:
     garbage: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
     waiting: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
     young: dict[Kind, list[ObjectInfo]] = field(default_factory=dict)
+    outside: list[BaseFile] = field(default_factory=list)
+    """The garbage under base paths, which is in `garbage` too, by its URI."""
+    kept_outside: list[BaseFile] = field(default_factory=list)
+    """The other copies under base paths."""
 
     @property
     def files(self) -> Iterator[ObjectInfo]:
@@ -59,7 +65,12 @@ class ClassifiedFiles:
 
 
 def classify_files(
-    inventory: Inventory, marks: Marks, policy: RetentionPolicy, settled: Sequence[StoredVersion]
+    inventory: Inventory,
+    marks: Marks,
+    policy: RetentionPolicy,
+    settled: Sequence[StoredVersion],
+    *,
+    copying: Collection[str] = (),
 ) -> ClassifiedFiles:
     """Classify the files that no remaining version names.
 
@@ -68,6 +79,7 @@ def classify_files(
         marks: The result of the mark phase.
         policy: The ages that decide.
         settled: Expired versions whose settling time is over; their manifest copies are garbage.
+        copying: Data files that somebody may be about to write again and to commit; they count as young.
     """
     judged = ClassifiedFiles()
     over = policy.now - policy.grace
@@ -80,7 +92,7 @@ def classify_files(
             if _named(marks.by_kept.has, entry, place):
                 continue
             # Files that belong together have one age: deleting half of an index would break the other half.
-            old = youngest.get(place.name, entry.modified) <= over
+            old = youngest.get(place.name, entry.modified) <= over and place.name.rpartition("/")[2] not in copying
             # With a settling time of zero, files of expired versions are garbage at once.
             if policy.settling and _named(marks.by_expired.has, entry, place):
                 judged.waiting.setdefault(kind, []).append(entry)
@@ -89,6 +101,34 @@ def classify_files(
     hints = [hint for branch in marks.dead for hint in inventory.of_branch(branch).hints if hint.modified <= over]
     judged.garbage[Kind.HINT] = hints
     judged.garbage[Kind.VERSION] = [version.entry for version in settled]
+    return judged
+
+
+def with_base_files(
+    judged: ClassifiedFiles,
+    files: Sequence[BaseFile],
+    marks: Marks,
+    policy: RetentionPolicy,
+    *,
+    copying: Collection[str],
+) -> ClassifiedFiles:
+    """Classify copies under base paths in the same way; in the result they stand by their URIs."""
+    over = policy.now - policy.grace
+    youngest: dict[tuple[float, str], float] = {}
+    for file in files:
+        group = file.place, file.data_file
+        youngest[group] = max(file.entry.modified, youngest.get(group, file.entry.modified))
+    for file in files:
+        place = file.place, file.data_file
+        if marks.by_kept.has_outside(file.data_file, file.place):
+            judged.kept_outside.append(file)
+            continue
+        old = youngest[place] <= over and file.data_file not in copying
+        waits = bool(policy.settling) and marks.by_expired.has_outside(file.data_file, file.place)
+        (judged.outside if old and not waits else judged.kept_outside).append(file)
+        by_kind = judged.waiting if waits else judged.garbage if old else judged.young
+        entry = replace(file.entry, key=f"{file.store.uri}/{file.entry.key}")
+        by_kind.setdefault(Kind.COPY, []).append(entry)
     return judged
 
 
@@ -167,11 +207,17 @@ class Sweeper:
         changed = {branch.id for name, branch in now.items() if self._before.get(name) != branch}
         return owners.isdisjoint(map(owner_digest, changed))
 
-    def delete_files(self, judged: ClassifiedFiles) -> None:
-        """Delete garbage, and the folders that become empty."""
-        self._delete(
-            [entry for kind, entries in judged.garbage.items() if kind is not Kind.VERSION for entry in entries]
-        )
+    def delete_files(self, judged: ClassifiedFiles, copying: Collection[str] = ()) -> None:
+        """Delete garbage, and the folders that become empty; not the data files that are being copied."""
+        # Copies of manifests are deleted before the files, and copies under base paths through other stores.
+        elsewhere = (Kind.VERSION, Kind.COPY)
+        garbage = [entry for kind, entries in judged.garbage.items() if kind not in elsewhere for entry in entries]
+        if copying:
+            garbage = [
+                entry for entry in garbage if data_file_of(entry.key.removeprefix(f"{layout.DATA}/")) not in copying
+            ]
+        self._delete(garbage)
+        delete_base_files(judged.outside, copying)
         kinds = (Kind.INDEX, Kind.BLOB, Kind.TEMPORARY, Kind.VERSION)
         folders = {entry.key.rpartition("/")[0] for kind in kinds for entry in judged.garbage.get(kind, ())}
         for folder in folders:

@@ -28,6 +28,19 @@ VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
 _FOLDER = "_refs/tables"
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceMark:
+    """What tells a base path of a table from other places.
+
+    Attributes:
+        written: When the allowance for the table was written there. One folder shows one time, whatever it is called.
+        others: The keys of the allowances for other tables, which may name files there too.
+    """
+
+    written: float
+    others: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class BaseAccess:
     """The base paths that versions of one table may name, as far as they were looked at."""
@@ -108,6 +121,25 @@ class BaseAccess:
         place = open_store(uri, base_options(self.storage_options, base_id, uri))
         if uri not in former and any(_allows(place, table) for table in former):
             self.allow(path, base_id)
+
+    def mark(self, path: str, base_id: int = 0) -> "PlaceMark | None":
+        """Return the mark of a base path outside of the table; None where no allowance names the table.
+
+        Raises:
+            BasePathRefusedError: The path is not a URI.
+            InvalidInputError: No store has such a URI.
+            StoreError: The place cannot be listed.
+        """
+        uri = self._canonical(path)
+        place = open_store(uri, base_options(self.storage_options, base_id, uri))
+        entries = {entry.key: entry for entry in place.walk(_FOLDER) if entry.key.endswith(".json")}
+        own = entries.pop(_key(self.store.uri), None)
+        return None if own is None else PlaceMark(own.modified, tuple(sorted(entries)))
+
+    @property
+    def allowance(self) -> str:
+        """The end of the key of an allowance for the table, wherever it lies."""
+        return _key(self.store.uri)
 
     def _canonical(self, path: str) -> str:
         try:

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     DATA = "data files"
     BLOB = "blob files"
     DIGEST = "digests"
+    COPY = "copies under base paths"
     DELETION = "deletion files"
     INDEX = "index files"
     TRANSACTION = "transaction files"

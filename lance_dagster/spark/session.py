@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from lance_dagster.spark.java import ensure_java
 from lance_dagster.spark.source import LanceDataSource
+from lance_dagster.spark.writer import set_session_batches
 
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 # Arrow's Java checks the bounds of a batch at each access to a value, which takes up to a third of the time in which
@@ -31,6 +32,9 @@ def local_session(
     shown in UTC, the web interface is off, and the console shows errors only. `JAVA_HOME` is set by
     `ensure_java`. Arrow's Java does not check the bounds of each access. These options of Java are Spark's
     `spark.driver.defaultJavaOptions` and `spark.executor.defaultJavaOptions`, so `extraJavaOptions` take precedence.
+    Batches between Spark and Python have at most 4,096 rows and no limit of bytes, with which Spark would compute the
+    size of each row. For rows with binary values of a megabyte and more, set
+    `spark.sql.execution.arrow.maxBytesPerBatch` to `64m`, or write with `stage` or `write_table`, which do that.
 
     Args:
         app_name: The name of the Spark application.
@@ -64,6 +68,7 @@ def local_session(
         # pylance warns at every fork. The child process that Spark forks here runs Java and never uses pylance.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
         spark = builder.getOrCreate()
-    # A running session may have been started without this package, so the source is registered each time.
+    # A running session may have been started without this package, so it is configured each time.
+    set_session_batches(spark)
     spark.dataSource.register(LanceDataSource)
     return spark

@@ -43,7 +43,7 @@ from lance_dagster.spark.streaming.stream_source import (
     StreamOptions,
     is_set,
 )
-from lance_dagster.spark.writer import FileColumns, LanceWriter, check_session, is_case_sensitive
+from lance_dagster.spark.writer import FileColumns, LanceWriter, advise_once, check_session, is_case_sensitive
 from lance_dagster.table import LanceTable
 
 P = ParamSpec("P")
@@ -181,6 +181,8 @@ class LanceDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the name to give to `format(...)`."""
+        # Registering the source asks for its name, which is all that runs in the process of the caller.
+        advise_once()
         return "lance_dagster"
 
     @_without_frames

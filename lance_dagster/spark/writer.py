@@ -12,6 +12,7 @@ because a few such rows can fill the memory.
 
 import functools
 import json
+import logging
 import re
 import socket
 import threading
@@ -46,6 +47,14 @@ _BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 # The largest value that Spark takes for the limit of bytes; no value turns the limit off.
 _UNLIMITED = str(2**31 - 1)
+# Spark's own limit of bytes.
+_LIMITED = str(64 * 1024 * 1024)
+SESSION_BATCHES = {_BYTES_PER_BATCH: _UNLIMITED, _RECORDS_PER_BATCH: "4096"}
+"""The batches of a session in which Spark writes tables of any columns by itself, as with `df.write`.
+
+With a limit of bytes, Spark computes the size of each row, which takes as long as the rest of a write. Without it the
+number of rows alone bounds a batch, so that there are fewer than the 10,000 rows that are Spark's default.
+"""
 # The size of a partition that `coalesce="auto"` makes, as Spark estimates it, and a number that no frame reaches.
 _PARTITION_BYTES = 64 * 1024 * 1024
 _MOST_PARTITIONS = 100_000
@@ -263,13 +272,23 @@ class _BatchSettings:
 
     def __init__(self, spark: SparkSession) -> None:
         # Keep settings that the user set: they may be necessary to make the rows fit into memory.
-        self.keys = {_BYTES_PER_BATCH, _RECORDS_PER_BATCH} - set(spark.conf.getAll)
+        current = {key: spark.conf.getAll.get(key) for key in SESSION_BATCHES}
+        self.former = {key: value for key, value in current.items() if value in (None, SESSION_BATCHES[key])}
         self.calls = 0
+
+    def restore(self, spark: SparkSession) -> None:
+        for key, value in self.former.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
 
 
 # Settings belong to the session, and several threads may stage frames in it at once. Calls are counted, so that the
 # first call to end does not take the settings away from the other calls.
 _lock = threading.Lock()
+_log = logging.getLogger(__name__)
+_advised: list[str] = []
 _changed: weakref.WeakKeyDictionary[SparkSession, _BatchSettings] = weakref.WeakKeyDictionary()
 
 
@@ -279,17 +298,16 @@ def large_batches(spark: SparkSession, schema: pa.Schema, stored_row_bytes: int 
 
     Args:
         spark: The session.
-        schema: The columns of the batches. The limit of bytes stays where one is binary.
+        schema: The columns of the batches. There is a limit of bytes where one is binary.
         stored_row_bytes: See `batch_rows`.
     """
     settings_needed = {_RECORDS_PER_BATCH: str(batch_rows(schema, stored_row_bytes))}
-    if not holds_binary(schema):
-        settings_needed[_BYTES_PER_BATCH] = _UNLIMITED
+    settings_needed[_BYTES_PER_BATCH] = _LIMITED if holds_binary(schema) else _UNLIMITED
     with _lock:
         settings = _changed.get(spark) or _BatchSettings(spark)
         _changed[spark] = settings
         settings.calls += 1
-        for key in settings.keys & settings_needed.keys():
+        for key in settings.former:
             spark.conf.set(key, settings_needed[key])
     try:
         yield
@@ -297,8 +315,32 @@ def large_batches(spark: SparkSession, schema: pa.Schema, stored_row_bytes: int 
         with _lock:
             settings.calls -= 1
             if not settings.calls:
-                for key in _changed.pop(spark).keys:
-                    spark.conf.unset(key)
+                _changed.pop(spark).restore(spark)
+
+
+def set_session_batches(spark: SparkSession) -> None:
+    """Let a session send large batches in all of its writes, unless it has limits of its own."""
+    own = spark.conf.getAll
+    for key in SESSION_BATCHES.keys() - own.keys():
+        spark.conf.set(key, SESSION_BATCHES[key])
+
+
+def advise_once() -> None:
+    """Say in the log, once in a process, what makes writes of the data source faster in the session of the caller."""
+    session = SparkSession.getActiveSession() if not _advised else None
+    # Executors have no session, and neither have callers that only ask for the name of the format.
+    if session is None:
+        return
+    _advised.append(session.version)
+    if _BYTES_PER_BATCH not in session.conf.getAll:
+        _log.warning(
+            'spark.conf.set("%s", "%s") makes df.write.format("lance_dagster") up to twice as fast in this session, '
+            "since Spark then does not compute the size of each row; with large binary values leave it, or lower "
+            "%s. local_session and SparkResource set both.",
+            _BYTES_PER_BATCH,
+            _UNLIMITED,
+            _RECORDS_PER_BATCH,
+        )
 
 
 @contextmanager

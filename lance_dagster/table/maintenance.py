@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
 from lance_dagster.datafiles.writing import StagedFile
-from lance_dagster.edit import compaction, index_status
+from lance_dagster.edit import compaction, index_status, move_files
 from lance_dagster.edit.compaction import CompactionGoal, Goal
 from lance_dagster.edit.compaction_plan import CompactionPlan
 from lance_dagster.edit.index_status import IndexStatus
+from lance_dagster.edit.move_files import FileMove, FileMoveOptions
 from lance_dagster.edit.write import CommitInfo
 from lance_dagster.errors import FormatError, InvalidInputError
 from lance_dagster.format.layout import MAIN
@@ -302,6 +303,45 @@ class Maintenance(Generic[TableT]):
         check_options(self.compact, goal, CompactionGoal)
         return self._context.versions.describe(compaction.compact(self._context, Goal(**goal), info, progress))
 
+    def move_files(
+        self,
+        where: str,
+        to: str,
+        *,
+        branch: str = MAIN,
+        message: str | None = None,
+        properties: Properties = None,
+        **options: Unpack[FileMoveOptions],
+    ) -> FileMove:
+        """Move the data files of old rows to a base path, such as cheaper storage, and change nothing else.
+
+        The files of each fragment of which all rows match `where` are copied, with their blobs, and one version names
+        the copies. Rows, row ids, row versions and indices stay, and a diff shows no difference. Older versions name
+        the former files, which a collection deletes once these versions are gone. Fragments that another writer
+        replaces meanwhile are left alone. Idempotent: repeat an interrupted call; a collection deletes what it copied.
+
+        Args:
+            where: The rows, as a filter such as "day < '2026-01-01'". Fragments with other rows, too, stay: `compact`
+                does not mix the rows of partitions.
+            to: The name of a base path of the branch (`add_base`); "root" moves files back to the table's own folder.
+            branch: The branch. Other branches, and older versions, name the files where they were.
+            message: The commit message.
+            properties: Stored with the transaction.
+            **options: With `dry_run`, nothing is done, and the result tells which fragments would be moved, how many
+                bytes, and by how many requests. `progress` is called with the number of copied files and their total.
+
+        Returns:
+            What was moved; without fragments where nothing was to be done.
+
+        Raises:
+            InvalidInputError: The filter is not valid, the branch has no such base path, or another table is there.
+            CorruptFileError: A file is missing.
+            CommitConflictError: The base path was moved to another place meanwhile.
+        """
+        info = CommitInfo.of(branch, message, properties)
+        check_options(self.move_files, options, FileMoveOptions)
+        return move_files.move_files(self._context, where, to, info, **options)
+
     def plan_compaction(self, branch: str = MAIN, **goal: Unpack[CompactionGoal]) -> CompactionPlan:
         """Return what `compact` would rewrite, for other processes to write; nothing is written.
 
@@ -374,8 +414,8 @@ class Maintenance(Generic[TableT]):
         writers may continue; after a crash the table reads as before, and the next call continues.
 
         The retention rules stored in the config key `lance_dagster.retention` of `main` apply too: a version is kept
-        when these rules or the arguments keep it. Files outside of the table's folder, and files with names that no
-        table file has, are never deleted.
+        when these rules or the arguments keep it. Files with names that no table file has are never deleted, and of the
+        files outside of the table's folder only those that `move_files` has copied, where no other table may use them.
 
         Args:
             older_than: How long a version is kept after a newer version replaced it; None for the stored rules, or 14
@@ -423,7 +463,7 @@ class Maintenance(Generic[TableT]):
             dry_run=dry_run,
         )
         try:
-            return collect(self._context.store, options, progress)
+            return collect(self._context.store, options, progress, bases=self._context.versions.bases)
         finally:
             # The cache may hold manifests of versions that were just removed.
             self._context.versions.forget()

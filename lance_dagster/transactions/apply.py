@@ -270,6 +270,9 @@ def _rewrite(head: Manifest, operation: ops.Rewrite) -> Manifest:
     highest = -1 if head.max_fragment_id is None else head.max_fragment_id
     for group in operation.groups:
         new = [fragment.id for fragment in group.new]
+        if not group.moves_rows:
+            fragments = _without(replace(head, fragments=fragments), (), group.new)
+            continue
         fragments = _exchanged(fragments, [fragment.id for fragment in group.old], group.new)
         highest = max(highest, *new) if new else highest
     moved = replace(head, fragments=fragments, max_fragment_id=highest if highest >= 0 else None)

@@ -144,14 +144,15 @@ def apply_rewrite(manifest: Manifest, operation: Rewrite) -> Manifest:
     """Update the coverage of indices after rows were moved to other fragments.
 
     Only an index that was rewritten with the new addresses covers the new fragments: the indices of pylance contain row
-    addresses even on tables with stable row ids.
+    addresses even on tables with stable row ids. A fragment that keeps its id keeps the addresses of its rows.
     """
+    groups = [group for group in operation.groups if group.moves_rows]
     replacements = {index.old: index for index in operation.rewritten_indices}
     updated = []
     for index in indices_of(manifest):
         replacement = replacements.get(index.uuid)
         index = replace(  # noqa: PLW2901
-            index, bitmap=_moved(index, operation.groups, follow=replacement is not None)
+            index, bitmap=_moved(index, groups, follow=replacement is not None)
         )
         updated.append(index if replacement is None else _with_replacement(index, replacement))
     return _changed(manifest, updated)

@@ -106,6 +106,21 @@ def test_a_compaction_says_what_it_is_for(tmp_path: Path) -> None:
     assert ("nightly", "77") == (answer["version"]["message"], answer["version"]["properties"]["ticket"])
 
 
+def test_data_files_are_moved(tmp_path: Path) -> None:
+    """A dry run tells the same as the call that follows it."""
+    table = new_table(tmp_path, entries("a", 1), entries("b", 1))
+    table.maintenance.add_base("cold", tmp_path / "cold")
+    arguments = ("table", "move-files", table.uri, "--where", "key = 'a'", "--to", "cold")
+    (line,) = lines_of(*arguments, "--dry-run")
+    assert "main@4: would move 1 fragment to cold, 1 file with" in line
+    planned, moved = document_of(*arguments, "--dry-run"), document_of(*arguments, "-m", "old", "--property", "t=7")
+    assert (4, 5, "old") == (planned["version"]["number"], moved["version"]["number"], moved["version"]["message"])
+    same = ("to", "fragments", "files", "bytes", "requests", "searched")
+    assert [planned[key] for key in same] == [moved[key] for key in same]
+    assert ["main@5: no fragment to move to cold"] == lines_of(*arguments)
+    assert 2 == run("table", "move-files", table.uri, "--where", "true", "--to", "attic").exit_code
+
+
 def test_a_place_is_allowed(table: LanceTable, tmp_path: Path) -> None:
     """The command that a refusal names allows a place for every reader, even if the caller's option allows it."""
     clone = str(tmp_path / "near")

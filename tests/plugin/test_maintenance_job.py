@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import shutil
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from lance_dagster import InvalidInputError, LanceRepository, LanceResource, LanceTable, build_maintenance_job
+from lance_dagster import InvalidInputError, LanceRepository, LanceResource, LanceTable, Tier, build_maintenance_job
 from tests.plugin.shop import CUSTOMERS, ORDERS, Shop
 
 NAME = "lance_maintenance"
@@ -71,6 +71,45 @@ def test_stale_indices_are_refreshed(lake: LanceResource, instance: dg.DagsterIn
     assert run(build_maintenance_job([ORDERS], compact=False).job, lake, instance).success
     assert 1 == report(instance)["lance/indices_refreshed"]
     assert [0] == [index.unindexed_rows for index in table.maintenance.indices()]
+
+
+def test_data_files_of_old_partitions_are_moved(
+    lake: LanceResource, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """Each to the tier of its age, by the column of the partitions; a dry run only reports it."""
+    days = [f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}" for age in (1, 100, 400)]
+    table = LanceTable.create(lake.uri_of(ORDERS), pa.schema([("day", pa.string())]))
+    for day in days:
+        table.replace_where(f"day = '{day}'", pa.table({"day": [day]}))
+    for name in ("warm", "cold"):
+        table.maintenance.add_base(name, tmp_path / name)
+    spec = dg.AssetSpec(ORDERS, metadata={"lance/partition_expr": "day"})
+    tiers = [Tier(to="cold", older_than=timedelta(days=365)), Tier(to="warm", older_than=timedelta(days=90))]
+    job = build_maintenance_job([spec], compact=False, tiers=tiers).job
+    dry = {"ops": {f"{NAME}__shop__orders": {"config": {"dry_run": True}}}}
+    assert run(job, lake, instance, run_config=dry).success
+    assert 2 == report(instance)["lance/files_would_move"]
+    assert run(job, lake, instance).success
+    assert 2 == report(instance)["lance/files_moved"]
+    assert report(instance)["lance/bytes_moved"] > 0
+    assert (1, 1) == tuple(len(list((tmp_path / name).glob("*.lance"))) for name in ("warm", "cold"))
+    assert set(days) == set(table.read()["day"].to_pylist())
+    head = table.head()
+    assert run(job, lake, instance).success
+    assert (0, head) == (report(instance)["lance/files_moved"], table.head())
+
+
+def test_a_tier_that_a_table_does_not_have_fails_its_step(lake: LanceResource, instance: dg.DagsterInstance) -> None:
+    """The error says what the table lacks."""
+    small_fragments(lake)
+    for tier, problem in (
+        (Tier(to="cold", older_than=timedelta(0)), "no lance/partition_expr of one dimension"),
+        (Tier(to="cold", older_than=timedelta(0), column="id"), "is int64, which has no age"),
+    ):
+        (failed,) = run(build_maintenance_job([ORDERS], tiers=[tier]).job, lake, instance).get_step_failure_events()
+        assert problem in failed.step_failure_data.user_failure_data.description
+    with pytest.raises(InvalidInputError, match="a tier"):
+        build_maintenance_job([ORDERS], tiers=["cold"])  # type: ignore[list-item]
 
 
 def test_one_damaged_table_does_not_stop_the_others(lake: LanceResource, instance: dg.DagsterInstance) -> None:

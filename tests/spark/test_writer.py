@@ -1,5 +1,7 @@
 import contextlib
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lance_dagster import read_table, stage
+from lance_dagster import local_session, read_table, stage
 from lance_dagster.datafiles import RowTally
 from lance_dagster.errors import SchemaMismatchError, StoreError
 from lance_dagster.spark.spark_schema import replacement_schema, target_schema
@@ -17,6 +19,22 @@ from tests.spark.samples import rows, schema_of
 
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+OURS = ("2147483647", "4096")
+FOREIGN = """
+from pyspark.sql import SparkSession
+from lance_dagster import LanceDataSource
+from lance_dagster.spark.java import ensure_java
+
+ensure_java()
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+for _ in range(2):
+    spark.dataSource.register(LanceDataSource)
+"""
+
+
+def limits(spark: SparkSession) -> tuple[str | None, str | None]:
+    """The limits of a batch in a session."""
+    return spark.conf.get(BATCH_BYTES), spark.conf.get(BATCH_ROWS)
 
 
 def test_timestamps_are_stored_in_utc_whatever_the_session_shows(spark: SparkSession, tmp_table_uri: str) -> None:
@@ -118,24 +136,23 @@ def test_batch_settings_are_restored(spark: SparkSession, tmp_table_uri: str) ->
     stage(spark.range(1), table)
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
         stage(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), table)
-    assert not {BATCH_BYTES, BATCH_ROWS} & set(spark.conf.getAll)
+    assert OURS == limits(spark)
 
 
 def test_batches_are_bounded_by_rows_or_by_bytes(spark: SparkSession) -> None:
     """A byte limit is slow for narrow rows, and is the only limit that works for binary ones."""
-    default = spark.conf.get(BATCH_BYTES)
     cases: list[tuple[list[pa.DataType], int, tuple[str | None, str]]] = [
         ([pa.int64()], 0, ("2147483647", "16384")),
         ([pa.string()] * 20, 0, ("2147483647", "12800")),
         ([pa.float64()] * 200, 0, ("2147483647", "10240")),
         ([pa.list_(pa.float32(), 512)], 0, ("2147483647", "4096")),
         ([pa.string()], 100_000, ("2147483647", "167")),
-        ([pa.list_(pa.binary())], 0, (default, "16384")),
+        ([pa.list_(pa.binary())], 0, ("67108864", "16384")),
     ]
-    for columns, stored, limits in cases:
+    for columns, stored, expected in cases:
         schema = schema_of(**{f"c{number}": arrow for number, arrow in enumerate(columns)})
         with large_batches(spark, schema, stored):
-            assert limits == (spark.conf.get(BATCH_BYTES), spark.conf.get(BATCH_ROWS))
+            assert expected == limits(spark)
 
 
 def test_small_partitions_share_a_file_on_request(spark: SparkSession, tmp_table_uri: str) -> None:
@@ -184,7 +201,7 @@ def test_threads_that_stage_together_share_the_settings(spark: SparkSession) -> 
             early.enter_context(first)
             last.enter_context(second)
         assert "2147483647" == spark.conf.get(BATCH_BYTES)
-    assert not {BATCH_BYTES, BATCH_ROWS} & set(spark.conf.getAll)
+    assert OURS == limits(spark)
 
 
 def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
@@ -193,9 +210,31 @@ def test_a_limit_the_user_set_is_kept(spark: SparkSession) -> None:
     try:
         with large_batches(spark, schema_of(a=pa.int8())):
             assert "7" == spark.conf.get(BATCH_ROWS)
-        assert "7" == spark.conf.get(BATCH_ROWS)
+        local_session()
+        assert ("2147483647", "7") == limits(spark)
     finally:
-        spark.conf.unset(BATCH_ROWS)
+        spark.conf.set(BATCH_ROWS, OURS[1])
+
+
+def test_settings_that_a_session_does_not_have_are_taken_away_again(spark: SparkSession) -> None:
+    """A session that this package did not start gets them for a write only."""
+    for key in (BATCH_BYTES, BATCH_ROWS):
+        spark.conf.unset(key)
+    try:
+        default = limits(spark)
+        with large_batches(spark, schema_of(a=pa.int8())):
+            assert ("2147483647", "16384") == limits(spark)
+        assert default == limits(spark)
+        assert not {BATCH_BYTES, BATCH_ROWS} & set(spark.conf.getAll)
+    finally:
+        local_session()
+    assert OURS == limits(spark)
+
+
+def test_a_foreign_session_is_told_once_what_makes_writes_faster() -> None:
+    """In the log of the process that registers the source."""
+    done = subprocess.run([sys.executable, "-c", FOREIGN], capture_output=True, text=True, check=True)
+    assert 1 == done.stderr.count(f'spark.conf.set("{BATCH_BYTES}", "2147483647") makes df.write')
 
 
 def test_rows_are_staged_under_a_base_path(spark: SparkSession, tmp_table_uri: str, tmp_path: Path) -> None:

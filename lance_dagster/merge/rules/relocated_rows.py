@@ -602,6 +602,8 @@ class _Replay:
         return _Rows(rows.addresses, _joined([rows.rewritten, self._dead(rows, change.before)]))
 
     def _compacted(self, rows: _Rows, group: RewriteGroup, before: Manifest) -> dict[int, RowRuns]:
+        if not group.moves_rows:
+            return {}
         parts: list[RowRuns] = []
         rows_written = 0
         for old in group.old:

@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
@@ -22,9 +22,10 @@ from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import check_flag, check_options, require_sequence
+from lance_dagster.format.validation import check_class, check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
+from lance_dagster.plugin.operate.tiers import Tier, tier_predicates
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
@@ -50,14 +51,16 @@ class MaintenanceOptions(TypedDict, total=False):
     """The parts of the maintenance of each table; all of them by default.
 
     `verify` looks for damage first, and a damaged table is left as it is. `compact` rewrites small fragments of `main`.
-    `indices` adds rows that the indices of `main` do not cover. `collect` is the age from which versions that are no
-    longer needed expire and unreferenced files are deleted; None collects nothing. `spark_key` is the key of a
+    `indices` adds rows that the indices of `main` do not cover. `tiers` are base paths to which the data files of old
+    rows of `main` are moved; a table without such a base path fails. `collect` is the age from which versions that are
+    no longer needed expire and unreferenced files are deleted; None collects nothing. `spark_key` is the key of a
     `SparkResource` whose executors compact the tables; None compacts them in the process of the step.
     """
 
     verify: bool
     compact: bool
     indices: bool
+    tiers: Sequence[Tier]
     collect: timedelta | None
     spark_key: str | None
 
@@ -136,6 +139,10 @@ def _check_options(options: MaintenanceOptions) -> None:
         require_duration("collect", options["collect"])
     for part in ("verify", "compact", "indices"):
         check_flag(part, options.get(part, True))
+    example = "Tier(to='cold', older_than=timedelta(days=90))"
+    require_sequence("tiers", options.get("tiers", ()), example)
+    for tier in options.get("tiers", ()):
+        check_class("a tier", tier, Tier, example)
 
 
 def _op(watched_table: WatchedTable, name: str, resource_key: str, options: MaintenanceOptions) -> dg.OpDefinition:
@@ -150,7 +157,7 @@ def _op(watched_table: WatchedTable, name: str, resource_key: str, options: Main
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         lance: LanceResource = getattr(context.resources, resource_key)
         spark: SparkResource | None = getattr(context.resources, spark_key) if spark_key else None
-        step = _Step(context, watched_table.name, spark, dry_run=config.dry_run)
+        step = _Step(context, watched_table, spark, dry_run=config.dry_run)
         try:
             table = _written_table(context, lance, watched_table)
         except LanceDagsterError as error:
@@ -223,12 +230,13 @@ class _Step:
     """The maintenance of one table; each part of the maintenance adds its entries to `report`."""
 
     def __init__(
-        self, context: dg.OpExecutionContext, name: str, spark: SparkResource | None, *, dry_run: bool
+        self, context: dg.OpExecutionContext, watched: WatchedTable, spark: SparkResource | None, *, dry_run: bool
     ) -> None:
         self.report: Report = {}
         self._spark = spark
         self.damage: list[Problem] = []
-        self._context, self._name, self._dry_run = context, name, dry_run
+        self._context, self._name, self._dry_run = context, watched.name, dry_run
+        self._partition_expr = watched.metadata.get(md.PARTITION_EXPR)
         # The sensors take a version with a run id for a version of Dagster's.
         # Imported only in a run, as all modules are that loading a code location does not need.
         from lance_dagster.plugin.run_branch import RunChain
@@ -246,6 +254,8 @@ class _Step:
                 self._compact(table)
             if options.get("indices", True):
                 self._refresh_indices(table)
+        if tiers := options.get("tiers"):
+            self._move(table, tiers)
         age = options.get("collect", _DEFAULT_AGE)
         if age is not None:
             self._collect(table, age)
@@ -274,6 +284,24 @@ class _Step:
         if missing:
             table.to_lance(MAIN).optimize.optimize_indices(index_names=missing)
         self.report["lance/indices_refreshed"] = len(missing)
+
+    def _move(self, table: "LanceTable", tiers: Sequence[Tier]) -> None:
+        expression = md.plain(self._partition_expr)
+        predicates = tier_predicates(
+            tiers,
+            table.schema(),
+            partition_expr=expression if isinstance(expression, str) else None,
+            now=datetime.now(UTC),
+            asset=self._name,
+        )
+        message, files, size = f"maintenance of {self._name}", 0, 0
+        for tier, where in predicates:
+            move = table.maintenance.move_files(
+                where, tier.to, message=message, properties=self._properties, dry_run=self._dry_run
+            )
+            files, size = files + move.files, size + move.bytes
+        verb = "would_move" if self._dry_run else "moved"
+        self.report |= {f"lance/files_{verb}": files, f"lance/bytes_{verb}": size}
 
     def _collect(self, table: "LanceTable", age: timedelta) -> None:
         garbage = table.maintenance.collect_garbage(age, dry_run=self._dry_run)
