@@ -31,6 +31,7 @@ from lance_dagster.merge.rules.columns.column_matching import (
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import (
     Identities,
+    anchor_may_differ,
     located_by_ids,
     located_by_replay,
     rows_came_again,
@@ -301,9 +302,8 @@ class MergeSide:
     @cached_property
     def may_only_have_moved(self) -> bool:
         """Whether a row that counts as updated may have the values that it has in the merge base."""
-        by_stamps = bool(self.history.settled) or updates_show_in_stamps_only(self.history)
-        seemingly = by_stamps or rows_came_again(self.history)
-        return self.manifest.stable_row_ids and seemingly
+        tests = anchor_may_differ, updates_show_in_stamps_only, rows_came_again
+        return self.manifest.stable_row_ids and any(test(self.history) for test in tests)
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
         """Return the updated rows whose values are the same as in the merge base.

@@ -186,9 +186,7 @@ class _Locator:
         updated = ids.where_in(self.written.updated).positions | ids.where_in(self.identities.updated).positions
         updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the stamp in the merge base is the only trace of an update.
-        # Rows that a merge settled by a strategy may differ from the version that was merged, which the merge base
-        # contains.
-        if self.by_stamps or self.side.settled:
+        if self.by_stamps or anchor_may_differ(self.side):
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
         if self.by_stamps or self.settled_apart:
@@ -316,6 +314,16 @@ def rows_came_again(side: SideHistory) -> bool:
     return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) or any(
         before is None or after is None or before.next_row_id < after.next_row_id for before, after in merges
     )
+
+
+def anchor_may_differ(side: SideHistory) -> bool:
+    """Tell whether a side may have other values of rows than the merge base although no version of it changed them.
+
+    A merge may have settled a conflict by a strategy. Or the merge base came with a later version, which may have taken
+    its values back. The other side does not contain that later version, so the merge is among the changes.
+    """
+    made = {(change.after.branch, change.after.version) for change in side.changes if change.after is not None}
+    return bool(side.settled) or (side.anchor is not None and (side.anchor.branch, side.anchor.version) in made)
 
 
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
