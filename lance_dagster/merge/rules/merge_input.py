@@ -153,8 +153,8 @@ def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswi
         unknown = "without stable row ids it is unknown which rows both have"
         yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
     if not base.stable_row_ids and all(_may_have_copies(side) for side in (source, dest)):
-        picked = f"{source.name} and {dest.name} both have cherry-picks, reverts or restores"
-        unknown = "without stable row ids it is unknown which of the rows these brought both have"
+        picked = f"{source.name} and {dest.name} both have cherry-picks, reverts, restores or merges with a strategy"
+        unknown = "without stable row ids it is unknown which of the rows these brought or kept both have"
         yield Conflict(kind="history", unit="history", source=picked, dest=unknown)
     source_manifest, dest_manifest = source.manifest, dest.manifest
     if not base.stable_row_ids == source_manifest.stable_row_ids == dest_manifest.stable_row_ids:
@@ -210,9 +210,10 @@ def can_be_waived(conflict: Conflict) -> bool:
 
 
 def _may_have_copies(side: SideHistory) -> bool:
-    """Tell whether a side may have inserted rows that exist, or existed, in another place."""
+    """Tell whether a side may have rows that exist, or existed, in another place."""
     first = side.anchor.version if side.anchor is not None else 0
-    return any(
+    # A strategy may have kept a new copy of a row that the merge base has deleted, and that the other side brings back.
+    return bool(side.settled) or any(
         change.transaction is not None
         and (
             not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
