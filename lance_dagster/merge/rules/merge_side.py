@@ -213,11 +213,6 @@ class MergeSide:
         return adders
 
     @property
-    def ended_where_it_began(self) -> bool:
-        """Whether the side has the rows and columns of the merge base again, whatever it did in between."""
-        return not (self.written or self.removed or self.columns_changed)
-
-    @property
     def hides_filled_columns(self) -> bool:
         """Whether the changes of the side since the merge base do not show which columns it filled."""
         # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
@@ -369,7 +364,7 @@ class MergeSide:
             addresses[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
         return addresses
 
-    def addresses_of_all(self, key: int, rows: BitMap) -> U64Array:
+    def addresses_of_all(self, key: BaseKey, rows: BitMap) -> U64Array:
         """Return the addresses that rows of a fragment of the merge base have here, wherever they lie, in order."""
         addresses, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
         if changes.place is not None:

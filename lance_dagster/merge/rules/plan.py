@@ -192,7 +192,7 @@ def _plan_under(
     findings = list(missing_versions(merge_input))
     try:
         settings = merge_settings(source, dest, strategy)
-        schema = merge_schemas(source, dest, strategy, crosswise=merge_input.crosswise)
+        schema = merge_schemas(source, dest, strategy)
         claims = settle_claims(source, dest, strategy)
         in_conflict = [finding.conflict.unit for finding in claims.findings]
         strategy.check_scopes(lambda: [*in_conflict, *claimed_units(source, dest)])

@@ -29,7 +29,8 @@ from lance_dagster.merge.rules.change_makers import (
 )
 from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of, units_of
 from lance_dagster.merge.rules.columns.settings_merge import merge_map
-from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
+from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, absent_from_base
+from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
     DEST_WINS,
@@ -82,14 +83,13 @@ class MergedSchema:
         return any(field.id == number and takes_nulls(field, self.file_version) for field in self.fields)
 
 
-def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> MergedSchema:
+def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSchema:
     """Merge the schemas of two sides.
 
     Args:
         source: The side that is merged.
         dest: The side it is merged into.
         strategy: Who wins where both changed a column.
-        crosswise: Whether both sides may have taken in the same versions, which the merge base does not have.
     """
     # Most merges change no column: they should not pay for matching thousands of fields of a wide table.
     if _unchanged(source) and _unchanged(dest):
@@ -102,7 +102,7 @@ def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, 
             added_by_dest=none,
             kept_by_strategy=none,
         )
-    return _SchemaMerge(source, dest, strategy, crosswise=crosswise).result()
+    return _SchemaMerge(source, dest, strategy).result()
 
 
 def _unchanged(side: MergeSide) -> bool:
@@ -113,9 +113,8 @@ def _unchanged(side: MergeSide) -> bool:
 class _SchemaMerge:
     """Collects the fields of the result, and the findings."""
 
-    def __init__(self, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> None:
-        self._source_side, self._dest_side, self._strategy = source, dest, strategy
-        self._crosswise, self._base = crosswise, source.base
+    def __init__(self, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> None:
+        self._source_side, self._dest_side, self._strategy, self._base = source, dest, strategy, source.base
         self._next: int | None = None
         self._findings: list[Finding] = []
         self._source = {field.id: field for field in source.manifest.fields}
@@ -364,25 +363,24 @@ class _SchemaMerge:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
-        # The result would have the fields of both inside, and a list with two items cannot be read. Where both sides
-        # took in the same versions, one side may have added a field to a struct since.
+        # The result would have the fields of both inside, and a list with two items cannot be read. To a struct that
+        # both got from a third branch, one side may have added a field since.
         pairs, apart = self._inside_both(field, same_named)
-        if apart and not (self._crosswise and field.logical_type == "struct"):
+        if apart and not (field.logical_type == "struct" and any(self._in_same_files(*pair) for pair in pairs)):
             return False
         # A nested column is one with all fields inside, or it is another column.
         if not all(self._is_same(source_field, dest_field) for source_field, dest_field in pairs):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
-        # Neither column has values for rows of the merge base, so both read as null there.
-        if not any(filled):
-            return True
-        source_files = _files_of(self._source_side.manifest, field.id)
-        dest_files = _files_of(self._dest_side.manifest, same_named.id)
-        # Equal files prove equal values. One side may have written more fragments since, so one set may contain the
-        # other.
-        return (all(filled) or self._crosswise) and (
-            source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
-        )
+        # Without values for rows of the merge base, both columns read as null there. Equal files prove equal values.
+        return not any(filled) or self._in_same_files(field, same_named)
+
+    def _in_same_files(self, field: Field, same_named: Field) -> bool:
+        """Tell whether all values of one of two new columns lie in files that both sides have, as the same column."""
+        source_files = _files_of(self._source_side.manifest, field.id).items()
+        dest_files = _files_of(self._dest_side.manifest, same_named.id).items()
+        # One side may have written more fragments since. No file at all proves nothing.
+        return bool(source_files and dest_files) and (source_files <= dest_files or dest_files <= source_files)
 
     def _inside_both(self, field: Field, same_named: Field) -> tuple[list[tuple[Field, Field]], bool]:
         """Return the pairs of fields of one name directly inside two new columns, and whether one has others too."""
@@ -399,9 +397,8 @@ class _SchemaMerge:
         are read, up to `MOST_ROWS_COMPARED` of them.
         """
         source, dest = self._source_side, self._dest_side
-        equal, ids = source.lookups.equal_rows, self._base.fragments.ids
-        # The rows of merges in both directions are not all in the merge base, by which rows are compared here.
-        if equal is None or self._crosswise:
+        equal = source.lookups.equal_rows
+        if equal is None:
             return False
         # A column that one side cast is not the same as one that the other side added under its name.
         cast = self._source_side.cast_of(field.id)
@@ -411,7 +408,8 @@ class _SchemaMerge:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
-        pairs = [(key, source.of(key), dest.of(key)) for key in ids]
+        keys: list[BaseKey] = [*self._base.fragments.ids, *absent_from_base(source, dest)]
+        pairs = [(key, source.of(key), dest.of(key)) for key in keys]
         shared = {
             key: (source_rows.stays | source_rows.moved) & (dest_rows.stays | dest_rows.moved)
             for key, source_rows, dest_rows in pairs
