@@ -144,8 +144,6 @@ class ChangeRange:
 
     def verb(self, head: State) -> str:
         """Return the operation on a branch in words."""
-        if self.picks is not None:
-            return self.picks.verb(head)
         return {
             PICKED: f"cherry-pick {self.of} onto {head}",
             REVERTED: f"revert {self.of} on {head}",
@@ -154,8 +152,6 @@ class ChangeRange:
 
     def call(self, branch: str, options: PickOptions) -> Call | None:
         """Return the call of a table's method that asked for this, without the strategy; a restore takes none."""
-        if self.picks is not None:
-            return self.picks.call(branch, options)
         if self.kind == RESTORED:
             return None
         # A revert adds to the properties which parent it goes back to.
@@ -165,8 +161,6 @@ class ChangeRange:
 
     def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that record the change that was picked or taken back, and the committer of a pick."""
-        if self.picks is not None:
-            return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
             # The committer of a pick is the author of the change, so the person who picked it is recorded separately.
@@ -178,8 +172,6 @@ class ChangeRange:
 
     def info(self, context: TableContext) -> dict[str, str]:
         """Return the properties with the message of the new version; a pick keeps message and committer, as in git."""
-        if self.picks is not None:
-            return self.picks.info(context)
         version = context.versions.describe(self.of)
         if self.kind == PICKED:
             message = {} if version.message is None else {COMMIT_MESSAGE: version.message}
@@ -206,7 +198,8 @@ def apply_change(
 
     def prepare(head: State) -> ProposedMerge:
         change_range = range_from(head)
-        source = change_range.source
+        # The new version records the pick that was asked for, also where that is carried out by undoing a revert.
+        source, requested = change_range.source, change_range.picks or change_range
         if not context.versions.is_stored(source):
             raise VersionNotFoundError(f"{source} of {context.uri} was collected, so its state cannot be brought back")
 
@@ -217,13 +210,13 @@ def apply_change(
         # Later entries win: what the caller gave replaces what is taken from the picked version. Nothing replaces the
         # marks, by which later merges and reverts recognise the change.
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
-        info = change_range.info(context)
+        info = requested.info(context)
         return ProposedMerge(
             merge_input=_gather_merge_input(context, change_range, head, options),
             source=source,
-            attempt=change_range.verb(head),
-            call=change_range.call(branch, options),
-            properties={**info, **options.properties, **own, **change_range.marks(context)},
+            attempt=requested.verb(head),
+            call=requested.call(branch, options),
+            properties={**info, **options.properties, **own, **requested.marks(context)},
             table_metadata=table_metadata,
             is_merge=False,
         )

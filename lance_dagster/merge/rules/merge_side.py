@@ -12,7 +12,6 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
@@ -45,6 +44,7 @@ from lance_dagster.merge.rules.row_changes import (
     live,
     live_rows,
     match_fragments,
+    row_ids_of,
 )
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
@@ -287,7 +287,7 @@ class MergeSide:
             return True
         if not self.base.stable_row_ids:
             return number in self.fragments.anchored
-        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
+        ids = row_ids_of(fragment, "the merge base")
         return bool(len(ids.restricted(offsets).through(self._identities().base.back.runs)))
 
     def of(self, number: BaseKey) -> FragmentRowChanges:

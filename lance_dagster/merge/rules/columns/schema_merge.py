@@ -404,7 +404,12 @@ class _SchemaMerge:
         cast = self._source_side.cast_of(field.id)
         if cast != self._dest_side.cast_of(same_named.id):
             return False
-        if not can_compare_columns(source) or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
+        if not can_compare_columns(source) or field.parent_id >= 0:
+            return False
+        # Values of lists, maps and structs are not compared.
+        if any(inner.parent_id == field.id for inner in self._source.values()):
+            return False
+        if any(inner.parent_id == same_named.id for inner in self._dest.values()):
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
@@ -437,27 +442,19 @@ class _SchemaMerge:
         )
         return next(same_files, None)
 
-    def _is_leaf_of_both(self, field: Field, same_named: Field) -> bool:
-        inner = (
-            [inner_field.parent_id for inner_field in self._source.values()],
-            [inner_field.parent_id for inner_field in self._dest.values()],
-        )
-        return field.id not in inner[0] and same_named.id not in inner[1]
-
     def _check_orphans(self) -> None:
         """Refuse a field that one side added or changed inside a column that the other side dropped."""
         for field in list(self._fields.values()):
             if field.parent_id >= 0 and field.parent_id not in self._fields:
-                path = paths_of(self._dest_side.manifest.fields).get(field.id, field.name)
-                self._note_conflict(
-                    f"column {path}",
-                    (
-                        f"{self._who_dropped_around(field)} dropped the struct that contains it",
-                        f"{self._who_changed(field)} added or changed it",
-                    ),
-                    (),
-                    advice=f"drop it on {self._dest_side.branch} too, and try again",
-                )
+                source, dest, base_ids = self._source_side, self._dest_side, self._dest_side.columns.base_ids
+                path = paths_of(dest.manifest.fields).get(field.id, field.name)
+                around, base_id = base_ids.get(field.parent_id), base_ids.get(field.id)
+                base = next((base_field for base_field in self._base.fields if base_field.id == base_id), None)
+                dropped = source.name if around is None else drop_makers(source, around)
+                changed = added_makers(dest, field.id) if base is None else change_makers(dest, base)
+                did = f"{dropped} dropped the struct that contains it", f"{changed} added or changed it"
+                advice = f"drop it on {dest.branch} too, and try again"
+                self._note_conflict(f"column {path}", did, (), advice=advice)
                 del self._fields[field.id]
 
     def _check_names(self, fields: tuple[Field, ...]) -> None:
@@ -542,17 +539,6 @@ class _SchemaMerge:
         for new, before in reversed(follower.items()):
             dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
         return dest_order
-
-    def _who_dropped_around(self, field: Field) -> str:
-        """Name who dropped the column on the source around a field of the dest."""
-        around = self._dest_side.columns.base_ids.get(field.parent_id)
-        return self._source_side.name if around is None else drop_makers(self._source_side, around)
-
-    def _who_changed(self, field: Field) -> str:
-        """Name who added or changed a field of the dest."""
-        base_id = self._dest_side.columns.base_ids.get(field.id)
-        base = next((base_field for base_field in self._base.fields if base_field.id == base_id), None)
-        return added_makers(self._dest_side, field.id) if base is None else change_makers(self._dest_side, base)
 
 
 def _came(side: MergeSide, field: Field) -> str:
