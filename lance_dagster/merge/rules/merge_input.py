@@ -113,8 +113,7 @@ class MergeInput:
     starts from.
 
     `crosswise` says that both sides may have rows of the same versions, which the merge base does not have: by merges
-    in both directions, or by picks. A row that both sides had and only the source still has is then left out of the
-    result, since the dest deleted it.
+    in both directions, or by picks. Without stable row ids, nothing tells which rows these are.
 
     `inserted` are rows of the source and of the dest that count as inserted there although the other side knows them:
     for the source a map from ids on the source to ids on the dest, for the dest the reverse. `updated` are the ids of
