@@ -334,7 +334,7 @@ class _SchemaMerge:
         if in_use or not one_line or not any(change.undone for change in source.history.changes):
             return False
         # A line may give the id of a dropped column again, to a column that may be dropped in turn.
-        return _places_of(dest.manifest, field.id) <= _places_of(source.manifest, field.id)
+        return _files_of(dest.manifest, field.id).items() <= _files_of(source.manifest, field.id).items()
 
     def _put_together(self, field: Field, same_named: Field) -> None:
         """Treat two new columns as one column, with the metadata of both."""
@@ -398,18 +398,15 @@ class _SchemaMerge:
         """
         source, dest = self._source_side, self._dest_side
         equal = source.lookups.equal_rows
-        if equal is None:
-            return False
         # A column that one side cast is not the same as one that the other side added under its name.
-        cast = self._source_side.cast_of(field.id)
-        if cast != self._dest_side.cast_of(same_named.id):
-            return False
-        if not can_compare_columns(source) or field.parent_id >= 0:
+        cast = source.cast_of(field.id)
+        if equal is None or not can_compare_columns(source) or cast != dest.cast_of(same_named.id):
             return False
         # Values of lists, maps and structs are not compared.
-        if any(inner.parent_id == field.id for inner in self._source.values()):
-            return False
-        if any(inner.parent_id == same_named.id for inner in self._dest.values()):
+        is_nested = any(inner.parent_id == field.id for inner in self._source.values()) or any(
+            inner.parent_id == same_named.id for inner in self._dest.values()
+        )
+        if is_nested or field.parent_id >= 0:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
@@ -419,9 +416,12 @@ class _SchemaMerge:
             key: (source_rows.stays | source_rows.moved) & (dest_rows.stays | dest_rows.moved)
             for key, source_rows, dest_rows in pairs
         }
-        if not any(shared.values()):
+        rows = sum(map(len, shared.values()))
+        if not rows:
             # No values show that two added columns mean the same. Two casts of one column to one type do.
             return cast is not None
+        if rows > MOST_ROWS_COMPARED:
+            return False
         addresses = [
             np.concatenate([side.addresses_of_all(key, rows) for key, rows in shared.items()])
             for side in (source, dest)
@@ -553,17 +553,6 @@ def can_compare_columns(side: MergeSide) -> bool:
     """Tell whether whole columns of both sides may be compared: rows can be traced, and there are few of them."""
     rows = sum(fragment.physical_rows for fragment in side.base.fragments)
     return side.base.stable_row_ids and side.lookups.equal_rows is not None and rows <= MOST_ROWS_COMPARED
-
-
-def _places_of(manifest: Manifest, number: int) -> set[tuple[str, int]]:
-    """Return the files that have values of a field, with the place of the column in the file."""
-    return {
-        (file.path, place)
-        for fragment in manifest.fragments
-        for file in fragment.files
-        for own, place in zip(file.fields, file.column_indices, strict=False)
-        if own == number
-    }
 
 
 def _around_is_gone(base: Field, columns: SideColumns) -> bool:
