@@ -67,7 +67,7 @@ from lance_dagster.merge.rules.row_decisions import (
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.several_bases import BaseResult, choose_result
-from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
+from lance_dagster.merge.rules.strategy import HISTORY, Finding, ParsedStrategy, Strategy, unsettled
 from lance_dagster.merge.rules.unnamed_updates import passed_on_in_place
 from lance_dagster.transactions.apply import MAX_FRAGMENT_ID, MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
@@ -208,9 +208,8 @@ def _plan_under(
         )
         rows = _decide_rows(rules, claims)
     except UntraceableError as error:
-        unknown = "what became of its rows is unknown"
-        conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
-        return [*findings, Finding(conflict=conflict, options=(), advice="")]
+        did = str(error), "what became of its rows is unknown"
+        return [*findings, unsettled(HISTORY, HISTORY, did)]
     findings += rows.findings
     # Open findings stop the merge only here. A rule that stopped it earlier would hide the findings of later rules.
     if strategy.open_among(findings):
@@ -434,7 +433,7 @@ class _Build:
         if rows:
             source, dest = self.sides
             did = f"{source.name} brings them in again", f"{dest.name} has them"
-            yield Finding(conflict=Conflict(kind=HISTORY, unit=f"{rows} rows", source=did[0], dest=did[1]), options=())
+            yield unsettled(HISTORY, f"{rows} rows", did)
 
     def _columns_moved(self) -> frozenset[int]:
         """Return the fields for which rows taken from the source have values."""

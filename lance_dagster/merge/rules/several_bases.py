@@ -33,6 +33,7 @@ from lance_dagster.merge.rules.strategy import (
     Winner,
     add_rows,
     made_after_reset,
+    unsettled,
 )
 
 _GONE = None
@@ -95,11 +96,9 @@ def choose_result(
 
 
 def _ambiguous(source: MergeSide, dest: MergeSide, names: Sequence[str]) -> Finding:
-    did = f"{source.name} and {dest.name} have several merge bases, {', '.join(names)}"
-    conflict = Conflict(
-        kind=HISTORY, unit=HISTORY, source=did, dest="the result is ambiguous: each base gives a different result"
-    )
-    return Finding(conflict=conflict, options=(), advice=made_after_reset("their merges crossed", source.branch))
+    bases = f"{source.name} and {dest.name} have several merge bases, {', '.join(names)}"
+    did = bases, "the result is ambiguous: each base gives a different result"
+    return unsettled(HISTORY, HISTORY, did, made_after_reset("their merges crossed", source.branch))
 
 
 class _DifferingRows:

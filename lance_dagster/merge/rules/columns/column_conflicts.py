@@ -14,7 +14,7 @@ from lance_dagster.merge.rules.change_makers import added_makers, facet_makers, 
 from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, can_compare_columns
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.strategy import Conflict, Finding, Rows, made_after_reset, made_again, on_side
+from lance_dagster.merge.rules.strategy import Finding, Rows, made_after_reset, made_again, on_side, unsettled
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
@@ -57,9 +57,8 @@ def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
     ]
     returned = "rows it changed or took out are brought back"
     for change in changes:
-        source, dest = (change.did, returned) if side.is_source else (returned, change.did)
-        conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
-        yield Finding(conflict=conflict, options=(), advice=change.advice)
+        did = (change.did, returned) if side.is_source else (returned, change.did)
+        yield unsettled("column", f"column {change.path}", did, change.advice)
 
 
 def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None = None) -> Iterator[_ColumnChange]:
@@ -147,9 +146,9 @@ def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
 
 def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
     wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows with the column as it was before"
-    source, dest = (wrote, change.did) if writer.is_source else (change.did, wrote)
-    conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
-    return Finding(conflict=conflict, options=(), rows=on_side(rows, source=writer.is_source), advice=change.advice)
+    did = (wrote, change.did) if writer.is_source else (change.did, wrote)
+    there = on_side(rows, source=writer.is_source)
+    return unsettled("column", f"column {change.path}", did, change.advice, there)
 
 
 def _writes_rows(change: Change) -> bool:
