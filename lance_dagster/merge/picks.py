@@ -438,7 +438,8 @@ def _latest_reinstated(context: TableContext, commit_: State, head: State, to: S
     commit_lineage, head_lineage = lineage_of(commit_, context.refs), lineage_of(head, context.refs)
     if not head_lineage.contains(commit_lineage):
         return commit_
-    reverts = (change for change in changes_since(head_lineage, commit_lineage, context.versions) if _reverts(change))
+    since = changes_since(head_lineage, commit_lineage, context.versions)
+    reverts = (each for each in since if each.transaction is not None and REVERTED in each.transaction.properties)
     later = [context.load_recorded(RecordedVersion(change.version)) for change in reverts]
     # Each round follows one revert and the revert of it, until the last revert stands or there is none.
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
@@ -447,10 +448,6 @@ def _latest_reinstated(context: TableContext, commit_: State, head: State, to: S
             break
         commit_, to = again, None
     return commit_
-
-
-def _reverts(change: Change) -> bool:
-    return change.transaction is not None and REVERTED in change.transaction.properties
 
 
 def _takes_back(state: State, commit_: State, to: State | None) -> bool:

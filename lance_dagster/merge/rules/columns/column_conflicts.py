@@ -35,7 +35,9 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
         casts, required = list(_cast_alone(changer, writer, schema)), list(_required(schema, added))
         # The rows are looked up only where a column changed, which is never the case in most merges.
         if (casts or required) and writer.written:
-            for change in (*_casts(changer, casts, writer), *_new_required(changer, required, schema)):
+            own = {new: number for number, new in schema.from_source.items()} if changer.is_source else {}
+            added_required = (_added_required(changer, own.get(field.id, field.id), field) for field in required)
+            for change in (*_casts(changer, casts, writer), *added_required):
                 yield _finding(change, writer, writer.written)
         # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
         for number, path in changer.made_required.items():
@@ -103,12 +105,6 @@ def _same_cast_there(side: MergeSide, number: int, writer: MergeSide) -> str | N
 def _made_required(side: MergeSide, number: int, advice: str) -> _ColumnChange:
     did = f"{facet_makers(side, number, 'nullable')} made it not null"
     return _ColumnChange(path=side.made_required[number], did=did, advice=advice)
-
-
-def _new_required(side: MergeSide, fields: Collection[Field], schema: MergedSchema) -> Iterator[_ColumnChange]:
-    own = {new: number for number, new in schema.from_source.items()} if side.is_source else {}
-    for field in fields:
-        yield _added_required(side, own.get(field.id, field.id), field)
 
 
 def _added_required(side: MergeSide, number: int, field: Field) -> _ColumnChange:
