@@ -119,7 +119,7 @@ class Finding:
 
 
 def unsettled(
-    kind: ConflictKind, unit: str, did: tuple[str, str], advice: str = "", rows: RowsLookup | None = None
+    kind: ConflictKind, unit: str, did: tuple[str, str], advice: str = "", *, rows: RowsLookup | None = None
 ) -> Finding:
     """Return a conflict that no strategy settles, given what the source and the dest did."""
     return Finding(

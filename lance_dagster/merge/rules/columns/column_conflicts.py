@@ -144,7 +144,7 @@ def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
     wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows with the column as it was before"
     did = (wrote, change.did) if writer.is_source else (change.did, wrote)
     there = on_side(rows, source=writer.is_source)
-    return unsettled("column", f"column {change.path}", did, change.advice, there)
+    return unsettled("column", f"column {change.path}", did, change.advice, rows=there)
 
 
 def _writes_rows(change: Change) -> bool:
