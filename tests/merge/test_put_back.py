@@ -155,3 +155,16 @@ def test_a_revert_that_came_with_what_it_reverted_is_not_lost(
         table.merge(source, dest)
     (conflict,) = caught.value.conflicts
     assert "rows" == conflict.kind
+
+
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+def test_a_row_that_both_sides_brought_back_has_the_update_of_one(tmp_path: Path, source: str, dest: str) -> None:
+    """Main reverts its deletion and the branch the merge that brought it: the update of the restored row is kept."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    table.branches.create("run")
+    deleted = table.delete("key = 'a'")
+    table.revert(str(table.merge("main", "run")), "run", parent=1)
+    table.revert(str(deleted))
+    CHANGES["update"](table)
+    table.merge(source, dest)
+    assert [("a", 100), ("b", 2)] == contents(table, dest)
