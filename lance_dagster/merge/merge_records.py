@@ -97,18 +97,17 @@ def claiming(
     names = {line.id: line.branch for line in of.segments}
     picked = (place for change in other_changes for key in (PICKED_FROM, PICKS_MERGED) for place in _named(change, key))
     picked_versions = {f"{names[own]}@{newest}" for own, _, newest in picked if own in names}
+    contained = other_side.contained
+
+    def in_both(change: Change) -> bool:
+        origins = _named(change, PICKED_FROM)
+        is_there = any(0 <= newest <= contained.get(own, -1) for own, _, newest in origins)
+        return is_there or change.version in picked_versions
+
     return [
-        change
-        if inserted_anew(change)
-        else replace(
-            change, in_both=change.version in picked_versions or _is_of(change, other_side), known=other_side.contained
-        )
+        change if inserted_anew(change) else replace(change, in_both=in_both(change), known=contained)
         for change in changes
     ]
-
-
-def _is_of(change: Change, lineage: Lineage) -> bool:
-    return any(0 <= newest <= lineage.contained.get(own, -1) for own, _, newest in _named(change, PICKED_FROM))
 
 
 def _overlap(picked: Iterable[tuple[str, int, int]], lineage: Lineage, base: Lineage) -> bool:

@@ -3,6 +3,11 @@
 The change of a version is the difference between its parent and itself; the reverse change leads from the version to
 its parent. Both are merges with a chosen merge base: the parent is the merge base and the version the source, or the
 other way round. So the rules of a merge decide, and whatever else the branch did is kept or named as a conflict.
+
+A change reaches a branch as the version itself, through a merge of it, or by a cherry-pick; it is taken back by a
+revert of any of these, and comes again with a revert of that revert. To pick it once more then means to undo the last
+revert: the branch knows the rows and columns already, under the ids they had, so that a plain pick would find nothing
+new (`last_revert`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,9 +23,12 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import (
+    CHANGE_ORIGIN_PROPERTIES,
     CLAIMS,
     COMMIT_MESSAGE,
     COMMITTER,
+    MERGE,
+    MERGED_BRANCH,
     PICKED,
     PICKED_BY,
     PICKED_FROM,
@@ -36,6 +44,7 @@ from lance_dagster.format.transaction import (
     ReserveFragments,
     Restore,
     Rewrite,
+    Transaction,
     UpdateConfig,
 )
 from lance_dagster.format.validation import validate_commit_info
@@ -59,7 +68,6 @@ from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import brings_copies, identity, origins, picked_across
 from lance_dagster.merge.picked_rows import rows_lacking
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
-from lance_dagster.merge.reverted_changes import last_revert
 from lance_dagster.merge.rules import MergeInput, MergePlan, ParsedStrategy, fields_across
 from lance_dagster.merge.rules.merge_input import Deleted
 from lance_dagster.merge.rules.strategy import Strategy
@@ -136,8 +144,6 @@ class ChangeRange:
 
     def verb(self, head: State) -> str:
         """Return the operation on a branch in words."""
-        if self.picks is not None:
-            return self.picks.verb(head)
         return {
             PICKED: f"cherry-pick {self.of} onto {head}",
             REVERTED: f"revert {self.of} on {head}",
@@ -146,8 +152,6 @@ class ChangeRange:
 
     def call(self, branch: str, options: PickOptions) -> Call | None:
         """Return the call of a table's method that asked for this, without the strategy; a restore takes none."""
-        if self.picks is not None:
-            return self.picks.call(branch, options)
         if self.kind == RESTORED:
             return None
         # A revert adds to the properties which parent it goes back to.
@@ -157,8 +161,6 @@ class ChangeRange:
 
     def marks(self, context: TableContext) -> dict[str, str]:
         """Return the properties that record the change that was picked or taken back, and the committer of a pick."""
-        if self.picks is not None:
-            return self.picks.marks(context)
         marks = {self.kind: identity(self.of)}
         if self.kind == PICKED:
             # The committer of a pick is the author of the change, so the person who picked it is recorded separately.
@@ -170,8 +172,6 @@ class ChangeRange:
 
     def info(self, context: TableContext) -> dict[str, str]:
         """Return the properties with the message of the new version; a pick keeps message and committer, as in git."""
-        if self.picks is not None:
-            return self.picks.info(context)
         version = context.versions.describe(self.of)
         if self.kind == PICKED:
             message = {} if version.message is None else {COMMIT_MESSAGE: version.message}
@@ -198,7 +198,8 @@ def apply_change(
 
     def prepare(head: State) -> ProposedMerge:
         change_range = range_from(head)
-        source = change_range.source
+        # The new version records the pick that was asked for, also where that is carried out by undoing a revert.
+        source, requested = change_range.source, change_range.picks or change_range
         if not context.versions.is_stored(source):
             raise VersionNotFoundError(f"{source} of {context.uri} was collected, so its state cannot be brought back")
 
@@ -209,13 +210,13 @@ def apply_change(
         # Later entries win: what the caller gave replaces what is taken from the picked version. Nothing replaces the
         # marks, by which later merges and reverts recognise the change.
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
-        info = change_range.info(context)
+        info = requested.info(context)
         return ProposedMerge(
             merge_input=_gather_merge_input(context, change_range, head, options),
             source=source,
-            attempt=change_range.verb(head),
-            call=change_range.call(branch, options),
-            properties={**info, **options.properties, **own, **change_range.marks(context)},
+            attempt=requested.verb(head),
+            call=requested.call(branch, options),
+            properties={**info, **options.properties, **own, **requested.marks(context)},
             table_metadata=table_metadata,
             is_merge=False,
         )
@@ -437,7 +438,8 @@ def _latest_reinstated(context: TableContext, commit_: State, head: State, to: S
     commit_lineage, head_lineage = lineage_of(commit_, context.refs), lineage_of(head, context.refs)
     if not head_lineage.contains(commit_lineage):
         return commit_
-    reverts = (change for change in changes_since(head_lineage, commit_lineage, context.versions) if _reverts(change))
+    since = changes_since(head_lineage, commit_lineage, context.versions)
+    reverts = (each for each in since if each.transaction is not None and REVERTED in each.transaction.properties)
     later = [context.load_recorded(RecordedVersion(change.version)) for change in reverts]
     # Each round follows one revert and the revert of it, until the last revert stands or there is none.
     while back := next((state for state in later if _takes_back(state, commit_, to)), None):
@@ -446,10 +448,6 @@ def _latest_reinstated(context: TableContext, commit_: State, head: State, to: S
             break
         commit_, to = again, None
     return commit_
-
-
-def _reverts(change: Change) -> bool:
-    return change.transaction is not None and REVERTED in change.transaction.properties
 
 
 def _takes_back(state: State, commit_: State, to: State | None) -> bool:
@@ -498,3 +496,118 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
     if merged is None:
         raise ancestry.merged_version_gone(version)
     return context.versions.load(merged.branch, merged.number)
+
+
+_TELLS = CHANGE_ORIGIN_PROPERTIES | {MERGE}
+"""Versions without any of these properties neither introduce a change of another version nor take one back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRevert:
+    """The last version that took a change back, and the version before it, which had the change.
+
+    `exclusive` says that it took back this change alone, so that undoing it restores only this change.
+    """
+
+    by: State
+    before: State
+    exclusive: bool
+
+
+def last_revert(context: TableContext, of: State, parent: State, head: State) -> LastRevert | None:
+    """Return the version that took a change back; None where the head has the change, or never had it.
+
+    Args:
+        context: The table.
+        of: The version whose change is meant.
+        parent: The parent its change is seen from.
+        head: The newest version of the branch.
+    """
+    versions_from = origins(lineage_of(of, context.refs), lineage_of(parent, context.refs))
+    walk = _Walk(context, of, parent, versions_from)
+    for change in changes_since(lineage_of(head, context.refs), lineage_of(parent, context.refs), context.versions):
+        walk.follow(change)
+    return walk.last_revert
+
+
+@dataclass(frozen=True, slots=True)
+class _Introduction:
+    """How a version introduced the change: `exclusive` if alone; `into` is the head before a merge."""
+
+    exclusive: bool
+    into: str | None = None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows a change through the versions of a branch, oldest first.
+
+    `last_revert` is the last revert of the change as of the version that was followed last; None where that version has
+    the change, or the branch never had it. `introduced` and `reverted` have the commit ids of the versions that
+    introduced the change and took it back. `at` keeps the value of `last_revert` after each version, by version number,
+    since a branch may be restored to any of them.
+    """
+
+    context: TableContext
+    of: State
+    parent: State
+    versions_from: str
+    last_revert: LastRevert | None = None
+    introduced: dict[str, _Introduction] = field(default_factory=dict)
+    reverted: dict[str, LastRevert] = field(default_factory=dict)
+    at: dict[int, LastRevert | None] = field(default_factory=dict)
+
+    def follow(self, change: Change) -> None:
+        """Process the next version of the branch."""
+        if change.transaction is None or change.after is None:
+            return
+        if isinstance(change.operation, Restore):
+            # A restore brings back the state after that version, with the reverts made up to it and none made later.
+            self.last_revert = self.at.get(change.operation.version)
+        # Loading a version takes requests, so versions that cannot matter are skipped.
+        elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
+            self._follow(self.context.load_recorded(RecordedVersion(change.version)), change.transaction)
+        self.at[change.after.version] = self.last_revert
+
+    def _follow(self, state: State, transaction: Transaction) -> None:
+        properties = transaction.properties
+        target = properties.get(REVERTED, "")
+        # A merge that was reverted to its second parent keeps the change: only a revert to the version it went into
+        # takes the change back.
+        if target in self.introduced and properties.get(REVERTED_TO) in (None, self.introduced[target].into):
+            self._take_back(state, exclusive=self.introduced[target].exclusive)
+        elif target in self.reverted:
+            self._introduce(state, _Introduction(exclusive=self.reverted[target].exclusive))
+        # Going back to before the fork takes back everything since, so undoing it would restore more than this change.
+        elif RESTORED in properties and self.introduced and self.last_revert is None:
+            self._take_back(state, exclusive=False)
+        elif (introduction := self._introduced_by(state, properties)) is not None:
+            self._introduce(state, introduction)
+
+    def _introduced_by(self, state: State, properties: Mapping[str, str]) -> _Introduction | None:
+        if state.id == self.of.id:
+            return _Introduction(exclusive=True)
+        if properties.get(PICKED) == (self.of.id or str(self.of)):
+            # The change of a merge may be seen from either parent; the recorded versions tell from which it was picked.
+            return _Introduction(exclusive=True) if properties.get(PICKED_FROM) == self.versions_from else None
+        version = self.context.versions.describe(state)
+        merged = Ancestry(self.context.refs, self.context.versions).merged(version)
+        if merged is None:
+            return None
+        source = self.context.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
+        into = self.context.load_recorded(RecordedVersion(version.parents[0]))
+        after, before, of, parent = (
+            lineage_of(version, self.context.refs) for version in (source, into, self.of, self.parent)
+        )
+        if before.contains(of) or not after.contains(of):
+            # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
+            return None
+        return _Introduction(exclusive=before.has_all_of(parent) and source.id == self.of.id, into=into.id)
+
+    def _introduce(self, state: State, introduction: _Introduction) -> None:
+        self.introduced[state.id] = introduction
+        self.last_revert = None
+
+    def _take_back(self, state: State, *, exclusive: bool) -> None:
+        before = self.context.load_recorded(RecordedVersion(self.context.versions.describe(state).parents[0]))
+        self.last_revert = self.reverted[state.id] = LastRevert(by=state, before=before, exclusive=exclusive)

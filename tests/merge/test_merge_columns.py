@@ -908,3 +908,25 @@ def test_rows_that_would_replace_an_overwrite_need_one_of_its_columns(table: Lan
     assert {"the whole table": "dest-wins"} == offered
     table.merge("run", strategy=offered)
     assert [7] == table.read()["price"].to_pylist()
+
+
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+@pytest.mark.parametrize("differing", [True, False])
+def test_new_columns_are_compared_in_rows_that_both_picked(
+    tmp_path: Path, source: str, dest: str, *, differing: bool
+) -> None:
+    """The merge base lacks the row, in which the columns of the two sides differ or are equal."""
+    table = new_table(tmp_path, entries("a", 1))
+    for branch in ("run", "third"):
+        table.branches.create(branch)
+    picked = table.append(entries("p", 5), branch="third")
+    for branch in ("main", "run"):
+        table.cherry_pick(picked, branch)
+    table.columns.add({"more": "value + 1"})
+    table.columns.add({"more": "value * 2" if differing else "value + 1"}, branch="run")
+    if differing:
+        with pytest.raises(MergeConflictError, match="column more"):
+            table.merge(source, dest)
+    else:
+        table.merge(source, dest)
+        assert {2, 6} == set(table.read(dest)["more"].to_pylist())

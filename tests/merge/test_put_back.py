@@ -126,3 +126,45 @@ def test_a_revert_in_a_row_of_both_sides_is_not_lost(tmp_path: Path, change: str
     table.update({"second": "6"}, where="id = 1", branch="run")
     table.merge(source, dest)
     assert {"id": 1, "first": 1, "second": 6} in table.read(dest).to_pylist()
+
+
+@pytest.mark.parametrize("source,dest", [("run", "dev"), ("dev", "run")])
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("change", [*CHANGES, "nothing"])
+def test_a_revert_that_came_with_what_it_reverted_is_not_lost(
+    tmp_path: Path, change: str, source: str, dest: str, *, compacted: bool
+) -> None:
+    """A third branch got the update of `run` and its revert by one merge of main, so it never had the new value."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    table.branches.create("dev")
+    table.branches.create("run")
+    table.append(entries("d", 4), branch="run")
+    if compacted:
+        table.maintenance.compact(branch="run")
+    table.update({"value": "50"}, where="key = 'a'", branch="run")
+    table.revert(str(table.merge("run")), parent=1)
+    table.merge("main", "dev")
+    assert [("a", 1), ("b", 2)] == contents(table, "dev")
+    if change == "nothing":
+        table.append(entries("c", 3), branch="run")
+        table.merge(source, dest)
+        assert [("a", 1), ("b", 2), ("c", 3)] == contents(table, dest)
+        return
+    CHANGES[change](table)
+    with pytest.raises(MergeConflictError) as caught:
+        table.merge(source, dest)
+    (conflict,) = caught.value.conflicts
+    assert "rows" == conflict.kind
+
+
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+def test_a_row_that_both_sides_brought_back_has_the_update_of_one(tmp_path: Path, source: str, dest: str) -> None:
+    """Main reverts its deletion and the branch the merge that brought it: the update of the restored row is kept."""
+    table = new_table(tmp_path, pa.concat_tables([entries("a", 1), entries("b", 2)]))
+    table.branches.create("run")
+    deleted = table.delete("key = 'a'")
+    table.revert(str(table.merge("main", "run")), "run", parent=1)
+    table.revert(str(deleted))
+    CHANGES["update"](table)
+    table.merge(source, dest)
+    assert [("a", 100), ("b", 2)] == contents(table, dest)

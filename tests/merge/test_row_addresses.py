@@ -125,3 +125,19 @@ def test_a_pick_of_a_revert_of_a_row_that_the_dest_has(table: LanceTable) -> Non
     with pytest.raises(MergeConflictError, match="unknown which rows both have"):
         table.cherry_pick(str(reverted))
     assert [*BEFORE, ("p", 4)] == contents(table)
+
+
+@pytest.mark.parametrize("where", ["value = 2", "value > 0"], ids=["one row", "all rows"])
+@pytest.mark.parametrize("source,dest", [("run", "main"), ("main", "run")])
+def test_a_reverted_deletion_of_a_row_that_a_strategy_kept(
+    table: LanceTable, where: str, source: str, dest: str
+) -> None:
+    """The branch kept its own copy of the row; the revert brings the older copy back beside it."""
+    table.update({"value": "20"}, where="value = 2", branch="run")
+    deleted = table.delete(where)
+    table.merge("main", "run", strategy="dest-wins")
+    table.revert(str(deleted))
+    before = contents(table, dest)
+    with pytest.raises(MergeConflictError, match="unknown which of the rows these brought or kept both have"):
+        table.merge(source, dest)
+    assert before == contents(table, dest)

@@ -12,7 +12,7 @@ that it is about, and is evaluated with the names they had. Where a field inside
 condition is not evaluated, and all rows that were written or removed may be in the scope.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -365,8 +365,8 @@ class ClaimComparison:
 
     def _named(self) -> Iterator[ClaimConflict]:
         """Compare claims by what they name: an overwritten table with anything, partitions by their keys."""
-        for source_change, claim in _active_claims(self.source):
-            for dest_change, dest_claim in _active_claims(self.dest):
+        for source_change, claim in self.source.claims:
+            for dest_change, dest_claim in self.dest.claims:
                 if not self._is_about_both(claim, dest_claim):
                     continue
                 if _is_undone(self.source, source_change, claim) or _is_undone(self.dest, dest_change, dest_claim):
@@ -482,13 +482,6 @@ def _both_replace(claim: Claim, other_claim: Claim) -> bool:
         if replacement.mode == REPLACE and replacement.predicate is not None
     }
     return len(conditions) > 1
-
-
-def _active_claims(side: MergeSide) -> Sequence[tuple[Change, Claim]]:
-    """Return the claims of a side that count: only exclusive claims if the side ended with the rows of the base."""
-    if not side.ended_where_it_began:
-        return side.claims
-    return [(change, claim) for change, claim in side.claims if claim.exclusive]
 
 
 def _is_undone(side: MergeSide, change: Change, claim: Claim) -> bool:

@@ -16,7 +16,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, U64Array
 from lance_dagster.format.transaction import CHANGE_ORIGIN_PROPERTIES, DataOverlay, Restore, UpdateMemWalState
-from lance_dagster.merge.rules.strategy import Conflict, Finding, Strategy
+from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, Strategy, unsettled
 from lance_dagster.transactions.claims import SideHistory
 from lance_dagster.transactions.row_id_spaces import RowSpace
 
@@ -113,8 +113,7 @@ class MergeInput:
     starts from.
 
     `crosswise` says that both sides may have rows of the same versions, which the merge base does not have: by merges
-    in both directions, or by picks. A row that both sides had and only the source still has is then left out of the
-    result, since the dest deleted it.
+    in both directions, or by picks. Without stable row ids, nothing tells which rows these are.
 
     `inserted` are rows of the source and of the dest that count as inserted there although the other side knows them:
     for the source a map from ids on the source to ids on the dest, for the dest the reverse. `updated` are the ids of
@@ -143,40 +142,29 @@ def blocking_findings(merge_input: MergeInput) -> Iterator[Finding]:
     Row ids are stable on one side only, or are not stable where they are needed; data files are of different
     generations; or a version has an unknown operation.
     """
-    for conflict in _blocking(merge_input.base, merge_input.source, merge_input.dest, crosswise=merge_input.crosswise):
-        yield Finding(conflict=conflict, options=(), advice="")
-
-
-def _blocking(base: Manifest, source: SideHistory, dest: SideHistory, *, crosswise: bool) -> Iterator[Conflict]:
-    if crosswise and not base.stable_row_ids:
+    base, source, dest = merge_input.base, merge_input.source, merge_input.dest
+    if merge_input.crosswise and not base.stable_row_ids:
         merged = f"{source.name} and {dest.name} have the same versions by different merges or picks"
-        unknown = "without stable row ids it is unknown which rows both have"
-        yield Conflict(kind="history", unit="history", source=merged, dest=unknown)
+        yield unsettled(HISTORY, HISTORY, (merged, "without stable row ids it is unknown which rows both have"))
     if not base.stable_row_ids and all(_may_have_copies(side) for side in (source, dest)):
-        picked = f"{source.name} and {dest.name} both have cherry-picks, reverts or restores"
-        unknown = "without stable row ids it is unknown which of the rows these brought both have"
-        yield Conflict(kind="history", unit="history", source=picked, dest=unknown)
-    source_manifest, dest_manifest = source.manifest, dest.manifest
-    if not base.stable_row_ids == source_manifest.stable_row_ids == dest_manifest.stable_row_ids:
+        picked = f"{source.name} and {dest.name} both have cherry-picks, reverts, restores or merges with a strategy"
+        unknown = "without stable row ids it is unknown which of the rows these brought or kept both have"
+        yield unsettled(HISTORY, HISTORY, (picked, unknown))
+    if not base.stable_row_ids == source.manifest.stable_row_ids == dest.manifest.stable_row_ids:
         verbs = {True: "has", False: "does not have"}
         has = [f"{side.name} {verbs[side.manifest.stable_row_ids]} them" for side in (source, dest)]
-        yield Conflict(kind="history", unit="stable row ids", source=has[0], dest=has[1])
+        yield unsettled(HISTORY, "stable row ids", (has[0], has[1]))
     # Data files of the legacy format 0.1 and of later formats must never be in one table.
-    if _first_generation(source_manifest) != _first_generation(dest_manifest):
+    if source.manifest.file_version.startswith("0.") != dest.manifest.file_version.startswith("0."):
         has = [f"{side.name} has version {side.manifest.file_version}" for side in (source, dest)]
-        yield Conflict(kind="history", unit="format of data files", source=has[0], dest=has[1])
-    yield from _unknown(source, dest)
-
-
-def _unknown(source: SideHistory, dest: SideHistory) -> Iterator[Conflict]:
-    """Find versions with an operation whose meaning for a merge is unknown."""
+        yield unsettled(HISTORY, "format of data files", (has[0], has[1]))
     for side in (source, dest):
         for change in side.changes:
             if isinstance(change.operation, _UNKNOWN):
                 committed = f"{change.author} committed the operation {type(change.operation).__name__}"
-                unit, unknown = f"version {change.version}", "this program cannot merge that operation"
+                unknown = "this program cannot merge that operation"
                 did = (committed, unknown) if side is source else (unknown, committed)
-                yield Conflict(kind="history", unit=unit, source=did[0], dest=did[1])
+                yield unsettled(HISTORY, f"version {change.version}", did)
 
 
 def incompatible_columns(merge_input: MergeInput) -> Iterator[Finding]:
@@ -184,9 +172,8 @@ def incompatible_columns(merge_input: MergeInput) -> Iterator[Finding]:
     source, dest = merge_input.source.name, merge_input.dest.name
     for path in merge_input.incompatible:
         did = f"{source} has it in one type", f"{dest} has it in another type, which was changed since the fork"
-        conflict = Conflict(kind="column", unit=f"column {path}", source=did[0], dest=did[1])
         advice = f"make the change anew on {merge_input.dest.manifest.branch or MAIN}"
-        yield Finding(conflict=conflict, options=(), advice=advice)
+        yield unsettled("column", f"column {path}", did, advice)
 
 
 def missing_versions(merge_input: MergeInput) -> Iterator[Finding]:
@@ -210,9 +197,10 @@ def can_be_waived(conflict: Conflict) -> bool:
 
 
 def _may_have_copies(side: SideHistory) -> bool:
-    """Tell whether a side may have inserted rows that exist, or existed, in another place."""
+    """Tell whether a side may have rows that exist, or existed, in another place."""
     first = side.anchor.version if side.anchor is not None else 0
-    return any(
+    # A strategy may have kept a new copy of a row that the merge base has deleted, and that the other side brings back.
+    return bool(side.settled) or any(
         change.transaction is not None
         and (
             not CHANGE_ORIGIN_PROPERTIES.isdisjoint(change.transaction.properties)
@@ -220,7 +208,3 @@ def _may_have_copies(side: SideHistory) -> bool:
         )
         for change in side.changes
     )
-
-
-def _first_generation(manifest: Manifest) -> bool:
-    return manifest.file_version.startswith("0.")

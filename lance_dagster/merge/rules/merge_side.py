@@ -12,7 +12,6 @@ import numpy as np
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.file_versions import takes_nulls
 from lance_dagster.format.layout import MAIN
@@ -31,6 +30,7 @@ from lance_dagster.merge.rules.columns.column_matching import (
 from lance_dagster.merge.rules.merge_input import Lookups, MergeInput
 from lance_dagster.merge.rules.relocated_rows import (
     Identities,
+    anchor_may_differ,
     located_by_ids,
     located_by_replay,
     rows_came_again,
@@ -44,6 +44,7 @@ from lance_dagster.merge.rules.row_changes import (
     live,
     live_rows,
     match_fragments,
+    row_ids_of,
 )
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS, AbsentRows, BaseKey, BaseRows
 from lance_dagster.merge.rules.strategy import Rows, add_rows
@@ -212,11 +213,6 @@ class MergeSide:
         return adders
 
     @property
-    def ended_where_it_began(self) -> bool:
-        """Whether the side has the rows and columns of the merge base again, whatever it did in between."""
-        return not (self.written or self.removed or self.columns_changed)
-
-    @property
     def hides_filled_columns(self) -> bool:
         """Whether the changes of the side since the merge base do not show which columns it filled."""
         # A revert goes from a version to its parent: a column comes back with all its values, wherever the rows are.
@@ -291,7 +287,7 @@ class MergeSide:
             return True
         if not self.base.stable_row_ids:
             return number in self.fragments.anchored
-        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number} of the merge base")
+        ids = row_ids_of(fragment, "the merge base")
         return bool(len(ids.restricted(offsets).through(self._identities().base.back.runs)))
 
     def of(self, number: BaseKey) -> FragmentRowChanges:
@@ -301,9 +297,8 @@ class MergeSide:
     @cached_property
     def may_only_have_moved(self) -> bool:
         """Whether a row that counts as updated may have the values that it has in the merge base."""
-        by_stamps = bool(self.history.settled) or updates_show_in_stamps_only(self.history)
-        seemingly = by_stamps or rows_came_again(self.history)
-        return self.manifest.stable_row_ids and seemingly
+        tests = anchor_may_differ, updates_show_in_stamps_only, rows_came_again
+        return self.manifest.stable_row_ids and any(test(self.history) for test in tests)
 
     def same_as_base(self, rows: BaseRows) -> BaseRows:
         """Return the updated rows whose values are the same as in the merge base.
@@ -369,7 +364,7 @@ class MergeSide:
             addresses[np.searchsorted(offsets, there)] = here + np.uint64(number << OFFSET_BITS)
         return addresses
 
-    def addresses_of_all(self, key: int, rows: BitMap) -> U64Array:
+    def addresses_of_all(self, key: BaseKey, rows: BitMap) -> U64Array:
         """Return the addresses that rows of a fragment of the merge base have here, wherever they lie, in order."""
         addresses, offsets, changes = self.addresses(key, rows), elements(rows), self.of(key)
         if changes.place is not None:

@@ -83,7 +83,9 @@ def indices_taken_over(history: SideHistory, base: Manifest, result: ResultFragm
             continue
         covering = _taken(segments, source, result)
         # An index that the dest has as well is replaced only by an index that answers for as many fragments.
-        if _covered_by_dest(name, result) <= _union(covering):
+        own_segments = (covered for index, covered in covered_by_readers(result.manifest) if index.name == name)
+        here = BitMap().union(*(covered_fragments(index) or BitMap() for index in covering))
+        if BitMap().union(*own_segments) & result.ids <= here:
             taken_over += covering
     return tuple(replace(index, dataset_version=result.dest.version) for index in taken_over)
 
@@ -146,15 +148,6 @@ def _places(files: Iterable[DataFile], fields: Collection[int | None]) -> Iterab
         for at, field in enumerate(file.fields):
             if field in fields:
                 yield file.path, field, file.column_indices[at] if file.column_indices else at
-
-
-def _covered_by_dest(name: str, result: ResultFragments) -> BitMap:
-    segments = (covered for index, covered in covered_by_readers(result.manifest) if index.name == name)
-    return BitMap().union(*segments) & result.ids
-
-
-def _union(indices: Iterable[IndexMetadata]) -> BitMap:
-    return BitMap().union(*(covered_fragments(index) or BitMap() for index in indices))
 
 
 def _by_name(manifest: Manifest) -> _Segments:

@@ -22,14 +22,13 @@ columns are put beside them. Fragments of the source are added under new ids, fo
 Their data files lie under the table's root already.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from pyroaring import BitMap
 
 from lance_dagster.errors import InvalidInputError
-from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.model import Fragment, IndexMetadata, Manifest
 from lance_dagster.format.row_runs import RowRuns
@@ -55,6 +54,7 @@ from lance_dagster.merge.rules.merged_indices import ResultFragments, indices_ta
 from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_consequences
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, FragmentEdits, MergedFragment, ResultBuilder, Tally
+from lance_dagster.merge.rules.row_changes import row_ids_of
 from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
@@ -67,7 +67,7 @@ from lance_dagster.merge.rules.row_decisions import (
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.several_bases import BaseResult, choose_result
-from lance_dagster.merge.rules.strategy import HISTORY, Conflict, Finding, ParsedStrategy, Strategy
+from lance_dagster.merge.rules.strategy import HISTORY, Finding, ParsedStrategy, Strategy, unsettled
 from lance_dagster.merge.rules.unnamed_updates import passed_on_in_place
 from lance_dagster.transactions.apply import MAX_FRAGMENT_ID, MAX_ROW_ID
 from lance_dagster.transactions.index_updates import (
@@ -192,7 +192,7 @@ def _plan_under(
     findings = list(missing_versions(merge_input))
     try:
         settings = merge_settings(source, dest, strategy)
-        schema = merge_schemas(source, dest, strategy, crosswise=merge_input.crosswise)
+        schema = merge_schemas(source, dest, strategy)
         claims = settle_claims(source, dest, strategy)
         in_conflict = [finding.conflict.unit for finding in claims.findings]
         strategy.check_scopes(lambda: [*in_conflict, *claimed_units(source, dest)])
@@ -208,9 +208,8 @@ def _plan_under(
         )
         rows = _decide_rows(rules, claims)
     except UntraceableError as error:
-        unknown = "what became of its rows is unknown"
-        conflict = Conflict(kind=HISTORY, unit=HISTORY, source=str(error), dest=unknown)
-        return [*findings, Finding(conflict=conflict, options=(), advice="")]
+        did = str(error), "what became of its rows is unknown"
+        return [*findings, unsettled(HISTORY, HISTORY, did)]
     findings += rows.findings
     # Open findings stop the merge only here. A rule that stopped it earlier would hide the findings of later rules.
     if strategy.open_among(findings):
@@ -253,7 +252,9 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
         builder.edits.take(number, offsets)
     # A fragment that the source left alone still needs a decision where the dest lost its claim to rows of it, and rows
     # that the merge base lacks need one where both sides may have them.
-    touched: set[BaseKey] = {*_touched(source, rules.schema), *claims.dest.undone, *absent_from_base(source, dest)}
+    # A column that comes back has its values in files that did not change.
+    changed = source.base.fragments.ids if rules.schema.added_by_source else source.fragments.changed
+    touched: set[BaseKey] = {*changed, *claims.dest.undone, *absent_from_base(source, dest)}
     numbers = in_order(touched - separate.base_ids)
     # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = _with_compared_rows(rules, numbers)
@@ -299,12 +300,6 @@ def _with_compared_rows(rules: RowRules, numbers: Sequence[BaseKey]) -> RowRules
     return replace(rules, combined=combine_updates(rules, numbers, lambda: claimed_columns(source, dest)))
 
 
-def _touched(source: MergeSide, schema: MergedSchema) -> Collection[int]:
-    """Return the fragments of the merge base in which the source may have changed something."""
-    # A column that comes back has its values in files that did not change.
-    return source.base.fragments.ids if schema.added_by_source else source.fragments.changed
-
-
 def _read_deletions_ahead(source: MergeSide, dest: MergeSide) -> None:
     """Read the deletion vectors that decide about what the source changed, all at once."""
     changed = source.fragments.changed
@@ -335,6 +330,7 @@ class _Build:
         changed, removed = fragments.changed()
         new_ids, next_id = self._fragment_ids()
         added = tuple(fragments.added(new_ids))
+        column_sources = {number: origin for number, (origin, _) in self.rows.builder.edits.columns.items()}
         without = fragments_without_values(*self.sides, self.schema, changed=changed, added=added, removed=removed)
         if unsound := [*without, *self._doubled(fragments.doubled(added))]:
             return unsound
@@ -371,7 +367,7 @@ class _Build:
             combined=self.rows.combined,
             first_combined=max(next_id, (manifest.max_fragment_id or 0) + 1) if indices else next_id,
             tally=self._tally(added),
-            updated_in_place=self._updated_in_place(new_ids),
+            updated_in_place=passed_on_in_place(source, column_sources, new_ids),
             edits=self.rows.builder.edits,
             indices=indices,
         )
@@ -397,7 +393,7 @@ class _Build:
         space, before = source.history.space, dest.manifest
         # Rows that come back under the ids that the dest has for them: deleted in the merge base, or taken back since.
         back = [
-            decode_row_runs(rows.fragment.row_ids, rows.fragment.physical_rows, source.name).restricted(offsets)
+            row_ids_of(rows.fragment, source.name).restricted(offsets)
             for number, rows in source.rows.relocated.items()
             if before.stable_row_ids and (offsets := rows.back & taken_rows.get(number, BitMap()))
         ]
@@ -432,17 +428,12 @@ class _Build:
             )
         return new_ids, largest + 1
 
-    def _updated_in_place(self, new_ids: Mapping[int, int]) -> frozenset[int] | None:
-        source, edits = self.sides[0], self.rows.builder.edits
-        column_sources = {number: origin for number, (origin, _) in edits.columns.items()}
-        return passed_on_in_place(source, column_sources, new_ids)
-
     def _doubled(self, rows: int) -> Iterator[Finding]:
         # No known history leads here. If a history did, a refusal would be better than a result that has rows twice.
         if rows:
             source, dest = self.sides
             did = f"{source.name} brings them in again", f"{dest.name} has them"
-            yield Finding(conflict=Conflict(kind=HISTORY, unit=f"{rows} rows", source=did[0], dest=did[1]), options=())
+            yield unsettled(HISTORY, f"{rows} rows", did)
 
     def _columns_moved(self) -> frozenset[int]:
         """Return the fields for which rows taken from the source have values."""

@@ -191,7 +191,8 @@ class _Trials:
             more = [*free, kind]
             varied = ({**first, **dict(zip(more, choice, strict=True))} for choice in product(BOTH, repeat=len(more)))
             # For an independent kind only one winner was tried, which speaks for both.
-            if all({**variant, **_only_independent(first)} in settling_winners for variant in varied):
+            tried = {kind: SOURCE_WINS for kind in first if kind in _INDEPENDENT}
+            if all({**variant, **tried} in settling_winners for variant in varied):
                 free = more
         return tuple(self.names[kind] for kind in free)
 
@@ -267,10 +268,6 @@ def _advice(tried: _Trials) -> str:
         return "; ".join(["no strategies settle all conflicts at once", " or ".join(advised)]).removesuffix("; ")
     named = (f"no strategy settles {', '.join(units)}: {advice}" for advice, units in by_advice.items())
     return "; ".join(named)
-
-
-def _only_independent(winners: Mapping[ConflictKind, Winner]) -> dict[ConflictKind, Winner]:
-    return {kind: SOURCE_WINS for kind in winners if kind in _INDEPENDENT}
 
 
 def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, overrule: bool) -> list[ConflictKind]:

@@ -14,14 +14,14 @@ a merge, which may contain updates, and for an update that is taken back. A cher
 again that an earlier version removed. All other operations leave rows where they are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.codec import decode_row_runs, decode_version_runs, smallest_row_id
+from lance_dagster.format.codec import decode_version_runs, smallest_row_id
 from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, VersionRuns, bitmap_of
 from lance_dagster.format.transaction import (
@@ -43,6 +43,7 @@ from lance_dagster.merge.rules.row_changes import (
     RelocatedRows,
     differing_fragments,
     live_rows,
+    row_ids_of,
     rows_out_of_place,
 )
 from lance_dagster.merge.rules.row_origins import (
@@ -170,7 +171,7 @@ class _Locator:
 
     def rows(self, fragment: Fragment, live: BitMap) -> RelocatedRows:
         """Locate the rows of a fragment: deleted rows too, unless the merge base has the fragment in the same place."""
-        ids = _ids(fragment, self.side.name)
+        ids = row_ids_of(fragment, self.side.name)
         addresses = ids.through(self.identities.base.runs)
         # After an update, the merge base has one row id in two fragments: deleted in the old one and alive in
         # the new one. The live place counts.
@@ -186,9 +187,7 @@ class _Locator:
         updated = ids.where_in(self.written.updated).positions | ids.where_in(self.identities.updated).positions
         updated |= ids.where_in(self.written.came).positions & alive.positions
         # Where a version is gone, a stamp that differs from the stamp in the merge base is the only trace of an update.
-        # Rows that a merge settled by a strategy may differ from the version that was merged, which the merge base
-        # contains.
-        if self.by_stamps or self.side.settled:
+        if self.by_stamps or anchor_may_differ(self.side):
             stamps = _stamps(fragment, self.side.name)
             updated |= self.base_rows.stamped_otherwise(origins, stamps, self.side.common)
         if self.by_stamps or self.settled_apart:
@@ -215,7 +214,7 @@ class _Locator:
         """
         base = self.matched.base
         live = live_rows(self.matched.side, fragment, self.deleted) - self.deleted(base, base.fragment(base_id))
-        live &= _ids(fragment, self.side.name).where_in(self.written.updated).positions
+        live &= row_ids_of(fragment, self.side.name).where_in(self.written.updated).positions
         if not live:
             return relocated
         addresses = addresses_of(fragment, base_id).restricted(live)
@@ -278,7 +277,8 @@ class _BaseRows:
             stamps: The versions that the side says they were last updated at.
             common: The number of the last version of both lines.
         """
-        before = self._stamps_of(fragments_named(origins.base))
+        numbers = fragments_named(origins.base)
+        before = at_addresses(numbers, [_stamps(self._base.fragment(number), "the merge base") for number in numbers])
         pieces = origins.base.cut(before)
         by_position = RowRuns(pieces.at, pieces.count, pieces.at)
         common_pieces = by_position.cut(stamps)
@@ -288,15 +288,10 @@ class _BaseRows:
         differing = (then != now) | (then > np.uint64(common))
         return bitmap_of(common_pieces.at[differing], common_pieces.count[differing])
 
-    def _stamps_of(self, numbers: Sequence[int]) -> VersionRuns:
-        """Return the versions at which rows of fragments of the merge base were last updated, by address."""
-        stamps = [_stamps(self._base.fragment(number), "the merge base") for number in numbers]
-        return at_addresses(numbers, stamps)
-
     @cached_property
     def _by_address(self) -> RowRuns:
         """The id of each row by its address."""
-        ids = [_ids(self._base.fragment(number), "the merge base") for number in self._fragments]
+        ids = [row_ids_of(self._base.fragment(number), "the merge base") for number in self._fragments]
         return by_address(self._fragments, ids)
 
     @cached_property
@@ -316,6 +311,16 @@ def rows_came_again(side: SideHistory) -> bool:
     return not CHANGE_ORIGIN_PROPERTIES.isdisjoint(properties) or any(
         before is None or after is None or before.next_row_id < after.next_row_id for before, after in merges
     )
+
+
+def anchor_may_differ(side: SideHistory) -> bool:
+    """Tell whether a side may have other values of rows than the merge base although no version of it changed them.
+
+    A merge may have settled a conflict by a strategy. Or the merge base came with a later version, which may have taken
+    its values back. The other side does not contain that later version, so the merge is among the changes.
+    """
+    made = {(change.after.branch, change.after.version) for change in side.changes if change.after is not None}
+    return bool(side.settled) or (side.anchor is not None and (side.anchor.branch, side.anchor.version) in made)
 
 
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
@@ -382,7 +387,7 @@ def _new_ids(before: Manifest, after: Manifest) -> Iterator[RowRuns]:
     new = RowRuns.of([(first, max(0, after.next_row_id - first), 0)])
     for number in after.fragments.ids:
         if number not in earlier_ids:
-            ids = _ids(after.fragment(number), f"version {after.version}")
+            ids = row_ids_of(after.fragment(number), f"version {after.version}")
             yield ids.restricted(ids.where_in(new).positions)
 
 
@@ -391,7 +396,7 @@ def _ids_in_place(change: Change) -> Iterator[RowRuns]:
     after = change.after
     for number, offsets in rows_in_place(change).items():
         if after is not None:
-            yield _ids(after.fragment(number), change.version).restricted(offsets)
+            yield row_ids_of(after.fragment(number), change.version).restricted(offsets)
 
 
 def _put_back(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
@@ -404,7 +409,7 @@ def _put_back(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[R
         if now is not None and then.deletion is not None:
             back = deleted(before, then) - deleted(after, now)
             if back:
-                yield _ids(now, f"version {after.version}").restricted(back)
+                yield row_ids_of(now, f"version {after.version}").restricted(back)
 
 
 def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[RowRuns]:
@@ -420,7 +425,7 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
         # decoding all.
         if lowest is not None and lowest >= before.next_row_id:
             continue
-        ids = _ids(fragment, f"version {after.version}")
+        ids = row_ids_of(fragment, f"version {after.version}")
         stamps = _stamps(fragment, f"version {after.version}")
         # A compaction copies the stamps of its rows. Only rows that this version wrote carry its number, and those of
         # them that are inserted have ids that did not exist before.
@@ -436,10 +441,6 @@ def _rewritten(before: Manifest, after: Manifest, deleted: Deleted) -> Iterator[
 def _values_in(fragment: Fragment) -> _Values:
     """Return the files of a fragment with their fields and columns; a branch may know a file by another base."""
     return tuple((file.path, file.fields, file.column_indices) for file in fragment.files)
-
-
-def _ids(fragment: Fragment, where: str) -> RowRuns:
-    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
 
 
 def _stamps(fragment: Fragment, where: str) -> VersionRuns:
@@ -487,7 +488,8 @@ def located_by_replay(
     before = {} if side.same_ids else _before_anchor(side, matched, deleted)
     # When an update is taken back, it is unknown which returning row is an older state of which row. So every
     # row of the merge base counts as rewritten, and a change of the other side to any of them is noticed.
-    taken_back = any(change.undone and _puts_in(change) for change in side.changes)
+    undone = (change for change in side.changes if change.undone and not isinstance(change.operation, Append))
+    taken_back = any(change.is_merge or _updates(change) for change in undone)
     return relocated, _joined([before, rows.rewritten, _all_rows(matched.base, deleted) if taken_back else {}])
 
 
@@ -534,11 +536,6 @@ def _updates(change: Change) -> bool:
         again or not operation.writes_columns or bool(operation.mode == REWRITE_ROWS and operation.new_fragments)
     )
     return moves and not replaces
-
-
-def _puts_in(change: Change) -> bool:
-    """Tell whether a version is an update or a merge, whose inserted rows may be new copies of rows it removed."""
-    return (change.is_merge or _updates(change)) and not isinstance(change.operation, Append)
 
 
 def _brings_back(change: Change) -> bool:

@@ -26,7 +26,7 @@ from lance_dagster.format.model import TOMBSTONE_FIELD, DataFile, Fragment
 from lance_dagster.format.row_runs import RowRuns, VersionRuns
 from lance_dagster.merge.rules.columns.column_matching import backing
 from lance_dagster.merge.rules.merge_input import Deleted
-from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows
+from lance_dagster.merge.rules.row_changes import MatchedFragments, RelocatedRows, RowChanges, live_rows, row_ids_of
 from lance_dagster.merge.rules.row_decisions import Decision, Situation
 from lance_dagster.merge.rules.row_origins import (
     OFFSET_BITS,
@@ -185,7 +185,9 @@ class FragmentBuilder:
         ranges = [None if merged.deleted else single_range(merged.fragment.row_ids or b"") for merged in added]
         in_ranges = RowRuns.of([(0, id_range[1], id_range[0]) for id_range in ranges if id_range is not None])
         parts = [
-            _live_ids(merged.fragment, merged.deleted, "the result")
+            row_ids_of(merged.fragment, "the result").restricted(
+                BitMap(range(merged.fragment.physical_rows)) - (merged.deleted or BitMap())
+            )
             for merged, id_range in zip(added, ranges, strict=True)
             if id_range is None
         ]
@@ -200,7 +202,7 @@ class FragmentBuilder:
         # before. Only these fragments of the dest can have a row of an added fragment: fragments not in the merge base,
         # fragments in the place of base fragments that the source changed, and fragments with revived rows.
         there = sorted({*self.dest.unmatched, *places, *self.edits.revived} - self.edits.separate)
-        ids = [_ids(self.dest.side.fragment(number), "the dest") for number in there]
+        ids = [row_ids_of(self.dest.side.fragment(number), "the dest") for number in there]
         # Only rows with these ids are checked for being alive, in the few fragments that have them.
         offsets_by_id = offsets_by_fragment(by_address(there, ids).where_in(old_ids))
         return twice + sum(len(offsets - self._deleted_in_result(number)) for number, offsets in offsets_by_id.items())
@@ -440,13 +442,3 @@ class ResultBuilder:
         fragment = self.dest.side.fragment(number)
         before = self.deleted(self.dest.side, fragment)
         return BitMap(range(fragment.physical_rows)) - self.edits.deleted(number, before)
-
-
-def _ids(fragment: Fragment, where: str) -> RowRuns:
-    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
-
-
-def _live_ids(fragment: Fragment, deleted: BitMap | None, where: str) -> RowRuns:
-    """Return the row ids of the rows of a fragment that are not deleted."""
-    ids = _ids(fragment, where)
-    return ids if not deleted else ids.restricted(BitMap(range(fragment.physical_rows)) - deleted)

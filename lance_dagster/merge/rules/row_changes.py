@@ -339,6 +339,11 @@ def rows_out_of_place(matched: MatchedFragments, deleted: Deleted) -> Iterator[t
                 yield place.id, back
 
 
+def row_ids_of(fragment: Fragment, where: str) -> RowRuns:
+    """Return the row ids of a fragment; an error about damage says where the fragment is."""
+    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id} of {where}")
+
+
 def live_rows(manifest: Manifest, fragment: Fragment, deleted: Deleted) -> BitMap:
     """Return the offsets of the rows of a fragment that are not deleted."""
     return BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment)
@@ -363,7 +368,7 @@ def _live_parts(manifest: Manifest, among: RowRuns, deleted: Deleted, numbers: s
         lowest = None if fragment.row_ids is None else smallest_row_id(fragment.row_ids)
         if lowest is not None and lowest > largest:
             continue
-        ids = decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {number}").where_in(among)
+        ids = row_ids_of(fragment, f"version {manifest.version}").where_in(among)
         # A deletion vector is a file, which is read only where some of the rows are.
         if len(ids) and fragment.deletion is not None:
             ids = ids.restricted(BitMap(range(fragment.physical_rows)) - deleted(manifest, fragment))

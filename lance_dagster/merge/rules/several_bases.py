@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap
 
-from lance_dagster.format.codec import decode_row_runs
-from lance_dagster.format.model import Fragment, Manifest
+from lance_dagster.format.model import Manifest
 from lance_dagster.format.row_runs import RowRuns, elements
 from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
 from lance_dagster.merge.rules.result import FragmentEdits
-from lance_dagster.merge.rules.row_changes import live_rows
+from lance_dagster.merge.rules.row_changes import live_rows, row_ids_of
 from lance_dagster.merge.rules.row_decisions import CombinedUpdates
 from lance_dagster.merge.rules.row_origins import OFFSET_BITS
 from lance_dagster.merge.rules.strategy import (
@@ -34,6 +33,7 @@ from lance_dagster.merge.rules.strategy import (
     Winner,
     add_rows,
     made_after_reset,
+    unsettled,
 )
 
 _GONE = None
@@ -96,11 +96,9 @@ def choose_result(
 
 
 def _ambiguous(source: MergeSide, dest: MergeSide, names: Sequence[str]) -> Finding:
-    did = f"{source.name} and {dest.name} have several merge bases, {', '.join(names)}"
-    conflict = Conflict(
-        kind=HISTORY, unit=HISTORY, source=did, dest="the result is ambiguous: each base gives a different result"
-    )
-    return Finding(conflict=conflict, options=(), advice=made_after_reset("their merges crossed", source.branch))
+    bases = f"{source.name} and {dest.name} have several merge bases, {', '.join(names)}"
+    did = bases, "the result is ambiguous: each base gives a different result"
+    return unsettled(HISTORY, HISTORY, did, made_after_reset("their merges crossed", source.branch))
 
 
 class _DifferingRows:
@@ -183,7 +181,7 @@ class _DifferingRows:
         """Return the fragment and the offset of rows of a side by their ids."""
         addresses: dict[int, tuple[int, int]] = {}
         for number, offsets in rows.items():
-            ids = _ids(side.manifest.fragment(number)).restricted(offsets)
+            ids = row_ids_of(side.manifest.fragment(number), side.name).restricted(offsets)
             addresses |= {row: (number, offset) for row, offset in self._numbered(side, ids)}
         return addresses
 
@@ -207,7 +205,7 @@ class _DifferingRows:
             numbers = RowRuns.set_of([back, RowRuns.of([(row, 1, row) for row in strays])])
         offsets_by_fragment: dict[int, BitMap] = {}
         for fragment in side.manifest.fragments if len(numbers) else ():
-            here = _ids(fragment).where_in(numbers).positions
+            here = row_ids_of(fragment, side.name).where_in(numbers).positions
             if here:
                 add_rows(offsets_by_fragment, fragment.id, here & live_rows(side.manifest, fragment, self._deleted))
         return self._addresses(side, offsets_by_fragment)
@@ -240,7 +238,3 @@ def _by_fragment(copies: Mapping[int, tuple[int, int]], rows: Sequence[int]) -> 
     for number, offset in (copies[row] for row in rows if row in copies):
         offsets_by_fragment.setdefault(number, BitMap()).add(offset)
     return offsets_by_fragment
-
-
-def _ids(fragment: Fragment) -> RowRuns:
-    return decode_row_runs(fragment.row_ids, fragment.physical_rows, f"fragment {fragment.id}")

@@ -118,6 +118,15 @@ class Finding:
     on: tuple[str, ...] = ()
 
 
+def unsettled(
+    kind: ConflictKind, unit: str, did: tuple[str, str], advice: str = "", *, rows: RowsLookup | None = None
+) -> Finding:
+    """Return a conflict that no strategy settles, given what the source and the dest did."""
+    return Finding(
+        conflict=Conflict(kind=kind, unit=unit, source=did[0], dest=did[1]), options=(), rows=rows, advice=advice
+    )
+
+
 def made_again(what: str, branch: str) -> str:
     """Return the advice to revert a change on one branch, and to make it again after the merge."""
     return f"undo {what} on {branch} (`revert`), try again, and make it once more on the result"

@@ -53,7 +53,7 @@ def updates(source: list[int], dest: list[int], equal: int, rows: int = 4) -> tu
 def found(given: MergeInput) -> dict[object, list[int]]:
     """The rows that both updated to the same values."""
     source, dest = sides_of(given)
-    schema = merge_schemas(source, dest, ParsedStrategy.NONE, crosswise=False)
+    schema = merge_schemas(source, dest, ParsedStrategy.NONE)
     return {key: list(rows) for key, rows in equally_updated_rows(source, dest, schema, [0]).items()}
 
 

@@ -46,7 +46,7 @@ def changed(name: str, how: str) -> SideHistory:
 def merged(source: str, dest: str, strategy: Strategy = None) -> MergedSchema:
     """Merge two schemas."""
     sides = both_sides(changed("run", source), changed("main", dest))
-    return merge_schemas(*sides, ParsedStrategy.parse(strategy), crosswise=False)
+    return merge_schemas(*sides, ParsedStrategy.parse(strategy))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_rows_of_the_old_type_are_refused(how: str, did: str | None, changer: st
     writer = "main" if changer == "run" else "run"
     made = {changer: changed(changer, how), writer: side(writer, *appended(4))}
     sides = both_sides(made["run"], made["main"])
-    schema = merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False)
+    schema = merge_schemas(*sides, ParsedStrategy.NONE)
     # No predicate can be evaluated on these manifests, so the appended rows count as having nulls.
     found = list(lost_columns(*sides, schema))
     assert ([] if did is None else [("column", "column amount", ())]) == described(found)
@@ -164,5 +164,5 @@ def test_columns_that_nobody_could_read_are_refused(case: str) -> None:
         operation = Merge(fragments=after.fragments, fields=fields, schema_metadata={}, preserves_nullability=True)
         made[name] = side(name, after, operation, base=base)
     sides = both_sides(made["run"], made["main"], base=base)
-    (found,) = unreadable_columns(*sides, merge_schemas(*sides, ParsedStrategy.NONE, crosswise=False))
+    (found,) = unreadable_columns(*sides, merge_schemas(*sides, ParsedStrategy.NONE))
     assert (unit, (), True) == (found.conflict.unit, found.options, did in found.conflict.dest)

@@ -14,7 +14,7 @@ from lance_dagster.merge.rules.change_makers import added_makers, facet_makers, 
 from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, can_compare_columns
 from lance_dagster.merge.rules.merge_side import MergeSide
-from lance_dagster.merge.rules.strategy import Conflict, Finding, Rows, made_after_reset, made_again, on_side
+from lance_dagster.merge.rules.strategy import Finding, Rows, made_after_reset, made_again, on_side, unsettled
 from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
@@ -35,7 +35,9 @@ def lost_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> It
         casts, required = list(_cast_alone(changer, writer, schema)), list(_required(schema, added))
         # The rows are looked up only where a column changed, which is never the case in most merges.
         if (casts or required) and writer.written:
-            for change in (*_casts(changer, casts, writer), *_new_required(changer, required, schema)):
+            own = {new: number for number, new in schema.from_source.items()} if changer.is_source else {}
+            added_required = (_added_required(changer, own.get(field.id, field.id), field) for field in required)
+            for change in (*_casts(changer, casts, writer), *added_required):
                 yield _finding(change, writer, writer.written)
         # A column that was made not null fits every row that has a value, so the rows of the other side are looked at.
         for number, path in changer.made_required.items():
@@ -57,9 +59,8 @@ def unfit_returned_rows(side: MergeSide) -> Iterator[Finding]:
     ]
     returned = "rows it changed or took out are brought back"
     for change in changes:
-        source, dest = (change.did, returned) if side.is_source else (returned, change.did)
-        conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
-        yield Finding(conflict=conflict, options=(), advice=change.advice)
+        did = (change.did, returned) if side.is_source else (returned, change.did)
+        yield unsettled("column", f"column {change.path}", did, change.advice)
 
 
 def _casts(side: MergeSide, numbers: Collection[int], writer: MergeSide | None = None) -> Iterator[_ColumnChange]:
@@ -106,12 +107,6 @@ def _made_required(side: MergeSide, number: int, advice: str) -> _ColumnChange:
     return _ColumnChange(path=side.made_required[number], did=did, advice=advice)
 
 
-def _new_required(side: MergeSide, fields: Collection[Field], schema: MergedSchema) -> Iterator[_ColumnChange]:
-    own = {new: number for number, new in schema.from_source.items()} if side.is_source else {}
-    for field in fields:
-        yield _added_required(side, own.get(field.id, field.id), field)
-
-
 def _added_required(side: MergeSide, number: int, field: Field) -> _ColumnChange:
     # A nullable column is a struct here, in data files of a version that holds no null structs.
     did = f"{added_makers(side, number)} added it as {'a struct' if field.nullable else 'not null'}"
@@ -147,9 +142,9 @@ def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
 
 def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
     wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows with the column as it was before"
-    source, dest = (wrote, change.did) if writer.is_source else (change.did, wrote)
-    conflict = Conflict(kind="column", unit=f"column {change.path}", source=source, dest=dest)
-    return Finding(conflict=conflict, options=(), rows=on_side(rows, source=writer.is_source), advice=change.advice)
+    did = (wrote, change.did) if writer.is_source else (change.did, wrote)
+    there = on_side(rows, source=writer.is_source)
+    return unsettled("column", f"column {change.path}", did, change.advice, rows=there)
 
 
 def _writes_rows(change: Change) -> bool:

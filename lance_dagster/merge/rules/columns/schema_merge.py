@@ -29,7 +29,8 @@ from lance_dagster.merge.rules.change_makers import (
 )
 from lance_dagster.merge.rules.columns.column_matching import SideColumns, paths_of, units_of
 from lance_dagster.merge.rules.columns.settings_merge import merge_map
-from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide
+from lance_dagster.merge.rules.merge_side import MOST_ROWS_COMPARED, MergeSide, absent_from_base
+from lance_dagster.merge.rules.row_origins import BaseKey
 from lance_dagster.merge.rules.strategy import (
     BOTH,
     DEST_WINS,
@@ -82,14 +83,13 @@ class MergedSchema:
         return any(field.id == number and takes_nulls(field, self.file_version) for field in self.fields)
 
 
-def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> MergedSchema:
+def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> MergedSchema:
     """Merge the schemas of two sides.
 
     Args:
         source: The side that is merged.
         dest: The side it is merged into.
         strategy: Who wins where both changed a column.
-        crosswise: Whether both sides may have taken in the same versions, which the merge base does not have.
     """
     # Most merges change no column: they should not pay for matching thousands of fields of a wide table.
     if _unchanged(source) and _unchanged(dest):
@@ -102,7 +102,7 @@ def merge_schemas(source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, 
             added_by_dest=none,
             kept_by_strategy=none,
         )
-    return _SchemaMerge(source, dest, strategy, crosswise=crosswise).result()
+    return _SchemaMerge(source, dest, strategy).result()
 
 
 def _unchanged(side: MergeSide) -> bool:
@@ -113,9 +113,8 @@ def _unchanged(side: MergeSide) -> bool:
 class _SchemaMerge:
     """Collects the fields of the result, and the findings."""
 
-    def __init__(self, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy, *, crosswise: bool) -> None:
-        self._source_side, self._dest_side, self._strategy = source, dest, strategy
-        self._crosswise, self._base = crosswise, source.base
+    def __init__(self, source: MergeSide, dest: MergeSide, strategy: ParsedStrategy) -> None:
+        self._source_side, self._dest_side, self._strategy, self._base = source, dest, strategy, source.base
         self._next: int | None = None
         self._findings: list[Finding] = []
         self._source = {field.id: field for field in source.manifest.fields}
@@ -335,7 +334,7 @@ class _SchemaMerge:
         if in_use or not one_line or not any(change.undone for change in source.history.changes):
             return False
         # A line may give the id of a dropped column again, to a column that may be dropped in turn.
-        return _places_of(dest.manifest, field.id) <= _places_of(source.manifest, field.id)
+        return _files_of(dest.manifest, field.id).items() <= _files_of(source.manifest, field.id).items()
 
     def _put_together(self, field: Field, same_named: Field) -> None:
         """Treat two new columns as one column, with the metadata of both."""
@@ -364,25 +363,24 @@ class _SchemaMerge:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
-        # The result would have the fields of both inside, and a list with two items cannot be read. Where both sides
-        # took in the same versions, one side may have added a field to a struct since.
+        # The result would have the fields of both inside, and a list with two items cannot be read. To a struct that
+        # both got from a third branch, one side may have added a field since.
         pairs, apart = self._inside_both(field, same_named)
-        if apart and not (self._crosswise and field.logical_type == "struct"):
+        if apart and not (field.logical_type == "struct" and any(self._in_same_files(*pair) for pair in pairs)):
             return False
         # A nested column is one with all fields inside, or it is another column.
         if not all(self._is_same(source_field, dest_field) for source_field, dest_field in pairs):
             return False
         filled = field.id in self._source_side.columns.filled, same_named.id in self._dest_side.columns.filled
-        # Neither column has values for rows of the merge base, so both read as null there.
-        if not any(filled):
-            return True
-        source_files = _files_of(self._source_side.manifest, field.id)
-        dest_files = _files_of(self._dest_side.manifest, same_named.id)
-        # Equal files prove equal values. One side may have written more fragments since, so one set may contain the
-        # other.
-        return (all(filled) or self._crosswise) and (
-            source_files.items() <= dest_files.items() or dest_files.items() <= source_files.items()
-        )
+        # Without values for rows of the merge base, both columns read as null there. Equal files prove equal values.
+        return not any(filled) or self._in_same_files(field, same_named)
+
+    def _in_same_files(self, field: Field, same_named: Field) -> bool:
+        """Tell whether all values of one of two new columns lie in files that both sides have, as the same column."""
+        source_files = _files_of(self._source_side.manifest, field.id).items()
+        dest_files = _files_of(self._dest_side.manifest, same_named.id).items()
+        # One side may have written more fragments since. No file at all proves nothing.
+        return bool(source_files and dest_files) and (source_files <= dest_files or dest_files <= source_files)
 
     def _inside_both(self, field: Field, same_named: Field) -> tuple[list[tuple[Field, Field]], bool]:
         """Return the pairs of fields of one name directly inside two new columns, and whether one has others too."""
@@ -399,26 +397,31 @@ class _SchemaMerge:
         are read, up to `MOST_ROWS_COMPARED` of them.
         """
         source, dest = self._source_side, self._dest_side
-        equal, ids = source.lookups.equal_rows, self._base.fragments.ids
-        # The rows of merges in both directions are not all in the merge base, by which rows are compared here.
-        if equal is None or self._crosswise:
-            return False
+        equal = source.lookups.equal_rows
         # A column that one side cast is not the same as one that the other side added under its name.
-        cast = self._source_side.cast_of(field.id)
-        if cast != self._dest_side.cast_of(same_named.id):
+        cast = source.cast_of(field.id)
+        if equal is None or not can_compare_columns(source) or cast != dest.cast_of(same_named.id):
             return False
-        if not can_compare_columns(source) or field.parent_id >= 0 or not self._is_leaf_of_both(field, same_named):
+        # Values of lists, maps and structs are not compared.
+        is_nested = any(inner.parent_id == field.id for inner in self._source.values()) or any(
+            inner.parent_id == same_named.id for inner in self._dest.values()
+        )
+        if is_nested or field.parent_id >= 0:
             return False
         if any(getattr(field, facet) != getattr(same_named, facet) for facet in FACETS):
             return False
-        pairs = [(key, source.of(key), dest.of(key)) for key in ids]
+        keys: list[BaseKey] = [*self._base.fragments.ids, *absent_from_base(source, dest)]
+        pairs = [(key, source.of(key), dest.of(key)) for key in keys]
         shared = {
             key: (source_rows.stays | source_rows.moved) & (dest_rows.stays | dest_rows.moved)
             for key, source_rows, dest_rows in pairs
         }
-        if not any(shared.values()):
+        rows = sum(map(len, shared.values()))
+        if not rows:
             # No values show that two added columns mean the same. Two casts of one column to one type do.
             return cast is not None
+        if rows > MOST_ROWS_COMPARED:
+            return False
         addresses = [
             np.concatenate([side.addresses_of_all(key, rows) for key, rows in shared.items()])
             for side in (source, dest)
@@ -439,27 +442,19 @@ class _SchemaMerge:
         )
         return next(same_files, None)
 
-    def _is_leaf_of_both(self, field: Field, same_named: Field) -> bool:
-        inner = (
-            [inner_field.parent_id for inner_field in self._source.values()],
-            [inner_field.parent_id for inner_field in self._dest.values()],
-        )
-        return field.id not in inner[0] and same_named.id not in inner[1]
-
     def _check_orphans(self) -> None:
         """Refuse a field that one side added or changed inside a column that the other side dropped."""
         for field in list(self._fields.values()):
             if field.parent_id >= 0 and field.parent_id not in self._fields:
-                path = paths_of(self._dest_side.manifest.fields).get(field.id, field.name)
-                self._note_conflict(
-                    f"column {path}",
-                    (
-                        f"{self._who_dropped_around(field)} dropped the struct that contains it",
-                        f"{self._who_changed(field)} added or changed it",
-                    ),
-                    (),
-                    advice=f"drop it on {self._dest_side.branch} too, and try again",
-                )
+                source, dest, base_ids = self._source_side, self._dest_side, self._dest_side.columns.base_ids
+                path = paths_of(dest.manifest.fields).get(field.id, field.name)
+                around, base_id = base_ids.get(field.parent_id), base_ids.get(field.id)
+                base = next((base_field for base_field in self._base.fields if base_field.id == base_id), None)
+                dropped = source.name if around is None else drop_makers(source, around)
+                changed = added_makers(dest, field.id) if base is None else change_makers(dest, base)
+                did = f"{dropped} dropped the struct that contains it", f"{changed} added or changed it"
+                advice = f"drop it on {dest.branch} too, and try again"
+                self._note_conflict(f"column {path}", did, (), advice=advice)
                 del self._fields[field.id]
 
     def _check_names(self, fields: tuple[Field, ...]) -> None:
@@ -545,17 +540,6 @@ class _SchemaMerge:
             dest_order.insert(len(dest_order) if before is None else dest_order.index(before), new)
         return dest_order
 
-    def _who_dropped_around(self, field: Field) -> str:
-        """Name who dropped the column on the source around a field of the dest."""
-        around = self._dest_side.columns.base_ids.get(field.parent_id)
-        return self._source_side.name if around is None else drop_makers(self._source_side, around)
-
-    def _who_changed(self, field: Field) -> str:
-        """Name who added or changed a field of the dest."""
-        base_id = self._dest_side.columns.base_ids.get(field.id)
-        base = next((base_field for base_field in self._base.fields if base_field.id == base_id), None)
-        return added_makers(self._dest_side, field.id) if base is None else change_makers(self._dest_side, base)
-
 
 def _came(side: MergeSide, field: Field) -> str:
     """Say how a field that the merge base lacks came to a side."""
@@ -569,17 +553,6 @@ def can_compare_columns(side: MergeSide) -> bool:
     """Tell whether whole columns of both sides may be compared: rows can be traced, and there are few of them."""
     rows = sum(fragment.physical_rows for fragment in side.base.fragments)
     return side.base.stable_row_ids and side.lookups.equal_rows is not None and rows <= MOST_ROWS_COMPARED
-
-
-def _places_of(manifest: Manifest, number: int) -> set[tuple[str, int]]:
-    """Return the files that have values of a field, with the place of the column in the file."""
-    return {
-        (file.path, place)
-        for fragment in manifest.fragments
-        for file in fragment.files
-        for own, place in zip(file.fields, file.column_indices, strict=False)
-        if own == number
-    }
 
 
 def _around_is_gone(base: Field, columns: SideColumns) -> bool:

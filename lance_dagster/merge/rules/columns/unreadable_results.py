@@ -17,7 +17,7 @@ from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.result import MergedFragment
-from lance_dagster.merge.rules.strategy import Conflict, ConflictKind, Finding, made_after_reset
+from lance_dagster.merge.rules.strategy import Finding, made_after_reset, unsettled
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 
@@ -29,7 +29,7 @@ def unreadable_columns(source: MergeSide, dest: MergeSide, schema: MergedSchema)
         return
     if not fields:
         did = _dropped(source, _in_table), _dropped(dest, _in_table)
-        yield _finding("schema", "columns", did, made_after_reset("its drop of columns", source.branch))
+        yield unsettled("schema", "columns", did, made_after_reset("its drop of columns", source.branch))
     emptied = _emptied(source, dest, schema)
     yield from (_emptied_struct(source, dest, schema, field) for field in emptied)
     emptied_ids = {field.id for field in emptied}
@@ -74,7 +74,7 @@ def fragments_without_values(
     if of_dest or of_source:
         did = _dropped(source, _in_table), _dropped(dest, _in_table)
         advice = _advice(source, dest, schema, [side for side, rows in ((source, of_source), (dest, of_dest)) if rows])
-        yield _finding("schema", f"values of {counted(of_dest + of_source, 'row')}", did, advice)
+        yield unsettled("schema", f"values of {counted(of_dest + of_source, 'row')}", did, advice)
 
 
 def _advice(source: MergeSide, dest: MergeSide, schema: MergedSchema, holders: Iterable[MergeSide]) -> str:
@@ -157,7 +157,7 @@ def _emptied_struct(source: MergeSide, dest: MergeSide, schema: MergedSchema, fi
     did = [_dropped(side, lambda inner: inner.parent_id == base_id) for side in (source, dest)]
     droppable = _droppable(schema.fields, field)
     advice = f"drop {schema.paths[droppable.id]} whole on {source.branch} and on {dest.branch}, and try again"
-    return _finding("column", f"column {schema.paths[field.id]}", (did[0], did[1]), advice)
+    return unsettled("column", f"column {schema.paths[field.id]}", (did[0], did[1]), advice)
 
 
 def _base_id(source: MergeSide, dest: MergeSide, schema: MergedSchema, field: Field) -> int | None:
@@ -197,7 +197,7 @@ def _unstorable(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Ite
             for side in (source, dest)
         ]
         advice = f"{problem}; undo one of the changes (`revert`), and try again"
-        yield number, _finding("column", f"column {path}", (did[0], did[1]), advice)
+        yield number, unsettled("column", f"column {path}", (did[0], did[1]), advice)
 
 
 def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) -> Iterator[Finding]:
@@ -224,7 +224,7 @@ def _stored_otherwise(source: MergeSide, dest: MergeSide, schema: MergedSchema) 
             for side in (source, dest)
         ]
         advice = f"drop the column on {source.branch} or {dest.branch}, and try again"
-        yield _finding("column", f"metadata of column {schema.paths[number]}", (did[0], did[1]), advice)
+        yield unsettled("column", f"metadata of column {schema.paths[number]}", (did[0], did[1]), advice)
 
 
 def _base_field(source: MergeSide, dest: MergeSide, schema: MergedSchema, number: int) -> Field | None:
@@ -236,8 +236,3 @@ def _base_field(source: MergeSide, dest: MergeSide, schema: MergedSchema, number
         base_field = next((field for field in source.base.fields if field.id == base_id), None)
         at = by_id.get(at.parent_id)
     return base_field
-
-
-def _finding(kind: ConflictKind, unit: str, did: tuple[str, str], advice: str) -> Finding:
-    conflict = Conflict(kind=kind, unit=unit, source=did[0], dest=did[1])
-    return Finding(conflict=conflict, options=(), advice=advice)
