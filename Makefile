@@ -5,6 +5,9 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+UI := $(VENV)/.installed-ui
+COMMA := ,
 PROTOC := $(VENV)/protoc
 DOCS := $(VENV)/docs
 PLOTS := $(VENV)/plots
@@ -33,10 +36,9 @@ ELSEWHERE := (soak or cluster or ceph)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 21
 
-install: $(STAMP) ## Make .venv with everything this checkout needs, Java included; nothing to do when nothing changed
-
-# The stamp is written last: an interrupted installation starts again.
-$(STAMP): pyproject.toml requirements.lock
+# What makes $(VENV) where it is missing, and installs the checkout with some extras. The stamps are written last: an
+# interrupted installation starts again.
+define installed
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "make: Python 3.11 or newer is needed, as python3.11 or python3 on the PATH" >&2; exit 1; \
 	fi
@@ -44,22 +46,38 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "make: this Python cannot make a virtual environment; on Debian and Ubuntu install python3-venv" >&2; exit 1; \
 	}
-	@echo "Installing $$(grep -c == requirements.lock) locked packages; the first time this downloads about 900 MB"
+	@echo "Installing what $(2) needs, in the releases of requirements.lock; the first time this downloads $(3)"
 	$(PIP) install --constraint requirements.lock pip
-	$(PIP) install --constraint requirements.lock --editable '.[dev]'
+	$(PIP) install --constraint requirements.lock --editable '.[$(1)]'
+endef
+
+install: $(STAMP) ## Make .venv with everything this checkout needs, Java included; nothing to do when nothing changed
+
+# It has all that the other two have, so their targets then install nothing more.
+$(STAMP): pyproject.toml requirements.lock
+	$(call installed,dev,the whole checkout,about 900 MB)
 	@rm -rf $(PROTOC)
 	$(PIP) install --no-deps --target $(PROTOC) --group protoc
-	@touch $@
+	@touch $(DEMO) $(UI) $@
 	@echo "$(VENV) is ready"
 
-demo: install ## Run the example project through the whole loop: write, audit, publish, promote, announce; STORE=s3 on S3
+$(DEMO): pyproject.toml requirements.lock
+	$(call installed,example,the demo,about 670 MB)
+	@touch $@
+
+$(UI): pyproject.toml requirements.lock
+	$(call installed,example$(COMMA)ui,the example with its web UI,about 690 MB)
+	@touch $(DEMO) $@
+
+# The S3 server of the tests needs their packages.
+demo: $(if $(filter s3,$(STORE)),install,$(DEMO)) ## Run the example project through the whole loop: write, audit, publish, promote, announce; STORE=s3 on S3
 	@case "$(STORE)" in \
 	  local) exec $(BIN)/python -m example_project.demo;; \
 	  s3) exec $(BIN)/python -m tests.servers.demo;; \
 	  *) echo "make: STORE is local or s3, and not $(STORE)" >&2; exit 2;; \
 	esac
 
-ui: install ## Open the example project in Dagster's web UI
+ui: $(UI) ## Open the example project in Dagster's web UI
 	@$(BIN)/python -m example_project.prepare
 	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
 
@@ -85,7 +103,7 @@ test-cluster: install ## Test Spark on a standalone cluster: a master and two wo
 soak: install ## Run the long tests that the others leave out or cut short; SEEDS='1:5000' SOAK=10 say how long
 	@LANCE_DAGSTER_SEEDS=$(SEEDS) LANCE_DAGSTER_SOAK=$(SOAK) $(PYTEST) -m 'soak or scaled' $(ARGS)
 
-supported: install ## Test the plugin, Spark and pylance with the oldest and the newest allowed releases
+supported: install ## Test the plugin, Spark and pylance with the oldest and newest allowed releases, and some between
 	@$(BIN)/python .ci/supported.py $(ARGS)
 
 lint: install ## Check style, formatting and types

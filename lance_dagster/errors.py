@@ -363,16 +363,17 @@ class ProtectedError(LanceDagsterError):
 class PublishRefusedError(LanceDagsterError):
     """Report every reason why a branch may not be published; nothing was merged and no tag moved."""
 
-    def __init__(self, message: str, reasons: Iterable[str]) -> None:
-        """Keep the headline and the reasons."""
+    def __init__(self, message: str, reasons: Iterable[str], remedy: Remedy | None = None) -> None:
+        """Keep the headline, the reasons, and the remedy."""
         found = tuple(reasons)
-        super().__init__(message, found)
+        super().__init__(message, found, remedy=remedy)
         self.message = message
         self.reasons = found
 
     def _text(self) -> str:
-        """List the headline and each reason on a line of its own."""
-        return "\n".join([self.message, *(f"  - {reason}" for reason in self.reasons)])
+        """List the headline, each reason and the remedy on a line of its own."""
+        lines = [self.message, *(f"  - {reason}" for reason in self.reasons)]
+        return "\n".join(lines if self.remedy is None else [*lines, str(self.remedy)])
 
 
 class FormatError(LanceDagsterError):

@@ -101,6 +101,10 @@ TEXTS: list[tuple[LanceDagsterError, str]] = [
         PublishRefusedError("run/1 cannot be published", ["shop/orders has no audit", "shop/lines failed"]),
         "run/1 cannot be published\n  - shop/orders has no audit\n  - shop/lines failed",
     ),
+    (
+        PublishRefusedError("run/1 cannot be published", ["shop/lines failed"], Remedy("set discard: run/1")),
+        "run/1 cannot be published\n  - shop/lines failed\nset discard: run/1",
+    ),
     (CorruptFileError("/lake/t/data/a.lance", "it is cut"), "/lake/t/data/a.lance is damaged: it is cut"),
     (
         UnsupportedFeatureError("/lake/t/_versions/1.manifest", ["feature flag 64", "spilled row lineage"]),

@@ -4,6 +4,7 @@ import ast
 import filecmp
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -84,6 +85,40 @@ def test_the_lock_fits_the_project() -> None:
         if name not in locked or not item.specifier.contains(locked[name], prereleases=True)
     ]
     assert [] == wanting
+
+
+def test_releases_between_are_allowed() -> None:
+    """Each release that `make supported` tests between the ends is one that pyproject.toml allows."""
+    between = [Requirement(line) for line in runpy.run_path(str(ROOT / ".ci/supported.py"))["BETWEEN"]]
+    pinned = {item.name: next(iter(item.specifier)).version for item in between}
+    assert set() < pinned.keys()
+    assert [] == [
+        name for name, release in pinned.items() if not declared()[NormalizedName(name)].specifier.contains(release)
+    ]
+
+
+@pytest.mark.parametrize(
+    "sources,link",
+    [("", "Errors"), ("https://git.example/lance", "[Errors](https://git.example/lance/blob/main/docs/e.md#a)")],
+)
+def test_links_of_the_package_index_are_absolute(sources: str, link: str) -> None:
+    """A link to a file of the checkout is absolute on the index, or its text; addresses and anchors stay."""
+    index_page = runpy.run_path(str(ROOT / ".ci/index_page.py"))["index_page"]
+    stays = "[Lance](https://lance.org) [below](#below)"
+    assert f"{link} {stays}" == index_page(f"[Errors](docs/e.md#a) {stays}", sources)
+    readme = (ROOT / "README.md").read_text()
+    relative = re.compile(r"\]\((?!https?://|#)")
+    assert relative.search(readme)
+    assert not relative.search(index_page(readme, sources))
+
+
+def test_the_package_index_has_the_addresses_of_the_project() -> None:
+    """The addresses are derived from the one in pyproject.toml, and none is invented without it."""
+    project_urls = runpy.run_path(str(ROOT / ".ci/index_page.py"))["project_urls"]
+    assert {} == project_urls("")
+    assert {"https://git.example/lance/blob/main/CHANGELOG.md"} <= set(
+        project_urls("https://git.example/lance").values()
+    )
 
 
 def test_every_dependency_has_a_reason() -> None:

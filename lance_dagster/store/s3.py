@@ -44,6 +44,10 @@ _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
 # How many clients are kept: one for each thread, its options, and each state of the environment.
 _CLIENTS = 128
 _NO_BUCKET = Remedy("create the bucket, or correct its name")
+_NO_CREDENTIALS = Remedy(
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role of the machine, or give S3Options or the "
+    "storage options aws_access_key_id and aws_secret_access_key, or, for a public bucket, aws_skip_signature"
+)
 _BUSY = Remedy("run fewer writers at once, or wait longer with the storage option client_retry_timeout")
 _NO_ANSWER = Remedy("check the endpoint, the region and the network, or wait longer with the storage option timeout")
 
@@ -352,6 +356,13 @@ def _no_answers() -> tuple[type[Exception], ...]:
     return (TimeoutError, NoConnectionError, HTTPClientError, ClientPayloadError, ResponseParserError)
 
 
+def _lacks_credentials(error: Exception) -> bool:
+    """Return whether the client found no credentials, or only a part of them."""
+    from botocore.exceptions import CredentialRetrievalError, NoCredentialsError, PartialCredentialsError
+
+    return isinstance(error, (CredentialRetrievalError, NoCredentialsError, PartialCredentialsError))
+
+
 def _status(error: Exception) -> int | None:
     response = getattr(error.__cause__, "response", None)
     if not isinstance(response, dict):
@@ -378,5 +389,7 @@ def _error(what: str, error: Exception) -> StoreError:
         return TransientError(problem, remedy=_BUSY)
     if isinstance(error, _no_answers()):
         return TransientError(problem, remedy=_NO_ANSWER)
+    if _lacks_credentials(error):
+        return StoreError(problem, remedy=_NO_CREDENTIALS)
     # A request for an object that does not exist is answered before; what is left is a missing bucket.
     return StoreError(problem, remedy=_NO_BUCKET if isinstance(error, FileNotFoundError) else None)

@@ -73,6 +73,15 @@ def test_bounds_are_instants_in_any_zone(lake: LanceResource, zone: str) -> None
     assert list(checks.values()) == [check.evaluate(audit).passed for check in checks]
 
 
+def test_examples_of_wrong_values_are_few_and_short(lake: LanceResource) -> None:
+    """At most five different values are shown, each of its first 80 characters."""
+    rows = pa.table({"id": [7, 7, *range(1, 9)], "note": ["x" * 100] * 10})
+    LanceTable.create(lake.uri_of(ORDERS), rows.schema).append(rows)
+    audit = Audit(candidate=lake.open(None, ORDERS))
+    assert InRange("id", maximum=0).evaluate(audit).description.endswith("; such as 7, 1, 2, 3, 4")
+    assert Matches("note", "y").evaluate(audit).description.endswith(f"; such as {'x' * 80}…")
+
+
 @pytest.fixture
 def audit(lake: LanceResource) -> Audit:
     """A table with a mistake in every column, and the table of customers that it refers to."""
@@ -93,15 +102,19 @@ def audit(lake: LanceResource) -> Audit:
         (NullRate("id", 0.2), True, "20.00% of the rows have no value in 'id'; allowed: 20.00%"),
         (NullRate("id", 0.1), False, "20.00% of the rows have no value in 'id'; allowed: 10.00%"),
         (InRange("id", minimum=1, maximum=3), True, "values of 'id' outside: 0; allowed: 1 to 3"),
-        (InRange("id", maximum=2), False, "values of 'id' outside: 2; allowed: at most 2"),
-        (InRange("price", minimum=-1), False, "values of 'price' outside: 1; allowed: at least -1"),
-        (InRange("price", minimum=0, maximum=9.5), False, "values of 'price' outside: 2; allowed: 0 to 9.5"),
+        (InRange("id", maximum=2), False, "values of 'id' outside: 2; allowed: at most 2; such as 3"),
+        (InRange("price", minimum=-1), False, "values of 'price' outside: 1; allowed: at least -1; such as nan"),
+        (
+            InRange("price", minimum=0, maximum=9.5),
+            False,
+            "values of 'price' outside: 2; allowed: 0 to 9.5; such as nan, -1.0",
+        ),
         (
             InRange("day", maximum=dt.date(2024, 1, 4)),
             False,
-            "values of 'day' outside: 1; allowed: at most 2024-01-04",
+            "values of 'day' outside: 1; allowed: at most 2024-01-04; such as 2024-01-05",
         ),
-        (InRange("name", maximum="o'd"), False, "values of 'name' outside: 1; allowed: at most o'd"),
+        (InRange("name", maximum="o'd"), False, "values of 'name' outside: 1; allowed: at most o'd; such as o'e"),
         (Unique("name"), True, "rows that repeat the name of another: 0; allowed: none"),
         (Unique("id"), False, "rows that repeat the id of another: 1; allowed: none; such as 3"),
         (Unique(("id", "name")), True, "rows that repeat the id, name of another: 0; allowed: none"),
@@ -110,14 +123,18 @@ def audit(lake: LanceResource) -> Audit:
             True,
             "values of 'name' other than a, b, c, d, o'e: 0; allowed: none",
         ),
-        (IsIn("id", (1, 2)), False, "values of 'id' other than 1, 2: 2; allowed: none"),
-        (IsIn("price", (1.0, 2.5, -1.0)), False, "values of 'price' other than 1.0, 2.5, -1.0: 1; allowed: none"),
+        (IsIn("id", (1, 2)), False, "values of 'id' other than 1, 2: 2; allowed: none; such as 3"),
+        (
+            IsIn("price", (1.0, 2.5, -1.0)),
+            False,
+            "values of 'price' other than 1.0, 2.5, -1.0: 1; allowed: none; such as nan",
+        ),
         (
             Matches("name", r"[a-z]('[a-z]{1})?"),
             True,
             "values of 'name' that do not match [a-z]('[a-z]{1})?: 0; allowed: none",
         ),
-        (Matches("name", "[a-z]"), False, "values of 'name' that do not match [a-z]: 1; allowed: none"),
+        (Matches("name", "[a-z]"), False, "values of 'name' that do not match [a-z]: 1; allowed: none; such as o'e"),
         (Satisfies(predicate="id < 4", name="small"), False, "rows that do not satisfy id < 4: 1; allowed: none"),
         (
             Satisfies(predicate="id < 4", name="small", nulls_pass=True),

@@ -3,6 +3,7 @@ import json
 from typing import Any
 
 import dagster as dg
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -75,6 +76,33 @@ def test_values_of_every_library_are_stored_equally(lake: LanceResource, value: 
     result = materialize(lake, numbers)
     assert result.success
     assert ROWS == written(lake, result)
+
+
+# The types that pandas 2 and pandas 3 give to texts.
+@pytest.mark.parametrize("text", [object, pd.StringDtype(na_value=np.nan)], ids=["pandas 2", "pandas 3"])
+def test_text_of_every_pandas_is_stored_equally(lake: LanceResource, text: Any) -> None:
+    """Text of pandas 3, in columns, categories and the index, has the types that pandas 2 gives; Arrow's types stay."""
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> pd.DataFrame:
+        columns = {
+            "name": ["a", None],
+            "kind": pd.Categorical(pd.Series(["u", "v"], dtype=text)),
+            "note": pd.Series(["x", "y"], dtype=pd.ArrowDtype(pa.large_string())).array,
+        }
+        return pd.DataFrame(columns, index=pd.Index(["k", "l"], name="key", dtype=text)).astype({"name": text})
+
+    result = materialize(lake, numbers)
+    assert result.success
+    expected = {
+        "name": pa.string(),
+        "kind": pa.dictionary(pa.int8(), pa.string()),
+        "note": pa.large_string(),
+        "key": pa.string(),
+    }
+    rows = written(lake, result)
+    assert expected == dict(zip(rows.schema.names, rows.schema.types, strict=True))
+    assert [["a", None], ["u", "v"], ["x", "y"], ["k", "l"]] == [column.to_pylist() for column in rows.columns]
 
 
 def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:

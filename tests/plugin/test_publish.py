@@ -136,7 +136,9 @@ def test_promotion_of_a_version_nobody_audited(shop: Shop, instance: dg.DagsterI
     before = shop.tag()
     foreign = shop.table().append(pa.table({"id": [99]}))
     for ref in (str(foreign), "main@1"):
-        assert f"{ref} was not made by a published run" in reasons(shop.publish(instance, ref=ref))
+        text = reasons(shop.publish(instance, ref=ref))
+        assert f"{ref} was not made by a published run" in text
+        assert "name a version that passed its checks, such as production~1; ignore_failed_checks: true" in text
     assert shop.tag() == before
     assert "ignore_failed_checks needs a reason" in reasons(
         shop.publish(instance, ref=str(foreign), ignore_failed_checks=True)
@@ -163,6 +165,11 @@ def test_branch_whose_check_failed(shop: Shop, instance: dg.DagsterInstance) -> 
     run_id = shop.run(instance).run_id
     text = reasons(shop.publish(instance, ref=f"run/{run_id}"))
     assert f"'ids_are_positive' failed on run/{run_id}@2: 1 ids are not positive" in text
+    # What can be done, as the config of the publisher has it; the last is what the next line does.
+    assert "repair the data or the check and re-execute the run" in text
+    assert (
+        f"discard: run/{run_id} gives up what it wrote; ref: run/{run_id} and ignore_failed_checks: true with" in text
+    )
     assert shop.publish(instance, ref=f"run/{run_id}", ignore_failed_checks=True, reason="known").success
     assert shop.ids("production") == [-1]
 

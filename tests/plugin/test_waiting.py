@@ -143,6 +143,7 @@ def test_a_backfill_publishes_what_passed_and_names_what_waits(
     (event,) = result.asset_materializations_for_node("publish_production")
     (waiting,) = waits(event)
     assert f"failed on run/{broken.run_id}@" in waiting
+    assert f"discard: run/{broken.run_id} gives up what it wrote" in waiting
     stall.write(instance, 2, partition_key="tue", tags={"dagster/root_run_id": broken.run_id})
     again = stall.publish(instance, tags=tags)
     assert (True, [1, 2]) == (again.success, stall.published())

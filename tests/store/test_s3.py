@@ -1,10 +1,14 @@
 """Tables on a server that speaks S3."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import urllib.request
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +59,22 @@ def test_a_bucket_that_does_not_exist_is_a_clear_error(s3_storage: S3Storage) ->
     ):
         with pytest.raises(StoreError, match=r"-missing.*; create the bucket, or correct its name"):
             verb()
+
+
+def test_missing_credentials_are_an_error_that_says_where_they_come_from(tmp_path: Path) -> None:
+    """Without credentials anywhere, the error names the variables and options that give them."""
+    code = f"""
+from lance_dagster import LanceTable, StoreError
+try:
+    LanceTable.open("s3://bucket/orders", {{"endpoint": "http://127.0.0.1:{free_port()}", "allow_http": "true"}})
+except StoreError as error:
+    print(error)
+"""
+    # Neither variables, nor files in the home folder, nor the service that gives machines of AWS their roles.
+    found = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment = {**found, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert "Unable to locate credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in done.stdout
 
 
 def test_a_server_that_does_not_answer_is_a_store_error() -> None:

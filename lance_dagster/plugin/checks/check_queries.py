@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN = 5
+_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +129,25 @@ def count_outcome(audit: Audit, column: str | None, condition: str, wrong: str) 
     """
     candidate = audit.candidate
     failed = candidate.count_rows(condition) if column is None else count_where(candidate, column, condition)
+    examples = wrong_values(candidate, column, condition) if column is not None and failed else []
     return CheckOutcome(
         passed=failed == 0,
-        description=f"{wrong}: {failed}; allowed: none",
+        description=f"{wrong}: {failed}; allowed: none{such_as(examples)}",
         counts={"rows": candidate.count_rows(), "failed_rows": failed},
     )
+
+
+def wrong_values(table: PinnedTable, column: str, condition: str) -> list[str]:
+    """Return some different values of a column in the rows for which a condition is true, as people know them."""
+    from lance_dagster.format.shown_values import shown_values
+
+    examples: dict[str, None] = {}
+    # Batches are read only until there are enough examples.
+    for batch in table.scan([column], filter=condition):
+        examples |= dict.fromkeys(map(str, shown_values(batch.column(0))))
+        if len(examples) >= SHOWN:
+            break
+    return list(examples)[:SHOWN]
 
 
 def distinct(table: PinnedTable, column: str) -> "pa.Array[Any]":
@@ -207,4 +222,6 @@ def partition_counts(audit: Audit, wrong: Collection[str | None]) -> dict[str, i
 
 def such_as(shown: list[str]) -> str:
     """Return examples of wrong values as the end of a sentence."""
-    return f"{EXAMPLES}{', '.join(shown)}" if shown else ""
+    # A document would fill the page.
+    short = [text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}…" for text in shown]
+    return f"{EXAMPLES}{', '.join(short)}" if short else ""

@@ -27,6 +27,8 @@ from lance_dagster.plugin.checks.check_queries import (
     is_float,
     judged,
     partition_counts,
+    such_as,
+    wrong_values,
 )
 from lance_dagster.plugin.checks.fitted_bounds import fitted
 from lance_dagster.plugin.checks.table_check import Audit, CheckOutcome
@@ -162,10 +164,12 @@ class InRange(BuiltInCheck):
         # so a range with one bound would accept it. The condition negates "inside" because NOT of a null is null, so
         # that nulls pass.
         nan = f" OR isnan({column})" if is_float(audit.candidate, self.column) else ""
-        outside = count_where(audit.candidate, self.column, f"NOT ({' AND '.join(inside)}){nan}")
+        condition = f"NOT ({' AND '.join(inside)}){nan}"
+        outside = count_where(audit.candidate, self.column, condition)
+        examples = such_as(wrong_values(audit.candidate, self.column, condition) if outside else [])
         return CheckOutcome(
             passed=outside == 0,
-            description=f"values of {self.column!r} outside: {outside}; allowed: {self._allowed}",
+            description=f"values of {self.column!r} outside: {outside}; allowed: {self._allowed}{examples}",
             counts={"rows": audit.candidate.count_rows(), "outside": outside},
         )
 

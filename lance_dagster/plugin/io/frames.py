@@ -9,7 +9,7 @@ exist when its library is loaded, and an import of a large library costs seconds
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
@@ -164,7 +164,8 @@ class PandasFrames:
         # Arrow adds a JSON description of the frame to the schema's metadata. It would become metadata of the
         # table, where it changes with every frame.
         try:
-            return pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
+            table = pa.Table.from_pandas(value, preserve_index=named).replace_schema_metadata(None)
+            return table.cast(_with_plain_text(table.schema, _columns_of_arrow(value)))
         except (pa.ArrowException, ValueError, TypeError) as error:
             # The first argument of Arrow's error says what is wrong, and the second argument names the column.
             reason = "; ".join(map(str, error.args))
@@ -172,6 +173,33 @@ class PandasFrames:
                 f"the pandas frame cannot be stored: {reason}; give each column one type that Arrow knows, and a name "
                 "of its own"
             ) from error
+
+
+def _with_plain_text(schema: pa.Schema, kept: Collection[str]) -> pa.Schema:
+    """Return a schema in which text is `string`, as in the tables that pandas 2 and the other engines make.
+
+    pandas 3 gives its own type to every text, and Arrow makes `large_string` of that type. A table would otherwise have
+    other types with each release of pandas.
+
+    Args:
+        schema: The schema of a frame, as Arrow infers it.
+        kept: Columns whose type a person chose.
+    """
+
+    def plain(arrow: pa.DataType) -> pa.DataType:
+        if isinstance(arrow, pa.DictionaryType) and pa.types.is_large_string(arrow.value_type):
+            indices: Any = arrow.index_type
+            return pa.dictionary(indices, pa.string(), arrow.ordered)
+        return pa.string() if pa.types.is_large_string(arrow) else arrow
+
+    return pa.schema([field if field.name in kept else field.with_type(plain(field.type)) for field in schema])
+
+
+def _columns_of_arrow(frame: Any) -> set[str]:  # noqa: ANN401 - a frame of pandas
+    """Return the columns whose type is one of Arrow's, which pandas never gives by itself."""
+    import pandas as pd
+
+    return {str(name) for name, kind in frame.dtypes.items() if isinstance(kind, pd.ArrowDtype)}
 
 
 def _refuse_values_in_index(index: Any) -> None:  # noqa: ANN401  # an index of pandas

@@ -527,6 +527,20 @@ def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.Asset
         raise dg.RetryRequested(max_retries=_LOOKS, seconds_to_wait=seconds)
 
 
+def after_failed_audit(branches: Iterable[str]) -> str:
+    """Return what a person can do about versions that did not pass their audit, as the publisher's config has it.
+
+    Args:
+        branches: The branches of the versions; `main` for a version that was named there.
+    """
+    runs = sorted({branch for branch in branches if branch != MAIN})
+    anyway = "ignore_failed_checks: true with a reason publishes it all the same"
+    if not runs:
+        return f"name a version that passed its checks, such as production~1; {anyway}"
+    again = "repair the data or the check and re-execute the run, or materialize the asset again"
+    return "; ".join([again, *(f"discard: {run} gives up what it wrote; ref: {run} and {anyway}" for run in runs)])
+
+
 def refuse_cancelled(context: dg.AssetExecutionContext) -> None:
     """Refuse to go on when somebody has cancelled the run of the publisher.
 

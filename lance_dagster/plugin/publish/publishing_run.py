@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, TableNotFoundError
+from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, Remedy, TableNotFoundError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.publish.channel_publisher import ChannelPublisher
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication
 from lance_dagster.plugin.publish.publish_config import PublishConfig
-from lance_dagster.plugin.publish.publish_gate import AuditLog
+from lance_dagster.plugin.publish.publish_gate import AuditLog, after_failed_audit
 from lance_dagster.plugin.publish.record_view import RecordView
 from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource
@@ -227,8 +227,11 @@ class PublishingRun:
             PublishRefusedError: There are reasons, and the config does not ignore them.
         """
         if reasons and not self.config.ignore_failed_checks:
+            branches = [version.branch for publication in publications for version in publication.audited]
             raise PublishRefusedError(
-                f"refused to publish {', '.join(publication.name for publication in publications)}", reasons
+                f"refused to publish {', '.join(publication.name for publication in publications)}",
+                reasons,
+                Remedy(after_failed_audit(branches)),
             )
         for reason in reasons:
             self.context.log.warning("ignored, because %r: %s", self.config.reason, reason)

@@ -17,6 +17,7 @@ from lance_dagster.plugin.commit_properties import has_source
 from lance_dagster.plugin.publish.promoted_asset import PromotedNode
 from lance_dagster.plugin.publish.publication import Opened, Publication, publish_alone
 from lance_dagster.plugin.publish.publication_audit import PublicationAudit
+from lance_dagster.plugin.publish.publish_gate import after_failed_audit
 from lance_dagster.plugin.publish.publishing_run import PublishingRun
 from lance_dagster.plugin.recorded_writes import is_marked
 from lance_dagster.plugin.run_branch import RunChain, branch_of, candidate_of, is_over, run_of
@@ -49,7 +50,10 @@ class WholeCandidates:
 
     def reasons_against(self, publication: Publication, head: Version) -> list[str]:
         """Return the reasons against publishing a branch: its own, or else those against its candidate."""
-        return self.audit.audit_version(publication, head)[1] or self.held_back(publication, head)
+        own = self.audit.audit_version(publication, head)[1]
+        if own:
+            return [*own[:-1], f"{own[-1]}; {after_failed_audit([head.branch])}"]
+        return self.held_back(publication, head)
 
     def held_back(self, publication: Publication, head: Version) -> list[str]:
         """Return the reasons against the other tables of the candidate of a branch."""
