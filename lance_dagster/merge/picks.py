@@ -267,14 +267,17 @@ def _gather_merge_input(
         strategy=options.strategy,
         incompatible=incompatible,
         # The dest may have had the picked rows before, by a merge or another pick: rows that it deleted since must
-        # not come back.
-        crosswise=change_range.puts_in
-        and (
+        # not come back. A revert may bring back rows of which a pick has put a copy in since.
+        crosswise=(
             is_criss_cross(source, dest, base)
             or (not head.manifest.stable_row_ids and any(map(brings_copies, change_range.changes)))
             or picked_across(dest_history.changes, source, base)
             or picked_across(change_range.changes, dest, base)
-        ),
+        )
+        if change_range.puts_in
+        else not head.manifest.stable_row_ids
+        and change_range.carries_rows
+        and any(map(brings_copies, dest_history.changes)),
     )
 
 
