@@ -10,7 +10,7 @@ revert: the branch knows the rows and columns already, under the ids they had, s
 new (`last_revert`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap
@@ -266,18 +266,33 @@ def _gather_merge_input(
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
-        # The dest may have had the picked rows before, by a merge or another pick: rows that it deleted since must
-        # not come back. A revert may bring back rows of which a pick has put a copy in since.
-        crosswise=(
-            is_criss_cross(source, dest, base)
-            or (not head.manifest.stable_row_ids and any(map(brings_copies, change_range.changes)))
-            or picked_across(dest_history.changes, source, base)
-            or picked_across(change_range.changes, dest, base)
-        )
-        if change_range.puts_in
-        else not head.manifest.stable_row_ids
-        and change_range.carries_rows
-        and any(map(brings_copies, dest_history.changes)),
+        crosswise=_is_crosswise(change_range, head, dest_history.changes, (base, source, dest)),
+    )
+
+
+def _is_crosswise(
+    change_range: ChangeRange, head: State, since: Sequence[Change], lineages: tuple[Lineage, Lineage, Lineage]
+) -> bool:
+    """Return whether the head may have rows in another place that the range brings.
+
+    Args:
+        change_range: The range.
+        head: The version that gets the change.
+        since: The changes of its line since the merge base.
+        lineages: What the merge base, the source and the head contain.
+    """
+    base, source, dest = lineages
+    if not change_range.puts_in:
+        # A revert may bring back rows of which a pick has put a copy in since.
+        may_return = not head.manifest.stable_row_ids and change_range.carries_rows
+        return may_return and any(map(brings_copies, since))
+    # The head may have had the picked rows before, by a merge or another pick: rows that were deleted since must not
+    # come back.
+    return (
+        is_criss_cross(source, dest, base)
+        or (not head.manifest.stable_row_ids and any(map(brings_copies, change_range.changes)))
+        or picked_across(since, source, base)
+        or picked_across(change_range.changes, dest, base)
     )
 
 
