@@ -87,8 +87,8 @@ def _table_of_days(uri: str, options: Mapping[str, str], count: int) -> None:
 def by_partitions(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield a row for each number of partitions: a backfill of them in one run, its publication, and what it stores."""
     for count in PARTITIONS:
-        found = [_backfill(folder / f"backfill{count}-{number}", count) for number in range(RUNS)]
-        written, published, stored, floor = map(statistics.median, zip(*found, strict=True))
+        backfills = [_backfill(folder / f"backfill{count}-{number}", count) for number in range(RUNS)]
+        written, published, stored, floor = map(statistics.median, zip(*backfills, strict=True))
         each = ms((written + published) / count)
         yield f"{count:,}", ms(written), ms(published), each, f"{stored / 1000:,.0f} kB", f"{floor / 1000:,.0f} kB"
 
@@ -113,6 +113,7 @@ def _backfill(root: Path, count: int) -> tuple[float, float, int, int]:
             resources={"lance": lance, "io_manager": LanceIOManager(lance=lance)},
             instance=instance,
             tags=tags,
+            run_config={"loggers": {"console": {"config": {"log_level": "ERROR"}}}},
         )
         seconds = {stats.step_key: stats for stats in instance.get_run_step_stats(result.run_id)}
         written, published = (
