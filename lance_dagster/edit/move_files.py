@@ -16,7 +16,6 @@ that was killed has copied.
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
@@ -36,10 +35,9 @@ from lance_dagster.history.commit import Proposal, commit, next_manifest
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.versions import State, Version
 from lance_dagster.placement.base_stores import base_store, destination, options_of, spelled
-from lance_dagster.store import Store, copy_file
+from lance_dagster.store import Store, concurrently, copy_file
 from lance_dagster.transactions.base_paths import base_path_of, data_folder, root_base_id
 
-_WORKERS = 8
 _SUFFIX = ".lance"
 _REQUESTS = 4
 
@@ -275,11 +273,7 @@ def _copy_all(context: TableContext, copies: Sequence[_Copy], place: _Place, pro
         context.versions.bases.allow_everyone(base.path, base.id)
         record = CopyRecord(base=base.path, base_id=base.id, is_dataset_root=base.is_dataset_root, names=names)
     write_record(context.store, record)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        for done, pending in enumerate([pool.submit(copy.to, place) for copy in copies], 1):
-            pending.result()
-            if progress is not None:
-                progress(done, len(copies))
+    concurrently(lambda copy: copy.to(place), copies, progress=progress)
     place.store.sync_folder(place.folder)
 
 

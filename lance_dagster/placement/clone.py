@@ -18,7 +18,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -49,14 +48,13 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.refs.tag_operations import ready_branch_id, refuse_gone
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.placement.base_stores import allow, base_store, spelled
-from lance_dagster.store import Store, canonical_uri, check_mapping, copy_file, copy_folder, table_options
+from lance_dagster.store import Store, canonical_uri, check_mapping, concurrently, copy_file, copy_folder, table_options
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import FileReferences, deep_clone, file_references, shallow_clone
 
 CLONE = "lance_dagster.clone"
 """The metadata key of a tag that keeps a version for a shallow clone; its value is the URI of the clone."""
 _log = logging.getLogger(__name__)
-_WORKERS = 8
 _PINS = 3
 # The name of a file at the new root that excludes concurrent clones to the same place.
 _CLAIM = ".clone"
@@ -350,12 +348,8 @@ def _copy_files(context: TableContext, source: State, dest: Store, progress: Pro
         jobs += _data_jobs(place, store, dest, there, blobs=blobs)
         jobs += _digest_jobs(place, store, dest)
         jobs += _other_jobs(place, store, dest)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        # The first failure is raised here. Copied files stay, and a repeated call skips them.
-        for copied, result in enumerate([pool.submit(job) for job in jobs], 1):
-            result.result()
-            if progress is not None:
-                progress(copied, len(jobs))
+    # After a failure the copied files stay, and a repeated call skips them.
+    concurrently(lambda job: job(), jobs, progress=progress)
     # The names of the copies must be durable before the manifest that references them is written.
     dest.sync_folder(layout.DATA)
 

@@ -12,7 +12,6 @@ A fragment that many versions share is checked once.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lance_dagster.errors import StoreError
@@ -21,6 +20,7 @@ from lance_dagster.format.model import BasePath, Fragment
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.resolve import resolve
 from lance_dagster.history.versions import Versions
+from lance_dagster.store import concurrently
 from lance_dagster.verify.file_checks import FileChecks, NamedFile
 from lance_dagster.verify.fork_checks import check_named, named_places
 from lance_dagster.verify.manifest_rules import ERROR, Problem
@@ -177,13 +177,7 @@ def record_digests(context: TableContext, ref: str | None, progress: Progress | 
             if key not in distinct:
                 distinct.add(key)
                 files |= {named.uri: named for named in places.named(state, state.manifest.fragments[position])}
-    recorded = 0
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        for finished, count in enumerate(pool.map(places.record_digests, files.values()), 1):
-            recorded += count
-            if progress is not None:
-                progress(finished, len(files))
-    return recorded
+    return sum(concurrently(places.record_digests, files.values(), at_once=_WORKERS, progress=progress))
 
 
 def _report(check: Verification) -> VerifyReport:

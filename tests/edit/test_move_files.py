@@ -177,8 +177,8 @@ def test_files_of_other_tables_under_the_base_path_stay(table: LanceTable, tmp_p
     table.maintenance.move_files(OLD, "cold")
     cold = tmp_path / "cold" / "data"
     (cold / "other.lance").write_bytes(b"somebody's")
-    other = new_table(tmp_path / "elsewhere", entries("x", 1))
-    other.maintenance.add_base("cold", tmp_path / "cold", is_dataset_root=True)
+    elsewhere = new_table(tmp_path / "elsewhere", entries("x", 1))
+    elsewhere.maintenance.add_base("cold", tmp_path / "cold", is_dataset_root=True)
     table.maintenance.move_files(OLD, "root")
     age(table, 3 * DAY)
     backdate(tmp_path / "cold")
@@ -186,7 +186,7 @@ def test_files_of_other_tables_under_the_base_path_stay(table: LanceTable, tmp_p
     assert ["another table may use them too" in str(problem) for problem in report.problems] == [True]
     assert 3 == len(data_files(cold))
     for allowance in (tmp_path / "cold" / "_refs" / "tables").iterdir():
-        if other.uri in allowance.read_text():
+        if elsewhere.uri in allowance.read_text():
             allowance.unlink()
     collect(table, tmp_path / "cold")
     assert {"other.lance"} == data_files(cold)
@@ -480,9 +480,9 @@ def test_the_requests_told_beforehand_are_made(s3_storage: S3Storage) -> None:
         table.maintenance.add_base("cold", f"{s3_storage.uri}/cold{files}")
         planned = table.maintenance.move_files("true", "cold", dry_run=True)
         assert 0 == planned.searched
-        made = len(requests_of(s3_storage, lambda: table.maintenance.move_files("true", "cold")))
+        sent = len(requests_of(s3_storage, lambda: table.maintenance.move_files("true", "cold")))
         assert files == len(contents(table))
-        return planned.requests, made
+        return planned.requests, sent
 
     (few, few_made), (many, many_made) = moved(2), moved(6)
     assert many - few == many_made - few_made

@@ -319,8 +319,8 @@ def anchor_may_differ(side: SideHistory) -> bool:
     A merge may have settled a conflict by a strategy. Or the merge base came with a later version, which may have taken
     its values back. The other side does not contain that later version, so the merge is among the changes.
     """
-    made = {(change.after.branch, change.after.version) for change in side.changes if change.after is not None}
-    return bool(side.settled) or (side.anchor is not None and (side.anchor.branch, side.anchor.version) in made)
+    versions = {(change.after.branch, change.after.version) for change in side.changes if change.after is not None}
+    return bool(side.settled) or (side.anchor is not None and (side.anchor.branch, side.anchor.version) in versions)
 
 
 def updates_show_in_stamps_only(side: SideHistory) -> bool:
