@@ -62,7 +62,7 @@ class BasePlaces:
         return self._marks[path, base_id]
 
     def of(self, base: BasePath) -> float | None:
-        """Return what all URIs of the folder of a base path have in common; None where it may be the table's folder."""
+        """Return when the allowance of a base path was written, by whichever URI; None for the table's own folder."""
         mark = self.mark(base.path, base.id)
         return None if mark is None else mark.written
 
@@ -87,7 +87,7 @@ class BaseFile:
 
 
 def list_base_files(records: CopyRecords, places: BasePlaces) -> tuple[list[BaseFile], list[Problem]]:
-    """List the files that records name where only this table may name files of the base path, and the other places."""
+    """List the copied files of base paths that only this table uses; return also a warning for each other base path."""
     by_place: dict[tuple[str, int, bool], CopyRecord] = {}
     for record in records.records.values():
         if record.base is not None:
