@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from lance_dagster import LanceTable
 from lance_dagster.format.transaction import MERGED_PREFIX
+from lance_dagster.format.value_ranges import RANGES
 from tests.properties.replica import KEY, Condition, Row, Snapshot, by_value
 
 LINEAGE = ["_rowid", "_row_created_at_version", "_row_last_updated_at_version"]
@@ -33,8 +34,10 @@ def checked_version(dataset: lance.LanceDataset, candidates: Sequence[Snapshot],
 
 
 def described(dataset: lance.LanceDataset) -> dict[str, str]:
-    """The config and metadata of a table, without the package's records of merges."""
-    return {key: value for key, value in dataset.metadata.items() if not key.startswith(MERGED_PREFIX)}
+    """The table metadata, without the package's records of merges and of the bounds of values."""
+    return {
+        key: value for key, value in dataset.metadata.items() if key != RANGES and not key.startswith(MERGED_PREFIX)
+    }
 
 
 def _with_lineage(expected: Snapshot, found: pa.Table, version: int) -> Snapshot:
