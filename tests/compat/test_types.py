@@ -239,7 +239,7 @@ def test_blobs_of_a_table_pylance_made(tmp_path: Path) -> None:
     dataset = lance.dataset(uri)
     assert [b"a", b"b", b"c"] == _read(dataset, 3)
     assert dataset.to_table().to_pylist()[3] == {"c": None}
-    with pytest.raises(SchemaMismatchError, match="column 'c' is string"):
+    with pytest.raises(SchemaMismatchError):
         table.append(pa.table({"c": ["x"]}))
 
 

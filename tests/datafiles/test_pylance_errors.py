@@ -39,7 +39,7 @@ def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
 def test_a_text_that_is_no_json_does_not_fit(tmp_path: Path) -> None:
     """The rows are wrong, and not the storage."""
     table = LanceTable.create(tmp_path / "t", pa.schema([pa.field("j", pa.json_())]))
-    with pytest.raises(SchemaMismatchError, match="a text for a column of JSON has to be JSON: expected ident"):
+    with pytest.raises(SchemaMismatchError, match="has to be JSON"):
         table.append(pa.table({"j": ["{}", "not json"]}))
 
 

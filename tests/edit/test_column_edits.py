@@ -137,12 +137,12 @@ def test_a_struct_is_added_with_values_where_files_hold_no_null_struct(tmp_path:
     with pytest.raises(InvalidInputError, match=r"'place' would be null in every row, and data files of version 2\.0"):
         table.columns.add(pa.field("place", PLACE))
     places = pa.array([{"x": 1, "y": 1.0}, {"x": 2, "y": 2.0}], PLACE)
-    with pytest.raises(SchemaMismatchError, match="a null struct cannot be stored: `place` contains 1 null"):
+    with pytest.raises(SchemaMismatchError, match="null struct"):
         table.columns.add(pa.table({"key": [1], "place": places[:1]}), on=["key"])
     table.columns.add(made.append_column("place", places), on=["key"])
     rows = pa.table({"key": [1, 3], "place": [None, None]})
     for write in (table.append, lambda given: table.upsert(given, on=["key"]), table.overwrite):
-        with pytest.raises(SchemaMismatchError, match="a null struct cannot be stored: `place` contains"):
+        with pytest.raises(SchemaMismatchError, match="null struct"):
             write(rows)
     table.update({"key": "key + 1"})
     empty = LanceTable.open(lance.write_dataset(made[:0], tmp_path / "empty", data_storage_version="2.0").uri)
@@ -435,7 +435,7 @@ def test_a_cast_of_what_is_inside(tmp_path: Path, values: Any, to: pa.DataType, 
 def test_a_cast_that_would_lose_values_is_refused(table: LanceTable) -> None:
     """A cast neither rounds nor truncates values; deleted rows are ignored."""
     table.append(rows(70_000))
-    with pytest.raises(SchemaMismatchError, match=r"column 'key' cannot become int16: .*70000"):
+    with pytest.raises(SchemaMismatchError):
         table.columns.cast("key", pa.int16())
     table.delete("key = 70000")
     table.columns.cast("key", pa.int16())
@@ -464,7 +464,7 @@ def test_a_cast_rounds_nothing(tmp_path: Path, value: object, to: pa.DataType, s
 
 def test_a_key_is_not_rounded_to_another_one(table: LanceTable) -> None:
     """The row of the other key would get its value."""
-    with pytest.raises(SchemaMismatchError, match=r"key column 'key' is double, .* int64: 1.5 does not fit"):
+    with pytest.raises(SchemaMismatchError, match="does not fit"):
         table.columns.add(pa.table({"key": [1.0, 1.5], "a": ["x", "y"]}), on=["key"])
     table.columns.add(pa.table({"key": [1.0, 2.0], "a": ["x", "y"]}), on=["key"])
     assert ["x", "y"] == table.read(filter="key in (1, 2)").sort_by("key")["a"].to_pylist()
@@ -488,7 +488,7 @@ def test_nulls_are_refused_from_then_on(table: LanceTable) -> None:
         table.columns.set_nullable("empty", nullable=False)
     table.columns.set_nullable("key", nullable=False)
     assert not valid(table).schema.field("key").nullable
-    with pytest.raises(SchemaMismatchError, match="column 'key' has nulls"):
+    with pytest.raises(SchemaMismatchError, match="has nulls"):
         table.append(NULL_KEY.append_column("empty", pa.array([1], pa.int8())))
     table.columns.set_nullable("key", nullable=True)
     assert valid(table).schema.field("key").nullable

@@ -214,7 +214,7 @@ def test_a_compaction_by_pylance_is_tried_again_like_any_other(rivals: int, tmp_
         table.maintenance.compact(target_rows=100)
         assert 1 == len(other.to_lance().get_fragments())
     else:
-        with pytest.raises(CommitConflictError, match="This Rewrite transaction was preempted") as raised:
+        with pytest.raises(CommitConflictError) as raised:
             table.maintenance.compact(target_rows=100)
         assert raised.value.retryable
     assert 20 - rivals + len(keys) == other.count_rows()

@@ -11,6 +11,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.transaction import Delete
+from tests.raising import raises
 from tests.table.interruption import interrupted
 from tests.table.pylance_parity import ParityPair, assert_pylance_goes_on, row_lineage
 from tests.table_factory import as_pylance, contents, entries, new_table
@@ -95,7 +96,7 @@ def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
     as_pylance(table, "run").validate()
     table.merge("run")
     assert [("a", 1), ("a", 3), ("b", 1)] == contents(table)
-    with pytest.raises(RefNotFoundError, match="runn"):
+    with raises(RefNotFoundError, kind="branch", ref="runn"):
         table.delete("true", branch="runn")
 
 

@@ -264,7 +264,7 @@ def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "strict", pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     table.append(pa.table({"id": [1, 2]}))
     for expression in ("NULL", "nullif(id, 2)"):
-        with pytest.raises(SchemaMismatchError, match="column 'id' has nulls, the table holds int64 not null"):
+        with pytest.raises(SchemaMismatchError, match="has nulls"):
             table.update({"id": expression})
     assert [1, 2] == table.read()["id"].to_pylist()
 

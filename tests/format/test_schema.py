@@ -20,6 +20,7 @@ from lance_dagster.format.schema import (
 )
 from lance_dagster.format.transaction import MapUpdate
 from tests.format.schemas import EXTENSIONS, PLAIN, VECTORS, Celsius, columns, of_pylance, read_by_pylance, types
+from tests.raising import raises
 
 NESTED: list[pa.DataType] = [
     pa.struct([pa.field("x", pa.int32(), nullable=False), ("y", pa.string())]),
@@ -167,7 +168,7 @@ def test_an_extension_type_with_wrong_parameters_is_damage() -> None:
     """The error names the file."""
     metadata = {"ARROW:extension:name": b"arrow.uuid", "ARROW:extension:metadata": b""}
     wrong = Field(id=0, name="c", logical_type="int8", metadata=metadata, extension_name="arrow.uuid")
-    with pytest.raises(CorruptFileError, match=r"^x\.manifest is damaged: an extension type .*"):
+    with raises(CorruptFileError, path="x.manifest"):
         arrow_from_fields([wrong], path="x.manifest")
 
 
@@ -256,7 +257,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 def test_an_unknown_logical_type_is_refused() -> None:
     """The package refuses a column of a later format instead of guessing."""
-    with pytest.raises(UnsupportedFeatureError, match=r"^x uses features .* logical type 'complex:64' of column 'c'"):
+    with raises(UnsupportedFeatureError, flags=("the logical type 'complex:64' of column 'c'",)):
         arrow_from_fields([Field(id=0, name="c", logical_type="complex:64")], path="x")
 
 

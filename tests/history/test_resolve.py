@@ -96,7 +96,7 @@ def test_an_unknown_name_gets_the_nearest_ones(table: LanceTable, expression: st
 )
 def test_what_git_would_understand_is_translated(table: LanceTable, expression: str, hint: str) -> None:
     """For an expression of git the error has the translation of the guide for git users."""
-    with pytest.raises(RefNotFoundError, match="no branch or tag") as caught:
+    with raises(RefNotFoundError, kind="branch or tag") as caught:
         table.at(expression)
     assert hint == caught.value.hint
 
@@ -197,7 +197,7 @@ def test_a_name_of_digits_is_a_tag_only_where_it_says_so(tmp_path: Path) -> None
     table = new_table(tmp_path, entries("a", 1))
     as_pylance(table).tags.create("1", 2)
     assert "main@2" == str(table.at("tag:1"))
-    with pytest.raises(RefSyntaxError, match="version 1 is written main@1, a tag of that name tag:1"):
+    with raises(RefSyntaxError, expression="1"):
         table.at("1")
 
 
@@ -228,5 +228,5 @@ def test_only_names_that_a_person_gave_are_suggested(table: LanceTable) -> None:
         table.branches.create(name)
     table.tags.create("repository-main-4", "main@1")
     for ref in ("zzz", "published/49f3", "repository-main-5"):
-        with pytest.raises(RefNotFoundError, match="known names: candidate, main, production, run/4f2a"):
+        with raises(RefNotFoundError, kind="branch or tag"):
             table.at(ref)

@@ -237,7 +237,7 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
     for branch in ("run", "main"):
         added = {"more": "value"} if branch == filled else pa.schema([("more", pa.int64())])
         table.columns.add(added, branch=branch)
-    with pytest.raises(MergeConflictError, match=r"column more: .* added it; .* added it too"):
+    with raises(MergeConflictError, units=("column more",)):
         table.merge("run")
 
 
@@ -526,7 +526,7 @@ def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
     table.branches.create("again")
     write_anew(table, "again", "value", 20)
     write_anew(table, "main", "value", 30)
-    with pytest.raises(MergeConflictError, match="column value: "):
+    with raises(MergeConflictError, units=("column value",)):
         table.merge("again")
     table.branches.create("second", at="again")
     table.merge("second", strategy={"column value": "source-wins"})
@@ -605,7 +605,7 @@ def test_a_strategy_settles_what_is_in_conflict_and_nothing_else(table: LanceTab
     """Rows that only one side changed keep the change."""
     conflicting_changes(table)
     if not as_pylance(table).has_stable_row_ids:
-        with pytest.raises(MergeConflictError, match="without stable row ids"):
+        with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)):
             table.merge("run", strategy="source-wins")
         return
     before = str(table.head())
@@ -925,7 +925,7 @@ def test_new_columns_are_compared_in_rows_that_both_picked(
     table.columns.add({"more": "value + 1"})
     table.columns.add({"more": "value * 2" if differing else "value + 1"}, branch="run")
     if differing:
-        with pytest.raises(MergeConflictError, match="column more"):
+        with raises(MergeConflictError, units=("column more",)):
             table.merge(source, dest)
     else:
         table.merge(source, dest)

@@ -78,7 +78,7 @@ def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, rena
     given = entries("n", 5).cast(table.schema(other))
     added = table.append(given, branch=other)
     deleted = table.delete("value = 1", branch=other)
-    with pytest.raises(MergeConflictError, match=r"column value: .* has it in another type"):
+    with raises(MergeConflictError, units=("column value",)):
         table.cherry_pick(str(added), into=onto)
     table.cherry_pick(str(deleted), into=onto)
     assert 3 == table.count_rows(onto)

@@ -197,7 +197,7 @@ def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
     """Rows that the change updated were updated again since."""
     updated = table.update({"value": "100"}, where="value = 1")
     table.update({"value": "101"}, where="value = 100")
-    with pytest.raises(MergeConflictError, match="cannot revert main@4 on main@5") as caught:
+    with raises(MergeConflictError, units=("1 row in fragment 2 of the merge base",)) as caught:
         table.revert(str(updated))
     assert "1 row in fragment" in str(caught.value)
     table.revert(str(updated), strategy="source-wins")
@@ -305,7 +305,7 @@ def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTa
         sound(table)
     else:
         table.update({"key": "'z'"}, where="key = 'a'")
-        with pytest.raises(MergeConflictError, match=r"column value: .* updated .* rows? without them"):
+        with raises(MergeConflictError, units=("column value",)):
             table.revert(str(merged), parent=1)
 
 

@@ -157,7 +157,7 @@ def test_the_name_of_a_deleted_channel_that_a_release_has_is_refused(tmp_path: P
     repository.channels.create("beta", reason="try")
     repository.channels.delete("beta", reason="tried")
     repository.tags.create("beta")
-    with pytest.raises(AlreadyExistsError, match="is a repository tag"):
+    with pytest.raises(AlreadyExistsError):
         repository.channels.create("beta", reason="again")
 
 

@@ -33,7 +33,7 @@ def ids(uri: str, ref: str = "main") -> list[object]:
 def test_save_modes_mean_what_they_mean_in_spark(spark: SparkSession, tmp_table_uri: str) -> None:
     """The default mode creates a table, and refuses an existing one; each save is one version after the creation."""
     first = write_table(spark.range(3), tmp_table_uri)
-    with pytest.raises(AlreadyExistsError, match="give mode='append', 'overwrite' or 'ignore'"):
+    with pytest.raises(AlreadyExistsError):
         write_table(spark.range(9), tmp_table_uri)
     assert str(first) == str(write_table(spark.range(9), tmp_table_uri, mode="ignore"))
     assert [0, 1, 2] == ids(tmp_table_uri)

@@ -92,7 +92,7 @@ def test_a_branch_has_its_own_columns(spark: SparkSession, tmp_table_uri: str) -
     table.overwrite(stage(df, table, schema=target_schema(df.schema)), branch="run/1")
     table.append(stage(df, table, branch="run/1"), branch="run/1")
     assert [{"id": 1, "name": "a"}] * 2 == rows(read_table(spark, table, ref="run/1"))
-    with pytest.raises(SchemaMismatchError, match="the table has no 'name'"):
+    with pytest.raises(SchemaMismatchError):
         stage(df, table)
 
 

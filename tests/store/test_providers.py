@@ -399,7 +399,7 @@ def test_a_refusal_after_a_lost_answer_does_not_hide_what_landed(storage: S3Stor
     set_faults(storage, {"kind": "reset_after", **write}, {"kind": "403", **write, "times": 99})
     try:
         assert 2 == table.append(entries("a", 1)).number
-        with pytest.raises(PermissionRefusedError, match="the storage refused to write"):
+        with pytest.raises(PermissionRefusedError):
             table.append(entries("b", 1))
     finally:
         set_faults(storage)

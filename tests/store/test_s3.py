@@ -144,7 +144,7 @@ def test_secrets_are_in_no_text(s3_storage: S3Storage) -> None:
 def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     """Create, append, branch, replace, merge, tag, move, read: the same as on a disk."""
     uri, options = f"{s3_storage.uri}/lake/table", s3_storage.storage_options
-    with pytest.raises(TableNotFoundError, match="no Lance table at s3://"):
+    with pytest.raises(TableNotFoundError):
         LanceTable.open(uri, options)
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2, 3))
@@ -268,14 +268,14 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
         # The table may have been copied from a server that obeys conditions.
         if begun:
             plain.put(PROBE_OBJECT, b"1")
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
         context = context_on(UnreliableStore(s3_storage, puts))
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             create(context, SCHEMA, {})
         plain.put("ref", b"1")
         _, tag = plain.get_with_etag("ref") or (b"", "")
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             UnreliableStore(s3_storage, swaps).compare_and_swap("ref", b"2", tag)
         assert b"1" == plain.get("ref")
         store = UnreliableStore(s3_storage, deletions)

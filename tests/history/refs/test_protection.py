@@ -14,6 +14,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedE
 from lance_dagster.store import LocalStore
 from lance_dagster.types import Protection
 from tests.process_race import race
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
@@ -83,7 +84,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
         lambda: table.branches.rename("release/1", "old"),
         lambda: table.branches.rename("run/1", "release/2"),
     ):
-        with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; branches.unprotect\("):
+        with raises(ProtectedError, kind="branch"):
             act()
     table.branches.unprotect(["release/*"])
     table.branches.delete("release/1")
@@ -92,19 +93,19 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
 
 def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     """It moves only along main and protected branches, and cannot be deleted or renamed."""
-    with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* versions of main .* merge 'run/1' first"):
+    with raises(ProtectedError, kind="tag", name="v1", refused="create"):
         table.tags.create("v1", "run/1")
     table.tags.create("v1", "release/1", immutable=True)
     table.tags.move("production", "main@2")
     table.tags.move("production", "main@3")
-    with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
+    with raises(ProtectedError, kind="tag", name="production", refused="move"):
         table.tags.move("production", "run/1")
     assert "main@2" == table.tags.rollback("production").ref
-    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; tags.unprotect\("):
+    with raises(ProtectedError, kind="tag", name="v1", refused="delete"):
         table.tags.delete("v1", force=True)
     table.tags.create("other", "run/1")
     for old, new in (("production", "live"), ("other", "v2")):
-        with pytest.raises(ProtectedError, match="cannot rename tag"):
+        with raises(ProtectedError, kind="tag", refused="rename"):
             table.tags.rename(old, new)
     table.tags.unprotect(["v*"])
     table.tags.delete("v1", force=True)
@@ -183,7 +184,7 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
         lambda: table.tags.move("other", "run/1"),
         lambda: table.branches.protect(["a"]),
     ):
-        with pytest.raises(CorruptFileError, match=r"_refs/protection\.json is damaged"):
+        with raises(CorruptFileError, path=str(Path(table.uri) / "_refs/protection.json")):
             act()
 
 

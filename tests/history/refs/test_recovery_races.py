@@ -24,6 +24,7 @@ from tests import soak
 from tests.backdating import manifest
 from tests.history.refs.interleaver import Interleaver, in_parts
 from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copied, let_time_pass, made_template
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
 from tests.table_factory import context_on, entries, sorted_rows
 
@@ -446,7 +447,7 @@ def test_a_recovery_does_not_finish_a_second_one_that_began_after_a_deletion(tem
     with pytest.raises(ConflictError, match="another process deleted or recovered it"):
         recover(held_up(table, ("put_if_absent", manifest(table, 4, "run").name, begin_again)))
     assert [4, 5] == opened(table).branches.version_numbers("run")
-    with pytest.raises(RefNotFoundError, match="is being recovered"):
+    with raises(RefNotFoundError, kind="branch", ref="run"):
         append(opened(table))
     recover(opened(table))
     assert_whole(table, NUMBERS, OLD_ROWS)
@@ -552,7 +553,7 @@ def test_a_deletion_that_gives_way_leaves_a_branch_to_a_recovery(template: Lance
     branch = context.refs.branch("run")
     assert branch is not None
     # A publisher deletes the branch that it merged, of which it knows the version.
-    with pytest.raises(ConflictError, match="tag 'v' refers to it"):
+    with pytest.raises(ConflictError):
         delete_up_to(branch, 5, context.refs, context.versions)
     assert branch == context.refs.branch("run")
     opened(table).branches.create("run", "main@3", exist_ok=True)

@@ -36,7 +36,7 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second call is refused with a hint to move the tag."""
     table.tags.create("release", "main@2")
-    with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; tags.move\('release', 'main@3'\) moves it"):
+    with pytest.raises(AlreadyExistsError):
         table.tags.create("release", "main@3")
     assert "main@2" == table.tags.list()["release"].ref
 
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_tag_is_damaged(table: LanceTable, content: bytes) -> 
     folder = Path(table.uri) / "_refs/tags"
     folder.mkdir(parents=True)
     (folder / "broken.json").write_bytes(content)
-    with pytest.raises(CorruptFileError, match=r"_refs/tags/broken\.json is damaged"):
+    with raises(CorruptFileError, path=str(folder / "broken.json")):
         table.tags.list()
 
 

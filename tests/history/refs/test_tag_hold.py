@@ -11,6 +11,7 @@ from lance_dagster.errors import InvalidInputError, ProtectedError, RefMovedErro
 from lance_dagster.history.refs.tag_hold import HOLDS, holds_of
 from tests.cli.running import document_of, lines_of, run
 from tests.process_race import race
+from tests.raising import raises
 from tests.table_factory import as_pylance, entries, new_table
 
 
@@ -36,7 +37,7 @@ def test_a_held_tag_is_not_changed(table: LanceTable) -> None:
         lambda: tags.hold("production", reason="another", at="main@1"),
     ]
     for call in calls:
-        with pytest.raises(ProtectedError, match=r"held by ada since .*Z: bad prices; tags.release\('production'"):
+        with raises(ProtectedError, kind="tag", name="production"):
             call()
     assert "main@3" == tags.get("production").ref
     assert "main@3" == tags.move("production", "main@3").ref
