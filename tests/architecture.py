@@ -128,7 +128,6 @@ MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 800, 50, 6, 4
 PARTS_OF_A_NEIGHBOUR = frozenset(
     {
         "lance_dagster/diff/changed_rows.py",
-        "lance_dagster/edit/key_lookup.py",
         "lance_dagster/gc/sweep.py",
         "lance_dagster/plugin/definition_findings.py",
         "lance_dagster/plugin/operate/pipes_partitions.py",
