@@ -104,7 +104,7 @@ def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
 def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str) -> None:
     """The predicate is refused, and nothing is deleted."""
     table = new_table(tmp_path, entries("a", 1))
-    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+    with pytest.raises(InvalidInputError):
         table.delete(predicate)
     assert [1, 2] == table.branches.version_numbers()
 
@@ -113,7 +113,7 @@ def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str
 def test_a_condition_that_is_no_text_deletes_nothing(tmp_path: Path, given: Any) -> None:  # noqa: ANN401
     """A variable that was never set would match every row."""
     table = new_table(tmp_path, entries("a", 1))
-    with pytest.raises(InvalidInputError, match="the predicate has to be a string"):
+    with pytest.raises(InvalidInputError):
         table.delete(given)
     assert [1, 2] == table.branches.version_numbers()
 

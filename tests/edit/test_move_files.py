@@ -447,7 +447,7 @@ def test_a_shallow_clone_moves_inherited_files_into_its_own_folder(table: LanceT
     assert 2 == len(data_files(Path(clone.uri) / "data"))
     assert ALL == contents(clone)
     source = next(base.name or "" for base in clone.maintenance.bases() if base.path == table.uri)
-    with pytest.raises(InvalidInputError, match="there is the table"):
+    with pytest.raises(InvalidInputError):
         clone.maintenance.move_files(OLD, source)
 
 

@@ -95,6 +95,6 @@ def test_what_cannot_be_done_again_is_not() -> None:
         attempts.append(1)
         raise InvalidInputError("no")
 
-    with pytest.raises(InvalidInputError, match="no"):
+    with pytest.raises(InvalidInputError):
         retried(attempt)
     assert [1] == attempts

@@ -159,7 +159,7 @@ def test_a_place_that_only_pylance_can_open_is_pylances_once_it_is_allowed(tmp_p
     (base,) = manifest.base_paths
     changed = replace(manifest, base_paths=(replace(base, path="memory://place/t"),))
     path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
-    with pytest.raises(InvalidInputError, match="cannot store tables at memory://"):
+    with pytest.raises(InvalidInputError):
         LanceTable.open(table.uri).to_lance()
     assert 3 == LanceTable.open(table.uri, {"allowed_base_paths": "memory://place/t"}).to_lance().version
 
@@ -184,7 +184,7 @@ def test_the_owner_of_the_place_can_allow_it_for_every_reader(tmp_path: Path, pr
 
 def test_a_signature_in_a_place_to_allow_is_not_shown(tmp_path: Path) -> None:
     """The error says what is wrong with the place."""
-    with pytest.raises(InvalidInputError, match=r"a table URI cannot contain '[?]' or '#'") as caught:
+    with pytest.raises(InvalidInputError, match="cannot contain") as caught:
         new_table(tmp_path).maintenance.allow_base("s3://bucket/x?sig=hunter2")
     assert "hunter2" not in str(caught.value)
 

@@ -247,7 +247,7 @@ def test_a_branch_forked_under_another_spelling_is_put_right(tmp_path: Path, spe
     table = prepared(tmp_path)
     before = contents(table)
     lance.dataset(spelling.format(table.uri)).create_branch("run").insert(entries("r", 1))
-    with pytest.raises(InvalidInputError, match="relocate"):
+    with pytest.raises(InvalidInputError):
         table.append(entries("r", 2), branch="run")
     table.maintenance.relocate()
     table.append(entries("r", 2), branch="run")

@@ -378,7 +378,7 @@ def test_policy_of_the_manager_is_the_default(lake: LanceResource) -> None:
     assert ["id", "name"] == table.schema("dev").names
     with pytest.raises(SchemaMismatchError):
         run(lake, more.append_column("x", [[1]]), {"schema_evolution": "add_columns"}, schema_evolution="refuse")
-    with pytest.raises(InvalidInputError, match="schema_evolution is one of refuse, add_columns, widen, replace"):
+    with pytest.raises(InvalidInputError):
         LanceIOManager(lance=lake, schema_evolution="any")
 
 

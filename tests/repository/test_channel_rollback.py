@@ -102,7 +102,7 @@ def test_a_rollback_of_a_table_that_was_published_later_is_refused(tmp_path: Pat
         repository.channels.rollback(TAG, tables=["b"], reason="wrong")
     with pytest.raises(TableNotFoundError):
         repository.channels.rollback(TAG, tables=["c"], reason="wrong")
-    with pytest.raises(InvalidInputError, match="no table is named"):
+    with pytest.raises(InvalidInputError):
         repository.channels.rollback(TAG, tables=[], reason="wrong")
     assert {"a", "b"} == set(repository.at(TAG))
     repository.channels.rollback(TAG, reason="wrong")

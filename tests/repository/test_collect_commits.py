@@ -208,7 +208,7 @@ def test_a_refused_publication_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     """A collection keeps at least the last promotion of each channel."""
-    with pytest.raises(InvalidInputError, match="1 promotion"):
+    with pytest.raises(InvalidInputError):
         published(tmp_path, 1).collect(CommitRetention(promotions=0), dry_run=False)
 
 

@@ -12,11 +12,11 @@ from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, r
 def test_a_repository_inside_another_one(tmp_path: Path) -> None:
     """A repository inside another one is refused, except in a folder that is not searched for tables."""
     repository = new_repository(tmp_path, "shop/orders")
-    with pytest.raises(InvalidInputError, match="lies inside the repository at"):
+    with pytest.raises(InvalidInputError):
         LanceRepository.create(tmp_path / "shop" / "eu", FAST)
-    with pytest.raises(InvalidInputError, match="is a Lance table"):
+    with pytest.raises(InvalidInputError):
         LanceRepository.create(tmp_path / "shop" / "orders.lance", FAST)
-    with pytest.raises(InvalidInputError, match="lies inside the table"):
+    with pytest.raises(InvalidInputError):
         LanceRepository.create(tmp_path / "shop" / "orders.lance" / "x", FAST)
     LanceRepository.create(tmp_path / ".environments" / "pr-1", FAST)
     assert repository.id == LanceRepository.create(tmp_path, FAST).id
@@ -37,7 +37,7 @@ def test_a_table_inside_a_table(tmp_path: Path) -> None:
         lambda: repository.adopt(["orders.lance/lines"]),
         lambda: repository.fork("orders.lance/lines", "run/1"),
     ):
-        with pytest.raises(InvalidInputError, match=r"lies inside the table 'orders\.lance'"):
+        with pytest.raises(InvalidInputError):
             act()
     assert not (tmp_path / "orders.lance" / "lines.lance").exists()
 

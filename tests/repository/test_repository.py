@@ -323,7 +323,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TableNotFoundError, match="no table 'b'; its tables: none"):
         repository.at("main")["b"]
     for name in ("../a", "/a", "a.lance", "_repository/a", ""):
-        with pytest.raises(InvalidInputError, match="name of a table"):
+        with pytest.raises(InvalidInputError):
             repository.table(name)
 
 
@@ -471,7 +471,7 @@ def test_a_diff_names_the_tables_and_their_rows(tmp_path: Path) -> None:
     found = repository.diff("production", "main")
     assert [("a", "changed"), ("c", "added")] == [(table.name, table.kind) for table in found.tables]
     assert 1 == found.tables[0].rows().stat().added
-    with pytest.raises(InvalidInputError, match="c was added"):
+    with pytest.raises(InvalidInputError):
         found.tables[1].rows()
 
 
@@ -546,7 +546,7 @@ def test_a_view_says_which_tables_it_has(tmp_path: Path) -> None:
     """`in` answers for any name, and the error for a missing table has the names of the existing ones."""
     view = uncommitted_repository(tmp_path, "a").at("main")
     assert ("a" in view, view.get("a")) == (False, None)
-    with pytest.raises(TableNotFoundError):
+    with pytest.raises(TableNotFoundError, match="its tables: none"):
         view["a"]
 
 

@@ -48,8 +48,8 @@ def test_what_cannot_be_compared_is_refused_at_once(spark: SparkSession, tmp_tab
     assert [] == read_changes(spark, table, "main", "main").collect()
     with pytest.raises(RefNotFoundError, match="mian"):
         read_changes(spark, table, "mian")
-    with pytest.raises(InvalidInputError, match="id"):
+    with pytest.raises(InvalidInputError):
         read_changes(spark, table, "main@1", on=["id"])
     table.columns.rename("id", "_change_type")
-    with pytest.raises(InvalidInputError, match="a change feed has a column '_change_type', and so has the table"):
+    with pytest.raises(InvalidInputError):
         read_changes(spark, table, "main@1")

@@ -42,7 +42,7 @@ def test_a_table_of_a_repository_is_read_at_a_commit(spark: SparkSession, tmp_pa
     assert [1] == [row.id for row in read_table(spark, lake.at("production")["shop/orders"]).collect()]
     with pytest.raises(AnalysisException, match="names its ref"):
         spark.read.format(FORMAT).option("ref", "main").load(uri)
-    with pytest.raises(InvalidInputError, match="at the commit of its view"):
+    with pytest.raises(InvalidInputError):
         read_table(spark, lake.at("production")["shop/orders"], "main@1")
 
 

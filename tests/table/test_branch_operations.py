@@ -130,7 +130,7 @@ def test_the_newest_version_of_a_branch_that_may_not_be_there(remote: LanceTable
 def test_errors_of_names_lead_somewhere(remote: LanceTable) -> None:
     """The nearest names are in the error."""
     remote.branches.create("run/17")
-    with raises(RefNotFoundError, kind="branch", ref="run/71"):
+    with raises(RefNotFoundError, ref="run/71", hint="did you mean 'run/17'?"):
         remote.branches.rename("run/71", "run/18")
-    with raises(RefNotFoundError, kind="branch", ref="run/71"):
+    with raises(RefNotFoundError, ref="run/71", hint="did you mean 'run/17'?"):
         remote.branches.set_metadata("run/71", {"a": "b"})

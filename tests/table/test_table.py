@@ -61,7 +61,7 @@ def test_a_place_without_a_table_is_told(tmp_path: Path, make: object) -> None:
     """The error for a place without a table says what to do."""
     if callable(make):
         make(tmp_path / "t")
-    with pytest.raises(TableNotFoundError):
+    with pytest.raises(TableNotFoundError, match=r"LanceTable\.create"):
         LanceTable.open(tmp_path / "t")
 
 
@@ -69,9 +69,9 @@ def test_a_place_without_a_table_is_told(tmp_path: Path, make: object) -> None:
 def test_a_table_in_a_folder_of_another_is_refused(tmp_path: Path, place: str) -> None:
     """The outer table's collections could take its files for their own; other folders below a table are free."""
     outer = LanceTable.create(tmp_path / "orders.lance", SCHEMA)
-    with pytest.raises(InvalidInputError, match=r"a table cannot be at .*: it is inside the table .*orders\.lance"):
+    with pytest.raises(InvalidInputError):
         LanceTable.create(f"{outer.uri}/{place}", SCHEMA)
-    with pytest.raises(InvalidInputError, match="inside the table"):
+    with pytest.raises(InvalidInputError):
         LanceTable.create(tmp_path / "other.lance", SCHEMA).maintenance.clone(f"{outer.uri}/{place}")
     assert not LanceTable.exists(f"{outer.uri}/{place}")
     LanceTable.create(f"{outer.uri}/other.lance", SCHEMA)

@@ -127,9 +127,7 @@ def test_new_files_are_named_through_the_root_or_a_base() -> None:
 
 def test_a_branch_that_calls_the_table_something_else_is_not_written_to() -> None:
     """Clean-up would delete the new file as unused."""
-    with pytest.raises(
-        InvalidInputError, match=r"branch 'run' looks for the table's files elsewhere than /t: .*relocate"
-    ):
+    with pytest.raises(InvalidInputError):
         with_root_base((), manifest(bases=(BasePath(id=1, path="/t/", name="root"),), branch="run"), "/t")
 
 

@@ -207,7 +207,7 @@ def test_a_branch_that_is_being_deleted_is_not_brought_back(table: LanceTable) -
 def test_a_name_that_is_taken_is_refused(table: LanceTable) -> None:
     """The error has the fork point of the existing branch; `exist_ok` returns it unchanged."""
     first = table.branches.create("run", metadata={"why": "test"})
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match="forked from main@2"):
         table.branches.create("run")
     table.append(entries("b", 1))
     assert first.id == table.branches.create("run", exist_ok=True).id
@@ -245,7 +245,7 @@ def test_a_branch_in_use_is_not_deleted(table: LanceTable) -> None:
     table.branches.create("run")
     table.branches.create("run/child", "run")
     table.tags.create("kept", "run")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="tag 'kept', branch 'run/child'"):
         table.branches.delete("run")
     table.tags.delete("kept")
     table.branches.delete("run/child")
@@ -261,7 +261,7 @@ def test_a_branch_with_a_version_after_the_given_one_is_kept(table: LanceTable) 
     with pytest.raises(ConflictError):
         table.branches.delete("b", newest=first)
     assert_usable(table, "b")
-    with pytest.raises(InvalidInputError, match="newest is main@2, which is not a version of branch 'b'"):
+    with pytest.raises(InvalidInputError):
         table.branches.delete("b", newest=table.head())
     table.branches.delete("b", newest=table.head("b"))
     assert {} == table.branches.list()
@@ -290,7 +290,7 @@ def test_versions_without_metadata_are_in_the_way(table: LanceTable) -> None:
     """Versions that another program left are named in the error, and not used."""
     as_pylance(table).create_branch("run")
     ref_file(table, "run").unlink()
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match="without metadata"):
         table.branches.create("run")
 
 
@@ -374,7 +374,7 @@ def test_what_cannot_be_reset(table: LanceTable) -> None:
     """`main`, a referenced branch and a missing branch cannot be reset."""
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
-    with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
+    with pytest.raises(InvalidInputError):
         table.branches.reset("main", "run")
     table.branches.create("run/child", "run")
     with pytest.raises(ConflictError):
@@ -485,10 +485,10 @@ def test_metadata_is_changed_by_compare_and_swap(table: LanceTable) -> None:
 
 def test_keys_of_the_package_are_not_for_others(table: LanceTable) -> None:
     """These keys hold the state of a branch, and changing them could undo a deletion."""
-    with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
+    with pytest.raises(InvalidInputError):
         table.branches.create("run", metadata={STATE: "ready"})
     table.branches.create("run")
-    with pytest.raises(InvalidInputError, match=r"lance_dagster.state"):
+    with pytest.raises(InvalidInputError):
         table.branches.set_metadata("run", {STATE: None})
     with pytest.raises(RefNotFoundError):
         table.branches.set_metadata("none", {"a": "b"})

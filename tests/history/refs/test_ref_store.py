@@ -36,7 +36,7 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second call is refused with a hint to move the tag."""
     table.tags.create("release", "main@2")
-    with pytest.raises(AlreadyExistsError):
+    with raises(AlreadyExistsError, hint="tags.move('release', 'main@3') moves it"):
         table.tags.create("release", "main@3")
     assert "main@2" == table.tags.list()["release"].ref
 

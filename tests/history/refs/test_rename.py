@@ -158,11 +158,11 @@ def test_a_branch_that_is_being_renamed_takes_no_commit(table: LanceTable) -> No
         through(table, plug_pulled_before_write(4)).branches.rename("old", "new")
     with raises(CommitConflictError, committed="old@6", retryable=False):
         table.append(entries("late", 1), branch="old")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="renamed to 'new'"):
         table.branches.delete("old")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="renamed to 'new'"):
         table.branches.rename("old", "third")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="renaming 'old'"):
         table.branches.create("new", exist_ok=True)
     table.branches.rename("old", "new")
     assert_renamed(table)
@@ -183,7 +183,7 @@ def test_a_branch_in_use_is_not_renamed(table: LanceTable) -> None:
     """The error names the references."""
     table.branches.create("old/child", "old")
     table.tags.create("kept", "old@4")
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="tag 'kept', branch 'old/child'"):
         table.branches.rename("old", "new")
     assert ["old", "old/child"] == sorted(table.branches.list())
 
@@ -286,13 +286,13 @@ def test_names_that_cannot_be_given(table: LanceTable) -> None:
     """The error has the rule, or what has the name."""
     table.branches.create("taken")
     table.tags.create("tagged", "main")
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match="branch 'taken'"):
         table.branches.rename("old", "taken")
-    with pytest.raises(AlreadyExistsError):
+    with pytest.raises(AlreadyExistsError, match="'tagged' is a tag"):
         table.branches.rename("old", "tagged")
     with pytest.raises(InvalidRefNameError):
         table.branches.rename("old", "a b")
-    with pytest.raises(InvalidInputError, match=r"main of .* cannot be renamed"):
+    with pytest.raises(InvalidInputError):
         table.branches.rename("main", "trunk")
     with pytest.raises(RefNotFoundError):
         table.branches.rename("none", "new")

@@ -176,7 +176,7 @@ def test_references_to_kept_versions_stay(table: LanceTable) -> None:
 
 def test_what_cannot_be_reset_to_an_own_version(table: LanceTable) -> None:
     """Main can only be restored, and a protected branch keeps its versions."""
-    with pytest.raises(InvalidInputError, match=r"main of .* cannot be reset; restore an older version"):
+    with pytest.raises(InvalidInputError):
         table.branches.reset("main", "main@1")
     table.branches.protect(["run"])
     with pytest.raises(ProtectedError):
@@ -325,7 +325,7 @@ def test_a_version_that_a_reset_dropped_for_good_is_no_merge_base(table: LanceTa
     through(table, intruder_at_commit(lambda: table.branches.reset("run", "run@3"))).merge("run")
     for path in Path(table.uri, "_expired", "run").iterdir():
         path.unlink()
-    with pytest.raises(VersionNotFoundError):
+    with pytest.raises(VersionNotFoundError, match="run@5"):
         table.merge("run")
 
 

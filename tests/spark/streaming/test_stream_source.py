@@ -146,7 +146,7 @@ def test_a_stream_of_a_stored_change_feed_has_its_values(tmp_table_uri: str) -> 
     assert [(stream.latestOffset(stream.initialOffset(), ReadAllAvailable()), feed.to_pylist())] == [
         *batches(stream, stream.initialOffset())
     ]
-    with pytest.raises(InvalidInputError, match="a change feed has a column '_change_type', and so has the table"):
+    with pytest.raises(InvalidInputError):
         LanceDataSource({"path": table.uri, "changes": "true"}).schema()
 
 
@@ -192,11 +192,11 @@ def test_another_table_at_the_place_is_not_gone_on_with(table: LanceTable, tmp_t
             shutil.rmtree(tmp_table_uri)
             LanceTable.create(tmp_table_uri, rows().schema)
             table = LanceTable.open(tmp_table_uri)
-            with pytest.raises(InvalidInputError, match="it was made again; start the stream with a new checkpoint"):
+            with pytest.raises(InvalidInputError, match="made again"):
                 list(batches(started(table), end))
             table.append(rows(1))
             table.branches.create("dev")
-        with pytest.raises(InvalidInputError, match="it was made again; start the stream with a new checkpoint"):
+        with pytest.raises(InvalidInputError, match="made again"):
             list(batches(started(table, ref=branch), end))
 
 
