@@ -30,7 +30,7 @@ def full_memory_in_a_file() -> None:
 @pytest.mark.parametrize("read", [full_memory_in_a_query, full_memory_in_a_file])
 def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
     """The error says what would need less memory; a handler of `MemoryError` catches it too."""
-    with pytest.raises(MemoryError, match="not enough memory; read fewer columns or rows, or a stream") as caught:
+    with pytest.raises(MemoryError, match="read fewer columns") as caught:
         read()
     assert isinstance(caught.value, NotEnoughMemoryError)
     assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
@@ -50,9 +50,7 @@ def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[65] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(
-        StoreError, match=r"Invalid range .*; a file is damaged: maintenance\.verify\(deep=True\) names it"
-    ):
+    with pytest.raises(StoreError, match="a file is damaged"):
         table.read()
     assert path.name in str(table.maintenance.verify(deep=True).problems[0].path)
 

@@ -372,7 +372,7 @@ def test_a_missing_data_file_is_a_failure_of_the_storage(table: LanceTable) -> N
     """The error is not one about the caller's filter."""
     for path in (Path(table.uri) / "data").iterdir():
         path.unlink()
-    with pytest.raises(StoreError, match=r"cannot read rows of .*Not found"):
+    with pytest.raises(StoreError, match="Not found"):
         table.read(filter="value = 1")
 
 

@@ -223,9 +223,7 @@ def test_a_circle_of_branches_is_damage(tmp_path: Path) -> None:
     for name, parent in (("run", "inner"), ("inner", "run")):
         file = path / f"_refs/branches/{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "parentBranch": parent, "parentVersion": 4}))
-    with pytest.raises(
-        CorruptFileError, match=r"_refs/branches/.*\.json is damaged: .*forked from itself, through others"
-    ):
+    with pytest.raises(CorruptFileError, match="forked from itself"):
         table.preview_merge("run")
 
 

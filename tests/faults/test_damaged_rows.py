@@ -94,7 +94,7 @@ def test_a_deletion_file_is_decoded_once(deleted: LanceTable) -> None:
     Path(deleted.uri, asked[0]).write_bytes(b"")
     with pytest.raises(CorruptFileError):
         LanceTable.open(deleted.uri).read()
-    with pytest.raises(CorruptFileError, match="cannot"):
+    with pytest.raises(CorruptFileError):
         LanceTable.open(deleted.uri, {"check_files": "none"}).read()
 
 

@@ -1,6 +1,7 @@
 """Strategies in calls: unknown ones are refused, used ones recorded, and complete ones offered with a refusal."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -57,14 +58,15 @@ def test_an_unknown_unit_is_refused_where_nothing_is_to_merge(table: LanceTable,
     table.merge("run", strategy="dest-wins")
     undone = table.revert(table.update({"value": "30"}, where="value = 20"))
     strategy: Strategy = {unit: "source-wins"}
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.preview_merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.cherry_pick("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.revert(str(undone.parents[0]), strategy=strategy)
+    uses: list[Callable[[], object]] = [
+        lambda: table.merge("run", strategy=strategy),
+        lambda: table.preview_merge("run", strategy=strategy),
+        lambda: table.cherry_pick("run", strategy=strategy),
+        lambda: table.revert(str(undone.parents[0]), strategy=strategy),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidInputError, match="neither side"):
+            use()
     table.branches.sync("run")
     with pytest.raises(InvalidInputError, match="neither side"):
         table.branches.sync("run", strategy=strategy)

@@ -401,7 +401,7 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
     table.append(entries("n", 6), branch="run")
     table.append(entries("m", 7))
     assert not table.preview_merge("run").fast_forward
-    with pytest.raises(MergeConflictError, match="only a fast-forward was asked for"):
+    with pytest.raises(MergeConflictError, match="only a fast-forward"):
         table.merge("run", mode="ff-only")
     with pytest.raises(InvalidInputError):
         table.merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
@@ -495,7 +495,7 @@ def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
     table.merge("two", into="one")
     table.append(entries("t", 20), branch="two")
     table.merge("one", mode="squash")
-    with pytest.raises(MergeConflictError, match="has one@3 by a squash"):
+    with pytest.raises(MergeConflictError, match="by a squash"):
         table.merge("two")
     assert [("a", 1), ("t", 10)] == contents(table)
 
@@ -512,7 +512,7 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
     table.merge("run", into="twin", mode="squash")
     for source, into in (("inner", "main"), ("main", "inner"), ("twin", "main"), ("main", "twin")):
         assert table.preview_merge(source, into=into).conflicts
-        with pytest.raises(MergeConflictError, match="has run@3 by a squash"):
+        with pytest.raises(MergeConflictError, match="by a squash"):
             table.merge(source, into=into)
     table.branches.create("later")
     table.append(entries("t", 30), branch="later")

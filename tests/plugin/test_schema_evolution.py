@@ -59,7 +59,7 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
         "column 'extra' is double and not in the table; lance/schema_evolution is 'refuse'; with 'add_columns' the "
         "output would be accepted"
     )
-    with pytest.raises(SchemaMismatchError, match=r"column 'name' \(string\) is missing in the output"):
+    with pytest.raises(SchemaMismatchError, match="is missing in the output"):
         run(lake, ints(pa.int32(), 2))
     with pytest.raises(
         SchemaMismatchError,
@@ -187,7 +187,7 @@ def test_values_that_fit_are_cast(lake: LanceResource, *, stream: bool) -> None:
     run(lake, fitting.to_reader() if stream else fitting, schema_evolution="add_columns")
     assert ints(pa.int32(), 1, 2) == table.read("dev")
     huge = ints(pa.int64(), 2**40)
-    with pytest.raises(SchemaMismatchError, match=r"column 'id' is int64, the table holds int32, and a value does not"):
+    with pytest.raises(SchemaMismatchError, match="a value does not"):
         run(lake, huge.to_reader() if stream else huge, schema_evolution="add_columns")
     assert table.count_rows("dev") == 2
 

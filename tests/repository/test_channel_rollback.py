@@ -183,7 +183,7 @@ def test_a_rollback_that_meets_a_collection_is_undone_with_what_it_withdrew(tmp_
     old = repository.head(f"{TAG}@1").id
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.channels.rollback(TAG, to=old, reason="older")
     assert [[1, 2, 3], [1, 2]] == [ids(repository, ref)["a"] for ref in (TAG, f"{TAG}~1")]
 

@@ -38,7 +38,7 @@ def test_what_a_uri_cannot_open(repository: LanceRepository, tmp_path: Path) -> 
         LanceRepository.open_uri(f"lance+{repository.root}/shop/orders.lance?ref=production")
     with pytest.raises(TableNotFoundError):
         LanceRepository.open_uri(repository.uri("shop/order"))
-    with pytest.raises(NotFoundError, match="no repository at"):
+    with pytest.raises(NotFoundError):
         LanceRepository.open_uri(f"lance+{tmp_path}?table=shop/orders")
     with pytest.raises(InvalidInputError):
         repository.uri("../orders")

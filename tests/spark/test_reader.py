@@ -34,6 +34,7 @@ from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema
 from lance_dagster.spark.writer import coalesced
 from lance_dagster.table import LanceTable
 from lance_dagster.types import StagedFile
+from tests.raising import raises
 from tests.spark.samples import rows, schema_of
 
 
@@ -268,13 +269,13 @@ def test_an_action_raises_the_error_of_the_table(spark: SparkSession, numbers: L
         read_table(spark, numbers, filter=failing).collect()
     for file in sorted((Path(numbers.uri) / "data").iterdir()):
         file.write_bytes(bytes(len(file.read_bytes())))
-    with pytest.raises(CorruptFileError, match="is damaged"):
+    with pytest.raises(CorruptFileError):
         read_table(spark, numbers).collect()
 
 
 def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTable) -> None:
     """The error is that of the table."""
-    with pytest.raises(RefNotFoundError, match="prodution"):
+    with raises(RefNotFoundError, ref="prodution"):
         read_table(spark, numbers, ref="prodution")
 
 

@@ -83,7 +83,7 @@ def test_a_predicate_of_the_data_source_is_checked_while_it_is_written(spark: Sp
     """The tasks check their rows, and the commit refuses what they found."""
     write_table(spark.range(6), tmp_table_uri)
     saved = spark.range(0, 9, 1, 3).write.format("lance_dagster").option("replace_where", "id >= 5").mode("overwrite")
-    with pytest.raises(PySparkException, match=r"5 of 9 rows do not satisfy the predicate 'id >= 5'.*, such as one"):
+    with pytest.raises(PySparkException, match="such as one"):
         saved.save(tmp_table_uri)
     assert [0, 1, 2, 3, 4, 5] == ids(tmp_table_uri)
 
@@ -132,7 +132,7 @@ def test_a_first_save_that_fails_leaves_no_table(spark: SparkSession, tmp_table_
     """The same call succeeds once the cause is gone."""
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
         write_table(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), tmp_table_uri)
-    with pytest.raises(RefNotFoundError, match="there is no table yet, and a new one has only main"):
+    with pytest.raises(RefNotFoundError, match="there is no table yet"):
         write_table(spark.range(1), tmp_table_uri, branch="run/1")
     assert not LanceTable.exists(tmp_table_uri)
     assert 2 == write_table(spark.range(3), tmp_table_uri).number

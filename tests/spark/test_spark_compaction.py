@@ -112,5 +112,5 @@ def test_executors_that_do_not_see_the_table(spark: SparkSession, table: LanceTa
     plan = table.maintenance.plan_compaction("main", target_rows=8)
     # The driver has read what it needs, as where the table is on a disk of the driver.
     Path(table.uri).rename(f"{table.uri}_elsewhere")
-    with pytest.raises(StoreError, match=f"the executor on .* finds no table at {table.uri}; .* at the same path"):
+    with pytest.raises(StoreError, match="at the same path"):
         spark_compaction._rewritten(spark, table, plan.version, plan.groups)  # noqa: SLF001

@@ -188,7 +188,7 @@ def test_an_executor_that_does_not_see_the_table_says_so(spark: SparkSession, tm
     """Otherwise it would create the folder on its own disk, and the commit would reference missing files."""
     table = LanceTable.create(str(tmp_path / "table"), schema_of(id=pa.int64()))
     target = dataclasses.replace(table.write_target(), data_uri=str(tmp_path / "elsewhere" / "data"))
-    with pytest.raises(StoreError, match=r"finds no table at .*elsewhere; a table that several machines write"):
+    with pytest.raises(StoreError, match="several machines write"):
         stage_counted(spark.range(1), target, RowTally())
     assert not (tmp_path / "elsewhere").exists()
 

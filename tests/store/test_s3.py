@@ -57,7 +57,7 @@ def test_a_bucket_that_does_not_exist_is_a_clear_error(s3_storage: S3Storage) ->
         lambda: store.compare_and_swap("a", b"1", "tag"),
         lambda: store.list("a"),
     ):
-        with pytest.raises(StoreError, match=r"-missing.*; create the bucket, or correct its name"):
+        with pytest.raises(StoreError, match="create the bucket"):
             verb()
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_answer_is_a_store_error() -> None:
     """A wrong endpoint is reported by every verb as a failure of the storage."""
     endpoint = f"http://127.0.0.1:{free_port()}"
     options = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "endpoint": endpoint, "allow_http": "true"}
-    with pytest.raises(StoreError, match="gave up after 1 s of retries; check the endpoint") as caught:
+    with pytest.raises(StoreError, match="check the endpoint") as caught:
         S3Store("s3://bucket/table", options | {"client_retry_timeout": "1"}).list("a")
     assert SECRET not in str(caught.value)
 
@@ -106,7 +106,7 @@ def test_requests_are_repeated_by_time_and_not_by_number(s3_storage: S3Storage) 
     quick = S3Store(s3_storage.uri, {**s3_storage.storage_options, "client_retry_timeout": "1"})
     set_faults(s3_storage, {"kind": "503", "method": "GET", "part": "first", "times": 10**6})
     try:
-        with pytest.raises(StoreError, match="gave up after 1 s of retries; run fewer writers at once"):
+        with pytest.raises(StoreError, match="fewer writers at once"):
             quick.get("first")
     finally:
         set_faults(s3_storage)
@@ -244,9 +244,7 @@ def test_a_server_that_never_answers_is_not_called_one_that_ignores_conditions(s
     def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:  # noqa: ARG001 - all alike
         raise OSError("no route to the server")
 
-    with pytest.raises(
-        StoreError, match=r"cannot tell whether .* obeys If-None-Match.*no route.*; try again"
-    ) as raised:
+    with pytest.raises(StoreError, match="cannot tell whether") as raised:
         UnreliableStore(s3_storage, through).put_if_absent("key", b"1")
     assert not isinstance(raised.value, ConditionalPutUnsupportedError)
 

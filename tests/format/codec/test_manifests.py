@@ -201,7 +201,7 @@ def test_a_fragment_with_something_unknown_is_kept_and_not_changed(
 def test_two_fragments_of_one_id_are_damage(manifest: bytes) -> None:
     """Changes identify fragments by id."""
     data = changed(manifest, lambda message: message.fragments.append(message.fragments[1]))
-    with pytest.raises(CorruptFileError, match=r"^m is damaged: two of its fragments have the id 1"):
+    with pytest.raises(CorruptFileError, match="two of its fragments"):
         _ = decode_manifest_file(data, "m")[0].rows
 
 
@@ -213,7 +213,7 @@ def test_more_rows_deleted_than_there_are_is_damage(manifest: bytes) -> None:
         fragment.deletion_file.num_deleted_rows = 6
         message.fragments[0] = fragment.SerializeToString()
 
-    with pytest.raises(CorruptFileError, match="fragment 0 has more rows deleted than it holds"):
+    with pytest.raises(CorruptFileError, match="more rows deleted"):
         _ = decode_manifest_file(changed(manifest, delete_too_many), "m")[0].rows
 
 

@@ -192,7 +192,7 @@ def test_a_file_that_is_no_branch_is_damaged(table: LanceTable, missing: str) ->
     described = json.loads(path.read_bytes())
     del described[missing]
     path.write_text(json.dumps(described))
-    with pytest.raises(CorruptFileError, match=rf"run\.json is damaged: .*{missing}"):
+    with raises(CorruptFileError, path=str(path)):
         table.branches.list()
 
 

@@ -114,9 +114,9 @@ def test_deleted_and_updated_rows_need_an_option(table: LanceTable) -> None:
     table.append(rows(4))
     table.delete("id = 2")
     start = {"startingVersion": "3"}
-    with pytest.raises(InvalidInputError, match=r"main@3 updates 1 rows.* updatesAsInserts=true.* skipChangeCommits"):
+    with pytest.raises(InvalidInputError, match="updatesAsInserts=true"):
         all_rows(table, **start)
-    with pytest.raises(InvalidInputError, match=r"main@5 deletes 1 rows.* ignoreDeletes=true"):
+    with pytest.raises(InvalidInputError, match="ignoreDeletes=true"):
         all_rows(table, **start, updatesAsInserts="true")
     assert [[], [1, 4]] == all_rows(table, **start, updatesAsInserts="true", ignoreDeletes="true")
     assert [[], [4]] == all_rows(table, **start, skipChangeCommits="true")
