@@ -232,7 +232,7 @@ def test_a_manifest_under_another_number_is_damage(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     (path,) = (Path(table.uri) / "_versions").glob("*.manifest")
     (path.parent / f"{2**64 - 3:020d}.manifest").write_bytes(path.read_bytes())
-    with pytest.raises(CorruptFileError, match=r"18446744073709551613\.manifest is damaged: it says it is version 1$"):
+    with pytest.raises(CorruptFileError, match=r"it says it is version 1$"):
         table.head()
 
 

@@ -205,5 +205,5 @@ def test_a_read_in_another_process_survives_damaged_pages(tmp_path: Path, monkey
     started = [found.parent for found in Path("/proc").glob("[0-9]*/cmdline") if b"isolated_r" in found.read_bytes()]
     (process,) = [int(one.name) for one in started if f"PPid:\t{os.getpid()}" in (one / "status").read_text()]
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(CorruptFileError, match="reading it ended the process that read it, by signal 9"):
+    with pytest.raises(CorruptFileError, match="by signal 9"):
         stream.read_all()

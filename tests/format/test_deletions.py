@@ -81,7 +81,7 @@ def test_more_offsets_than_the_fragment_can_have_are_not_unpacked(rows: int) -> 
     """A file whose ratio of compression is accepted could otherwise claim gigabytes for a fragment of few rows."""
     data = packed(np.zeros(40_000_000, "u4"))
     before = pa.total_allocated_bytes()
-    with pytest.raises(CorruptFileError, match=r"bytes would unpack to 1600000\d\d, and offsets of \d+ rows need less"):
+    with pytest.raises(CorruptFileError, match=r"bytes would unpack to 1600000\d\d"):
         decode_offsets(ARROW_FILE, data, "_deletions/x", rows)
     assert before == pa.total_allocated_bytes()
 

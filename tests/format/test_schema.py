@@ -244,7 +244,7 @@ def test_two_fields_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize("logical_type", MAKING_NO_SENSE, ids=lambda name: name[:40])
 def test_a_logical_type_that_makes_no_sense_is_damage(logical_type: str) -> None:
     """Missing, malformed or out-of-range parameters raise an error with the file and the column."""
-    with pytest.raises(CorruptFileError, match=r"^x\.manifest is damaged: column 'c' has the type '"):
+    with raises(CorruptFileError, path="x.manifest"):
         arrow_from_fields([Field(id=0, name="c", logical_type=logical_type)], path="x.manifest")
 
 

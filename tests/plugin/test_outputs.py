@@ -265,7 +265,7 @@ def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
         context.add_output_metadata({"lance/write_mod": "append"})
         return rows("a")
 
-    with pytest.raises(InvalidInputError, match="output metadata of log/events: there is no setting"):
+    with pytest.raises(InvalidInputError, match="there is no setting"):
         run(lake, events_of(value), partition_key="a")
 
 
@@ -375,5 +375,5 @@ def test_an_empty_partition_of_a_first_backfill_is_published(
 @pytest.mark.parametrize("value", [[{}], pd.DataFrame(index=[1])], ids=["list", "pandas"])
 def test_rows_without_columns_are_refused(lake: LanceResource, value: object) -> None:
     """They would be lost: no file could hold them."""
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="no columns to store"):
         run(lake, events_of(value), partition_key="a")

@@ -143,7 +143,7 @@ def test_read_ref_for_runs_without_a_branch(shop: Shop, instance: dg.DagsterInst
 
 def test_table_that_is_not_there(lake: LanceResource) -> None:
     """The error for a missing table has the name, the place, and possible reasons."""
-    with pytest.raises(TableNotFoundError, match=r"no table shop/orders at .*: no run has written it yet"):
+    with pytest.raises(TableNotFoundError, match="no run has written it yet"):
         lake.table(ORDERS)
 
 

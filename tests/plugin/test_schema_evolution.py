@@ -61,10 +61,7 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
     )
     with pytest.raises(SchemaMismatchError, match="is missing in the output"):
         run(lake, ints(pa.int32(), 2))
-    with pytest.raises(
-        SchemaMismatchError,
-        match=r"'id' is string in the output and int32 .* table.columns.cast\('id', pa.string\(\), branch='dev'\)",
-    ):
+    with pytest.raises(SchemaMismatchError, match=r"pa\.string\(\), branch='dev'\)"):
         run(lake, pa.table({"id": ["x"], "name": ["b"]}), schema_evolution="widen")
     assert table.count_rows("dev") == 1
 
@@ -235,7 +232,7 @@ def test_categories_and_text_in_turn(lake: LanceResource, kinds: Sequence[str], 
 def test_more_categories_than_the_table_can_number(lake: LanceResource, kind: str) -> None:
     """The categories of pandas get wider indices with their number, and so does the column where it may be widened."""
     table = started(lake, TEXTS["categories"](["a"]))
-    with pytest.raises(SchemaMismatchError, match=r"more different values than a dictionary .* with 'widen'"):
+    with pytest.raises(SchemaMismatchError, match="more different values"):
         run(lake, TEXTS[kind](MANY), schema_evolution="add_columns")
     run(lake, TEXTS[kind](MANY), schema_evolution="widen")
     run(lake, TEXTS["categories"](["a"]), schema_evolution="widen")

@@ -75,7 +75,7 @@ def test_the_executors_check_the_rows_of_a_replacement(spark: SparkSession, tmp_
         stage(spark.range(0, 9, 1, 4), table, where="id >= 5")
     with pytest.raises(InvalidInputError):
         stage(spark.range(1).selectExpr("cast(1 / id AS long) AS id"), table, where="price > 1")
-    with pytest.raises(InvalidInputError, match=r"1 of 2 rows does not satisfy .*, such as one with id is null"):
+    with pytest.raises(InvalidInputError, match="such as one with id is null"):
         stage(spark.sql("SELECT explode(array(5L, null)) AS id"), table, where="id >= 5")
 
 

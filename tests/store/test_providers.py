@@ -115,7 +115,7 @@ def test_a_response_that_is_late_is_not_waited_for(storage: S3Storage) -> None:
     assert b"1" == store.get("a")
     set_faults(storage, {"kind": "slow", "part": "a", "seconds": 5.0, "times": 10**6})
     try:
-        with pytest.raises(StoreError, match=r"cannot read .*/x/a: .*gave up after 1 s of retries"):
+        with pytest.raises(StoreError, match="gave up after 1 s of retries"):
             store.get("a")
     finally:
         set_faults(storage)
@@ -131,7 +131,7 @@ def test_azure_does_not_wait_for_a_response_that_is_late() -> None:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
         options = {"account_name": "a", "skip_signature": "true", "endpoint": endpoint, "allow_http": "true"}
         store = open_store("az://c/t", options | {"timeout": "200ms", "client_retry_timeout": "1"})
-        with pytest.raises(StoreError, match=r"cannot read az://c/t/a: .*0[.]2.*gave up after 1 s of retries"):
+        with pytest.raises(StoreError, match=r"0[.]2.*gave up after 1 s of retries"):
             store.get("a")
 
 
@@ -440,8 +440,6 @@ def test_a_key_that_is_given_as_a_path_is_not_shown(options: dict[str, str], mon
     """Google's library quotes the path of a file that is missing, and somebody may give the content of the file."""
     if not options:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", KEY_TEXT)
-    with pytest.raises(
-        StoreError, match="is the path of a file; its content is given as service_account_key"
-    ) as caught:
+    with pytest.raises(StoreError, match="content is given as service_account_key") as caught:
         open_store("gs://b/t", options).get("a")
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -129,11 +129,11 @@ def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceT
     """Both would have one id, and the merge of the second one would be taken for that of the first."""
     table = LanceTable.open(copied(template))
     table.branches.rename("run", "new")
-    with pytest.raises(RefNotFoundError, match=r"no branch 'run' .*; the branch is called 'new' now"):
+    with pytest.raises(RefNotFoundError, match="the branch is called 'new' now"):
         table.branches.recover("run")
     table.branches.delete("new")
     assert table.branches.recover("run").id == template.branches.get("run").id
-    with pytest.raises(RefNotFoundError, match=r"no branch 'new' .*; the branch is called 'run' now"):
+    with pytest.raises(RefNotFoundError, match="the branch is called 'run' now"):
         table.branches.recover("new")
     table.append(entries("new", 1), branch="run")
     table.merge("run")
@@ -148,9 +148,7 @@ def test_an_old_name_without_its_files_does_not_come_back(tmp_path: Path) -> Non
     table.overwrite(entries("o", 1), branch="run")
     table.branches.rename("run", "new")
     table.branches.delete("new")
-    with pytest.raises(
-        RefNotFoundError, match=r"was deleted, and the branch has .* under the name 'new'; recover 'new'"
-    ):
+    with pytest.raises(RefNotFoundError, match="recover 'new'"):
         table.branches.recover("run")
     assert {} == table.branches.list()
     table.branches.recover("new")

@@ -105,7 +105,7 @@ def test_a_partial_overlap_is_refused_and_dropped_by_nobody() -> None:
 def test_one_commit_does_not_publish_the_same_rows_twice() -> None:
     """Two appends that share a day are refused together, and published together where the newer replaces the older."""
     days, day = write(1, partitions=("d1", "d2")), write(2, run_id="r2", partitions=("d2",))
-    with pytest.raises(ConflictError, match=r"^write 2 of run/r1 \(append of d2\) adds rows that write 1 "):
+    with pytest.raises(ConflictError, match="write 2 of run/r1"):
         committed({}, days, day)
     assert closed([1, 2]) == committed({}, days, replace(day, request=replace(day.request, replaces=(1,))))
 
