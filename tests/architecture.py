@@ -124,7 +124,7 @@ _CHECKS_OF_OPTIONS = frozenset({"check_options", "check_names", "Rules.of"})
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 800, 50, 6, 4
 # The characters of a message that a test may match.
-MATCHED = 50
+MATCHED = 60
 # Modules that one neighbour alone imports and that no test module is named after: probably parts of that neighbour, cut
 # off at random. The set only loses members: join such a module to its neighbour, or test it as a subject of its own.
 PARTS_OF_A_NEIGHBOUR = frozenset(
