@@ -14,7 +14,6 @@ from importlib.resources import files
 from typing import TypedDict, Unpack
 from urllib.parse import quote
 
-import pendulum
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
@@ -70,7 +69,8 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
     rows = whole_number("preview_rows", options.get("preview_rows", 0), 0)
     address = web_address("dagster_url", options.get("dagster_url", ""))
     facts = lake_facts(repository, commits=commits, preview_rows=rows)
-    style, scripts = _text("drawing/uPlot.min.css", "templates/lake.css"), _scripts()
+    style = _text("drawing/uPlot.min.css", "templates/lake.css")
+    scripts = _text("drawing/uPlot.iife.min.js"), _text("templates/lake.js")
     page = _template().render(
         facts=facts,
         values=drawn_values(facts, address),
@@ -94,10 +94,6 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _scripts() -> tuple[str, ...]:
-    return _text("drawing/uPlot.iife.min.js"), _text("templates/lake.js")
-
-
 @cache
 def _text(*names: str) -> str:
     return "\n".join(files("lance_dagster.page").joinpath(name).read_text(encoding="utf-8") for name in names)
@@ -118,7 +114,7 @@ def _template() -> Template:
         "root": shown_uri,
         "time": lambda time: f"{time.in_timezone('UTC'):%Y-%m-%d %H:%M} UTC",
         "iso": lambda time: time.in_timezone("UTC").isoformat(),
-        "ago": _ago,
+        "ago": lambda time, now: f"{now.diff_for_humans(time, absolute=True)} ago",
     }
     environment.globals["run_of"] = _run_of
     return environment.from_string(_text("templates/lake.html.jinja"))
@@ -132,10 +128,6 @@ def _short_branch(branch: str) -> str:
 def _run_of(branch: str) -> str:
     match = _RUN_BRANCH.fullmatch(branch)
     return match["run"] if match else ""
-
-
-def _ago(time: pendulum.DateTime, now: pendulum.DateTime) -> str:
-    return f"{now.diff_for_humans(time, absolute=True)} ago"
 
 
 def _line(versions: Sequence[Version]) -> str:

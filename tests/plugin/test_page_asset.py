@@ -62,9 +62,9 @@ def test_a_schedule_writes_it_anew(tmp_path: Path) -> None:
 
 def test_wrong_options_are_refused_when_definitions_load(tmp_path: Path) -> None:
     """A misspelt option, an address that is none, and a value that is no mapping."""
-    with pytest.raises(InvalidInputError, match="row"):
+    with pytest.raises(InvalidInputError):
         build_page_asset(row=1)  # type: ignore[call-arg]
-    with pytest.raises(InvalidInputError, match="http"):
+    with pytest.raises(InvalidInputError):
         build_page_asset(dagster_url="javascript:alert(1)")
-    with pytest.raises(InvalidInputError, match="page: 'yes' is neither True, False nor a mapping of options"):
+    with pytest.raises(InvalidInputError):
         defs_at(tmp_path, page="yes")  # type: ignore[arg-type]

@@ -138,9 +138,9 @@ def test_what_cannot_be_adopted_is_named(tmp_path: Path) -> None:
     starts = ("copy: the table at", "damaged: ", f"tag {TAG} of gone: ")
     assert [True, True, True] == [text.startswith(start) for text, start in zip(done.skipped, starts, strict=True)]
     assert gone.uri in done.skipped[2]
-    with pytest.raises(AlreadyExistsError, match="identity of 'orders'"):
+    with pytest.raises(AlreadyExistsError):
         repository.adopt(["copy"])
-    with pytest.raises(TableNotFoundError, match="no Lance table at"):
+    with pytest.raises(TableNotFoundError):
         repository.adopt(["nowhere"])
 
 

@@ -116,7 +116,7 @@ def test_a_commit_that_is_marked_is_not_promoted(tmp_path: Path) -> None:
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.channels.rollback("production", to=old, reason="older")
     assert [1, 2, 3] == ids(repository, "production")["a"]
 
@@ -127,7 +127,7 @@ def test_a_channel_that_began_with_a_marked_commit_is_none(tmp_path: Path) -> No
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.channels.create("beta", old)
     assert ["production"] == [*repository.channels.list()]
 
@@ -146,7 +146,7 @@ def test_a_commit_that_is_marked_is_not_released(tmp_path: Path) -> None:
     old = repository.head("production~2").id
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.tags.create("v1", old)
     assert {} == repository.tags.list()
 
@@ -157,7 +157,7 @@ def test_the_name_of_a_deleted_channel_that_a_release_has_is_refused(tmp_path: P
     repository.channels.create("beta", reason="try")
     repository.channels.delete("beta", reason="tried")
     repository.tags.create("beta")
-    with pytest.raises(AlreadyExistsError, match="is a repository tag"):
+    with pytest.raises(AlreadyExistsError):
         repository.channels.create("beta", reason="again")
 
 
@@ -172,7 +172,7 @@ def test_a_commit_that_a_process_remembers_is_not_promoted(tmp_path: Path) -> No
         lambda: remembering.channels.promote("production", old, reason="older"),
         lambda: remembering.tags.create("v1", old),
     ):
-        with pytest.raises(NotFoundError, match="is being collected"):
+        with pytest.raises(NotFoundError):
             move()
     assert [1, 2, 3] == ids(LanceRepository.open(tmp_path), "production")["a"]
     assert {} == repository.tags.list()
@@ -208,7 +208,7 @@ def test_a_refused_publication_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     """A collection keeps at least the last promotion of each channel."""
-    with pytest.raises(InvalidInputError, match="1 promotion"):
+    with pytest.raises(InvalidInputError):
         published(tmp_path, 1).collect(CommitRetention(promotions=0), dry_run=False)
 
 
@@ -400,7 +400,7 @@ def test_a_release_of_another_process_is_not_withdrawn(tmp_path: Path) -> None:
     repository.tags.create("v1", old)
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.tags.create("v1", old)
     assert ["v1"] == [*repository.tags.list()]
 

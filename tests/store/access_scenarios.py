@@ -29,6 +29,7 @@ from lance_dagster.format import layout
 from lance_dagster.history.refs.branch_deletion import FENCE_SECONDS
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT
+from tests.raising import raises
 from tests.repository.reads_and_writes import READS, WRITES, prepared
 from tests.table_factory import SCHEMA, contents, entries
 
@@ -242,7 +243,7 @@ class AccessScenarios:
         store = open_store(uri, role("reader"))
         rows = store.list("data")
         publisher, maintenance = (LanceTable.open(uri, role(name)).maintenance for name in ("publisher", "maintenance"))
-        with pytest.raises(PermissionRefusedError, match="AccessDenied"):
+        with pytest.raises(PermissionRefusedError):
             publisher.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
         assert rows == store.list("data")
         with self.refused("publisher", "s3:DeleteObject on"):
@@ -276,7 +277,7 @@ class AccessScenarios:
         with pytest.raises(PermissionRefusedError):
             LanceTable.open(uri, role("reader")).branches.create("run/1")
         # pylance writes this file.
-        with pytest.raises(PermissionRefusedError, match="the credentials need the permission to write there"):
+        with raises(PermissionRefusedError, known=True):
             LanceTable.open(uri, role("reader")).append(entries("a", 1))
         assert {} == publisher.branches.list()
 
@@ -285,7 +286,7 @@ class AccessScenarios:
         self, role: Role, uri: str, wrong: dict[str, str]
     ) -> None:
         """Whoever reads the error corrects the key, and does not ask for a permission."""
-        with pytest.raises(PermissionRefusedError, match="correct the key and its secret") as caught:
+        with raises(PermissionRefusedError, known=False) as caught:
             LanceTable.open(uri, role("admin") | wrong)
         assert "permission" not in caught.value.hint
         assert caught.value.hint == pickle.loads(pickle.dumps(caught.value)).hint  # noqa: S301 - its own bytes

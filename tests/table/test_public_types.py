@@ -313,5 +313,5 @@ def test_a_single_row_is_no_rows(tmp_path: Path) -> None:
     table.append(entries("b", 2))
     assert "needs backfill: twice, null in 1 row\n" in str(table.preview_merge("run"))
     table.merge("run")
-    with pytest.raises(InvalidInputError, match=r"is null in 1 row;"):
+    with pytest.raises(InvalidInputError):
         table.columns.set_nullable("twice", nullable=False)
