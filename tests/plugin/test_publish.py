@@ -47,12 +47,18 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     assert (metadata["lance/from"], metadata["lance/to"]) == (second, "main@4")
     assert metadata["lance/reason"] == "too few orders"
     # What a person looks for comes first, ids come last.
-    assert ["lance/changes", "lance/rows_added"] == [*metadata][:2]
-    assert "lance/reason" in [*metadata][:5]
+    assert ["lance/event", "lance/changes", "lance/rows_added"] == [*metadata][:3]
+    assert "lance/reason" in [*metadata][:6]
     assert "lance/transaction" in [*metadata][-6:]
     assert "too few orders" == LanceRepository.open(shop.lance.root).channels.history("production", 1)[0].reason
+    assert metadata["lance/event"] == "rolled back (revert): main@3 -> main@4, the content of main@2: too few orders"
     assert shop.publish(instance, ref=second, reason="they were right").success
     assert shop.ids("production") == [4, 5]
+    assert shop.run(instance).success
+    assert recorded(instance, PRODUCTION_ORDERS).metadata["lance/event"] == "promoted: main@5 -> main@6"
+    assert shop.publish(instance, ref="production~1", rollback="hold", reason="a look").success
+    event = recorded(instance, PRODUCTION_ORDERS).metadata["lance/event"]
+    assert event == "rolled back (hold): main@6 -> main@5: a look"
 
 
 def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstance) -> None:

@@ -341,7 +341,7 @@ def _materialization(news: "News") -> dg.AssetMaterialization:
         "lance/recreated": news.is_recreated or None,
     }
     if news.move is not None:
-        extra |= _about(news.move)
+        extra |= {md.EVENT: str(news.move), **_about(news.move)}
     return version_materialization(dg.AssetKey([news.ref, *news.table.key.path]), news.version, **extra)
 
 
@@ -366,8 +366,10 @@ def version_materialization(
     about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(
         asset_key=key,
-        description=version.message or None,
+        # On a promoted node, the message of a version that the channel went back to would look like a publication.
+        description=str(extra.get(md.EVENT) or version.message) or None,
         metadata={
+            **({md.EVENT: extra[md.EVENT]} if extra.get(md.EVENT) else {}),
             **md.version_metadata(version),
             md.ROW_COUNT: version.rows,
             "lance/operation": version.operation,
