@@ -459,6 +459,28 @@ def test_promoted_nodes_inherit_from_their_candidates() -> None:
     assert ("sales", columns) == (orders.tags["domain"], orders.metadata["dagster/column_schema"])
 
 
+@pytest.mark.parametrize(
+    "name,options,expected",
+    [
+        ("publish_marts", {}, "production_marts"),
+        ("marts_publish_production", {}, "production_marts"),
+        (None, {}, "production"),
+        ("publish_marts", {"group_name": "readers"}, "readers"),
+    ],
+)
+def test_groups_of_promoted_nodes_make_no_cycle(name: str | None, options: Any, expected: str) -> None:  # noqa: ANN401
+    """What is computed from the nodes of another publisher is promoted in a group after them."""
+
+    @dg.asset(deps=[PRODUCTION_ORDERS])
+    def totals() -> None:
+        pass
+
+    publisher = build_publisher([totals], name=name, **options)
+    assert [expected] == [spec.group_name for spec in publisher.specs]
+    both = build_publisher([ORDERS, totals], name="publish_marts")
+    assert {"production"} == {spec.group_name for spec in both.specs}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["definition", "keys"])
 def test_an_optional_output_that_is_skipped(lake: LanceResource, instance: dg.DagsterInstance, known: bool) -> None:  # noqa: FBT001
     """When one output is skipped, the other is published if the definition says `skippable`, and waits otherwise."""

@@ -296,7 +296,8 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     )
     return dg.AssetSpec(
         dg.AssetKey([branch, *key.path]),
-        description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it.",
+        description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it. A sensor "
+        "materializes this node, so that Dagster shows commits of other programs too; no run makes it.",
         # Dagster allows fewer characters in the name of a group than Lance in the name of a branch.
         group_name=re.sub(r"\W", "_", branch, flags=re.ASCII),
         kinds={"lance"},
