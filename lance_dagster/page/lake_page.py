@@ -65,12 +65,12 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
         >>> page = lake_page(LanceRepository.create("lake"))
         >>> size = Path("lake.html").write_text(page, encoding="utf-8")
     """
-    check_options(lake_page, options, PageOptions)
     return page_and_facts(repository, **options)[0]
 
 
 def page_and_facts(repository: LanceRepository, **options: Unpack[PageOptions]) -> tuple[str, LakeFacts]:
     """Return the page of a lake as `lake_page` does, and the facts that it shows."""
+    check_options(lake_page, options, PageOptions)
     commits = whole_number("commits", options.get("commits", _COMMITS), 1)
     rows = whole_number("preview_rows", options.get("preview_rows", 0), 0)
     address = web_address("dagster_url", options.get("dagster_url", ""))

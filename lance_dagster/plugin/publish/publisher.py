@@ -143,8 +143,7 @@ def build_publisher(
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = _different_keys(specs)
     name = publisher_name(tag) if name is None else require_name("name", name)
-    group = options.get("group_name") or _group_after_others(specs, tag, name)
-    nodes = _after_split_assets(_nodes_of(specs, tag, partitions_def, group), tables)
+    nodes = _after_split_assets(_nodes_of(specs, tag, partitions_def, _group(specs, tag, name, options)), tables)
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = _named_checks(checks, keys)
     waits = any(node.spec.skippable for node in nodes)
@@ -302,12 +301,15 @@ def _output_of(node: PromotedNode) -> str:
     return _name_of(node.promoted)
 
 
-def _group_after_others(specs: Sequence[dg.AssetSpec], tag: str, name: str) -> str | None:
-    """Return the group of nodes whose candidates are computed from nodes of other publishers of the tag, else None.
+def _group(specs: Sequence[dg.AssetSpec], tag: str, name: str, options: PublisherOptions) -> str | None:
+    """Return the group of the promoted nodes; None for the group of the tag.
 
-    In one group with those nodes, they would make a cycle of groups in Dagster's graph: `production`, `marts`,
-    `production`. The publisher `publish_marts` has the group `production_marts`.
+    Where candidates are computed from nodes of other publishers of the tag, these nodes and those in one group would
+    make a cycle of groups in Dagster's graph: `production`, `marts`, `production`. The publisher `publish_marts` has
+    the group `production_marts`.
     """
+    if group_name := options.get("group_name"):
+        return group_name
     own = {promoted_key(spec.key, tag) for spec in specs}
     promoted_by_others = (dep.asset_key for spec in specs for dep in spec.deps if dep.asset_key not in own)
     label = name.replace(publisher_name(tag), "").removeprefix("publish_").strip("_")
