@@ -104,7 +104,7 @@ def test_the_report_follows_every_move(instance: dg.DagsterInstance) -> None:
 
 @pytest.mark.slow
 def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
-    """`dagster dev -w workspace.yaml` finds the definitions from the root of the checkout."""
+    """`dg dev -w workspace.yaml` finds the definitions from the root of the checkout."""
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=CHECKOUT,
