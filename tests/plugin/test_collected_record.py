@@ -23,7 +23,7 @@ def collect(lake: LanceResource) -> int:
     for path in Path(lake.root, "_repository").rglob("*"):
         if path.is_file():
             os.utime(path, (time.time() - timedelta(days=2).total_seconds(),) * 2)
-    return LanceRepository.open(lake.root).collect(OLD, dry_run=False).candidates
+    return LanceRepository.open(lake.root).maintenance.collect(OLD, dry_run=False).candidates
 
 
 def test_a_late_repetition_is_refused(lake: LanceResource, instance: dg.DagsterInstance) -> None:

@@ -55,7 +55,7 @@ def test_a_channel_begins_where_the_tags_are(tmp_path: Path) -> None:
     assert {"shop/lines": "main@2", "shop/orders": "main@2"} == done.channels[TAG].tables
     assert (("shop/orders",), ()) == (done.channels[TAG].behind_main, done.skipped)
     assert "main@2" == repository.table("shop/orders").tags.get(TAG).ref
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
 
 
 def test_an_adoption_can_be_repeated(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_tag_of_a_branch_is_kept_by_a_fork(tmp_path: Path) -> None:
     repository.adopt()
     assert {"orders": [1, 7]} == ids(repository, TAG)
     assert [1, 7] == in_order(lance.dataset(orders.uri, version=TAG).to_table())
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
     assert {} == repository.status().tables[0].moved_tags
 
 

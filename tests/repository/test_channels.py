@@ -68,7 +68,7 @@ def test_a_promotion_of_a_moved_table_replaces_its_old_name(tmp_path: Path) -> N
     commit = repository.publish(run(repository, 2, "moved")).commit
     repository.channels.advance(TAG, commit.id, ["moved"])
     assert {"moved": [1, 2], "b": [1]} == ids(repository, TAG)
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
     assert "main@3" == repository.table("moved").tags.get(TAG).ref
 
 
@@ -182,12 +182,12 @@ def test_a_repair_brings_holds_up(tmp_path: Path) -> None:
     with pytest.raises(PlugPulledError):
         scripted(repository.root, plug).channels.hold(TAG, reason="audit")
     assert [None, None] == holds(repository)
-    repository.repair()
+    repository.maintenance.repair()
     assert ["audit", "audit"] == holds(repository)
     plug = Plug(0, lambda request: request.writes and "_refs/tags" in request.key)
     with pytest.raises(PlugPulledError):
         scripted(repository.root, plug).channels.release(TAG, reason="done")
-    repository.repair()
+    repository.maintenance.repair()
     assert [None, None] == holds(repository)
 
 
@@ -202,9 +202,9 @@ def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
         (entry.action, entry.reason) for entry in repository.channels.history("staging")
     ]
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now), dry_run=False)
     assert [1, 2] == ids(repository, old)["a"]
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
     with pytest.raises(NotFoundError):
         repository.at(old)
     assert 3 == repository.channels.create("staging").entry.number
@@ -235,7 +235,7 @@ def test_a_tag_that_follows_a_channel_is_not_moved_alone(tmp_path: Path) -> None
     assert "main@3" == tags.move(TAG, "main@3").ref
     assert "main@2" == tags.rollback(TAG, force=True).ref
     tags.delete(TAG, force=True)
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
     assert "main@3" == tags.get(TAG).ref
     repository.channels.delete(TAG, reason="over")
     assert "main@2" == tags.move(TAG, "main@2").ref

@@ -175,7 +175,7 @@ def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None
         scripted(repository.root, script).revert(wrong.id)
     repository.revert(wrong.id)
     assert [] == repository.table("a").read("main")["id"].to_pylist()
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
 
 
 def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_path: Path) -> None:

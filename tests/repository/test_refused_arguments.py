@@ -53,7 +53,7 @@ WRONG: Mapping[str, Callable[[LanceRepository], object]] = {
     "roll back by text": lambda lake: lake.channels.rollback("production", reason="x", steps=cast("int", "1")),
     "roll back twice": lambda lake: lake.channels.rollback("production", reason="x", steps=5, to="main"),
     "roll back and hold by text": lambda lake: lake.channels.rollback("production", reason="x", hold=NO_TEXT),
-    "collect": lambda lake: lake.collect(dry_run=NOTHING),
+    "collect": lambda lake: lake.maintenance.collect(dry_run=NOTHING),
     "publish what an audit returned": lambda lake: lake.publish("run/1", audit=lambda _: False),  # type: ignore[arg-type]
     "publish nothing": lambda lake: lake.publish(None),  # type: ignore[arg-type]  # as a caller may
     "publish main": lambda lake: lake.publish("main", tables=["orders"]),

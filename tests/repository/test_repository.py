@@ -259,7 +259,7 @@ def test_files_of_other_programs_are_ignored(tmp_path: Path) -> None:
     assert {"a": [1]} == ids(again, "production~1")
     assert (["a"], ["v1"]) == ([one.name for one in again.status().tables], list(again.tags.list()))
     assert () == again.adopt().tables
-    again.collect()
+    again.maintenance.collect()
 
 
 def test_a_copied_folder_is_not_the_same_table(tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_the_status_says_what_lags_and_what_waits(tmp_path: Path) -> None:
     assert {"run/3": ("a",)} == status.waiting
     assert [1] == [channel.behind for channel in status.channels]
     assert "held by" in str(status)
-    repository.repair()
+    repository.maintenance.repair()
     assert {} == repository.status().tables[1].moved_tags
 
 
@@ -507,7 +507,7 @@ def test_the_status_names_tags_that_are_missing_or_held_alone(tmp_path: Path) ->
     assert b.held_tags["production"].startswith("held by ann since ")
     assert "table a: tag production is missing" in str(status)
     assert "table b: tag production is held by ann" in str(status)
-    repository.repair()
+    repository.maintenance.repair()
     repository.channels.release("production", reason="audited")
     assert "tag" not in str(repository.status())
     # The tags of a channel that is held are held with it.
@@ -613,8 +613,8 @@ def test_a_table_that_was_made_again_is_another_one(tmp_path: Path) -> None:
 
 
 READS: dict[str, Callable[[LanceRepository], object]] = {
-    "pins/*": lambda repository: repository.pinned("run-7", "production"),
-    "pins/run-7@*": lambda repository: repository.collect(),
+    "pins/*": lambda repository: repository.publications.pinned("run-7", "production"),
+    "pins/run-7@*": lambda repository: repository.maintenance.collect(),
     "tables/orders.json": lambda repository: repository.fork("orders", "run/2"),
     "tags/v1.json": lambda repository: repository.tags.list(),
     "repository.json": lambda repository: repository.id,
@@ -630,7 +630,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
     repository = uncommitted_repository(tmp_path, "orders")
     repository.publish(run(repository, 1, "orders"), channel="production")
     repository.tags.create("v1")
-    repository.pinned("run-7", "production")
+    repository.publications.pinned("run-7", "production")
     for pattern, read in READS.items():
         found = list((tmp_path / "_repository").glob(pattern))
         assert found, pattern

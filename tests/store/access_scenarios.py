@@ -196,19 +196,19 @@ class AccessScenarios:
         publisher.commit("publish run 1")
         publisher.channels.create("production", reason="run 1 passed")
         run = LanceRepository.open(root, role("runs"))
-        first = run.pinned("1", "production")
+        first = run.publications.pinned("1", "production")
         assert first is not None
         assert 2 == first["orders"].count_rows()
         LanceTable.open(table.uri, role("publisher")).append(entries("b", 1))
         publisher.commit("more")
         publisher.channels.promote("production", reason="more")
-        again = run.pinned("1", "production")
+        again = run.publications.pinned("1", "production")
         assert again is not None
         assert first.commit.id == again.commit.id
         before = publisher.channels.history("production"), publisher.head()
         if self.knows_conditions:
             with self.refused("runs"):
-                run.pin_again("1", "production", publisher.head().id)
+                run.publications.pin_again("1", "production", publisher.head().id)
         for change in (
             lambda: run.channels.rollback("production", reason="quick"),
             lambda: run.channels.hold("production", reason="quick"),

@@ -249,7 +249,7 @@ def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) ->
             return
         from lance_dagster.repository.collect_commits import CommitRetention
 
-        collection = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
+        collection = repository.maintenance.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
         context.add_output_metadata(
             {
                 f"lance/commits_{'would_remove' if collection.dry_run else 'removed'}": len(collection.commits),

@@ -78,7 +78,9 @@ class TagChanges:
         if not writes:
             return
         message = f"discard {self.run.config.discard}: {self.run.config.reason}"
-        commit = self.run.publisher.repository.drop_writes(writes, message=message, properties=self.run.about)
+        commit = self.run.publisher.repository.publications.drop_writes(
+            writes, message=message, properties=self.run.about
+        )
         self.run.record.refresh()
         if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
             raise ConflictError(
