@@ -23,7 +23,7 @@ from lance_dagster.format.validation import check_options, web_address, whole_nu
 from lance_dagster.format.verdict_text import without_examples
 from lance_dagster.history.versions import Version
 from lance_dagster.page.drawn_values import drawn_values
-from lance_dagster.page.lake_facts import lake_facts
+from lance_dagster.page.lake_facts import LakeFacts, lake_facts
 from lance_dagster.repository import LanceRepository
 
 _COMMITS = 1000
@@ -64,6 +64,11 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
         >>> page = lake_page(LanceRepository.create("lake"))
         >>> size = Path("lake.html").write_text(page, encoding="utf-8")
     """
+    return page_and_facts(repository, **options)[0]
+
+
+def page_and_facts(repository: LanceRepository, **options: Unpack[PageOptions]) -> tuple[str, LakeFacts]:
+    """Return the page of a lake as `lake_page` does, and the facts that it shows."""
     check_options(lake_page, options, PageOptions)
     commits = whole_number("commits", options.get("commits", _COMMITS), 1)
     rows = whole_number("preview_rows", options.get("preview_rows", 0), 0)
@@ -81,7 +86,7 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
         policy=_policy(style, scripts),
     )
     # Names on disk may hold bytes that are not UTF-8; a file cannot be written with them.
-    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+    return page.encode("utf-8", "backslashreplace").decode("utf-8"), facts
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:

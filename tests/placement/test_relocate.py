@@ -481,7 +481,7 @@ def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None
     table = prepared(tmp_path)
     branch = table.branches.create("run")
     context = context_on(open_store(table.uri))
-    context.refs.set_branch_state(branch, DELETING)
+    context.refs.branches.set_state(branch, DELETING)
     there = moved(table)
     assert Relocation() == there.maintenance.relocate()
     there.branches.delete("run")

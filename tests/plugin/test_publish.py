@@ -47,12 +47,18 @@ def test_promotion_and_rollback_by_hand(shop: Shop, instance: dg.DagsterInstance
     assert (metadata["lance/from"], metadata["lance/to"]) == (second, "main@4")
     assert metadata["lance/reason"] == "too few orders"
     # What a person looks for comes first, ids come last.
-    assert ["lance/changes", "lance/rows_added"] == [*metadata][:2]
-    assert "lance/reason" in [*metadata][:5]
+    assert ["lance/event", "lance/changes", "lance/rows_added"] == [*metadata][:3]
+    assert "lance/reason" in [*metadata][:6]
     assert "lance/transaction" in [*metadata][-6:]
     assert "too few orders" == LanceRepository.open(shop.lance.root).channels.history("production", 1)[0].reason
+    assert metadata["lance/event"] == "rolled back (revert): main@3 -> main@4, the content of main@2: too few orders"
     assert shop.publish(instance, ref=second, reason="they were right").success
     assert shop.ids("production") == [4, 5]
+    assert shop.run(instance).success
+    assert recorded(instance, PRODUCTION_ORDERS).metadata["lance/event"] == "promoted: main@5 -> main@6"
+    assert shop.publish(instance, ref="production~1", rollback="hold", reason="a look").success
+    event = recorded(instance, PRODUCTION_ORDERS).metadata["lance/event"]
+    assert event == "rolled back (hold): main@6 -> main@5: a look"
 
 
 def test_publishing_to_what_is_protected(shop: Shop, instance: dg.DagsterInstance) -> None:
@@ -451,6 +457,28 @@ def test_promoted_nodes_inherit_from_their_candidates() -> None:
     orders = publisher.specs_by_key[PRODUCTION_ORDERS]
     assert (["team:shop"], {"lance", "python", "spark"}, "readers") == (orders.owners, orders.kinds, orders.group_name)
     assert ("sales", columns) == (orders.tags["domain"], orders.metadata["dagster/column_schema"])
+
+
+@pytest.mark.parametrize(
+    "name,options,expected",
+    [
+        ("publish_marts", {}, "production_marts"),
+        ("marts_publish_production", {}, "production_marts"),
+        (None, {}, "production"),
+        ("publish_marts", {"group_name": "readers"}, "readers"),
+    ],
+)
+def test_groups_of_promoted_nodes_make_no_cycle(name: str | None, options: Any, expected: str) -> None:  # noqa: ANN401
+    """What is computed from the nodes of another publisher is promoted in a group after them."""
+
+    @dg.asset(deps=[PRODUCTION_ORDERS])
+    def totals() -> None:
+        pass
+
+    publisher = build_publisher([totals], name=name, **options)
+    assert [expected] == [spec.group_name for spec in publisher.specs]
+    both = build_publisher([ORDERS, totals], name="publish_marts")
+    assert {"production"} == {spec.group_name for spec in both.specs}
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["definition", "keys"])

@@ -105,9 +105,9 @@ def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
 
     with pytest.raises(PlugPulledError):
         scripted(repository.root, before_the_branch_ends(mark=2, act=die)).publish(branch)
-    assert context_of(repository.table("a")).refs.branch(branch) is not None
+    assert context_of(repository.table("a")).refs.branches.find(branch) is not None
     repository.publish(branch)
-    assert context_of(repository.table("a")).refs.branch(branch) is None
+    assert context_of(repository.table("a")).refs.branches.find(branch) is None
 
 
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:

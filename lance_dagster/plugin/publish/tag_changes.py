@@ -134,7 +134,8 @@ class TagChanges:
         self.run.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), change)
         # A materialization would start the readers, although no row changed.
         about = {f"lance/{change}": changed, **scope, **self.run.about}
-        self.run.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
+        description = f"{change}: {changed}: {self.run.config.reason}"
+        self.run.context.log_event(dg.AssetObservation(node.promoted, description=description, metadata=about))
 
     def _scope(self, named: Mapping[str, TableView], change: str) -> dict[str, str]:
         """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""

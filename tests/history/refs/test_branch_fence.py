@@ -300,7 +300,7 @@ def test_a_commit_is_not_said_to_have_failed_while_a_deletion_may_give_way(table
             for user in users:
                 table.branches.create(user, "run")
             request.send()
-            states.append(context_of(table).refs.branch("run"))
+            states.append(context_of(table).refs.branches.find("run"))
             raise PlugPulledError
         return request.send()
 
@@ -405,7 +405,7 @@ def test_a_commit_to_what_is_left_of_a_branch_that_was_renamed(table: LanceTable
     def script(request: Request) -> object:
         answer = request.send()
         if request.verb == "compare_and_swap" and request.key.endswith("branches/run.json"):
-            branch = context_of(table).refs.branch("run")
+            branch = context_of(table).refs.branches.find("run")
             if branch is not None and branch.state == state:
                 raise PlugPulledError
         return answer

@@ -326,7 +326,7 @@ def test_a_deletion_that_gives_way_does_not_finish_a_recovery(template: LanceTab
     first, *later = table.branches.version_numbers("run")
     assert later
     context = context_on(LocalStore(table.uri, durable=False))
-    begun = context.refs.branch("run")
+    begun = context.refs.branches.find("run")
     assert begun is not None
     # A publisher deletes the branch that it merged, of which it knows the version.
     with pytest.raises(ConflictError):

@@ -190,7 +190,7 @@ def sealed(template: LanceTable, kind: Kind) -> LanceTable:
 def end_deletion(table: LanceTable) -> None:
     """Do what is left of a deletion, as its own process does that slept since then."""
     context = table._context  # noqa: SLF001 - the process has read the branch
-    branch = context.refs.branch("run")
+    branch = context.refs.branches.find("run")
     assert branch is not None
     finish_deleting(branch, context.refs, context.versions)
 
@@ -550,12 +550,12 @@ def test_a_deletion_that_gives_way_leaves_a_branch_to_a_recovery(template: Lance
     with pytest.raises(PlugPulledError):
         delete(held_up(table, ("delete_many", VERSIONS, overtake), ("compare_and_delete", OWN_FILE, died)))
     context = context_on(LocalStore(table.uri, durable=False))
-    branch = context.refs.branch("run")
+    branch = context.refs.branches.find("run")
     assert branch is not None
     # A publisher deletes the branch that it merged, of which it knows the version.
     with pytest.raises(ConflictError):
         delete_up_to(branch, 5, context.refs, context.versions)
-    assert branch == context.refs.branch("run")
+    assert branch == context.refs.branches.find("run")
     opened(table).branches.create("run", "main@3", exist_ok=True)
     recover(opened(table))
     opened(table).tags.delete("v")

@@ -205,7 +205,7 @@ def test_a_branch_found_to_be_in_use_too_late_is_as_it_was(table: LanceTable) ->
     """The new name is free, the branch takes commits, and it can be renamed once there is no reference."""
     with pytest.raises(ConflictError):
         through(table, refer_before_the_mark(table)).branches.rename("old", "new")
-    assert ["old"] == list(context_of(table).refs.branches())
+    assert ["old"] == list(context_of(table).refs.branches.all())
     table.append(entries("late", 1), branch="old")
     table.delete("key = 'late'", branch="old")
     table.tags.delete("kept")
@@ -221,7 +221,7 @@ def test_a_renaming_begun_of_a_branch_in_use_is_given_up_by_the_next(table: Lanc
     as_pylance(table).tags.create("kept", ("old", 4))
     with pytest.raises(ConflictError):
         table.branches.rename("old", "new")
-    assert ["old"] == list(context_of(table).refs.branches())
+    assert ["old"] == list(context_of(table).refs.branches.all())
     table.append(entries("late", 1), branch="old")
     assert sorted([*ROWS, ("late", 1)]) == contents(table, "old")
     assert [] == list(Path(table.uri, "tree/new").rglob("*.manifest"))

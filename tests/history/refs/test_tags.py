@@ -391,7 +391,7 @@ def test_a_tag_that_is_withdrawn_is_the_one_that_was_made(table: LanceTable) -> 
         answer = request.send()
         if request.verb == "put_if_absent" and request.key.endswith("tags/release.json"):
             table.tags.move("release", "main@2")
-            context_of(table).refs.set_branch_state(table.branches.get("dying"), DELETING)
+            context_of(table).refs.branches.set_state(table.branches.get("dying"), DELETING)
             moved[0] = True
         return answer
 
