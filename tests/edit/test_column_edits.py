@@ -183,7 +183,7 @@ def test_keys_of_extension_types_are_looked_up(tmp_path: Path) -> None:
     table.columns.add(pa.table({"id": ids[1:], "name": ["one", "none"]}), on=["id"])
     assert [None, "one", None] == table.read()["name"].to_pylist()
     for change in (table.upsert, table.columns.add):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(InvalidInputError, match="is JSON"):
             change(given.slice(0, 1), on=["doc"])
 
 

@@ -253,7 +253,7 @@ def test_part_of_a_column_is_refused_by_name(tmp_path: Path) -> None:
     schema = pa.schema([("s", pa.struct([("x", pa.int64()), ("y", pa.int64())]))])
     table = LanceTable.create(tmp_path / "nested", schema)
     table.append(pa.table({"s": [{"x": 1, "y": 2}]}, schema))
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="give all of column 's'"):
         table.update({"s.x": "5"})
     table.update({"s": "named_struct('x', 5, 'y', s.y)"})
     assert [{"x": 5, "y": 2}] == table.read()["s"].to_pylist()

@@ -105,7 +105,7 @@ def test_a_name_that_means_something_else_is_refused(tmp_path: Path, name: str) 
 def test_a_folder_of_the_table_is_no_base(tmp_path: Path, place: str) -> None:
     """Its files would have two names."""
     table = tiered(tmp_path)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="a folder of the table itself"):
         table.maintenance.add_base("other", Path(table.uri) / place)
 
 

@@ -159,7 +159,7 @@ def test_a_place_that_only_pylance_can_open_is_pylances_once_it_is_allowed(tmp_p
     (base,) = manifest.base_paths
     changed = replace(manifest, base_paths=(replace(base, path="memory://place/t"),))
     path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="cannot store tables"):
         LanceTable.open(table.uri).to_lance()
     assert 3 == LanceTable.open(table.uri, {"allowed_base_paths": "memory://place/t"}).to_lance().version
 

@@ -117,7 +117,7 @@ def test_schedules_of_the_usual_case() -> None:
 
 def test_mistakes_in_the_one_call_are_refused() -> None:
     """A check of an unknown asset, a table without a check, an option that does not exist."""
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="not one of the assets"):
         lance_assets([customers], root="/lake", checks={"customer": [RowCount()]})
     with pytest.raises(InvalidInputError):
         lance_assets([customers], root="/lake")

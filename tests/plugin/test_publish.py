@@ -372,7 +372,7 @@ def test_publisher_without_tables() -> None:
     for tables in ([], [ORDERS, ORDERS]):
         with pytest.raises(InvalidInputError):
             build_publisher(tables)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="must be a list"):
         build_publisher("orders")
     with pytest.raises(InvalidInputError):
         build_publisher([ORDERS], checks=[dg.AssetCheckKey(CUSTOMERS, "rows")])
@@ -413,7 +413,7 @@ def test_arguments_of_another_type_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_table_check_without_its_asset_is_refused() -> None:
     """The decorator has to be called with the asset."""
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="@table_check"):
         table_check(len)
     with pytest.raises(InvalidInputError):
         table_check()(len)  # type: ignore[arg-type]

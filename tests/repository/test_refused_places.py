@@ -12,11 +12,11 @@ from tests.repository.scripted_repository import FAST, SCHEMA, new_repository, r
 def test_a_repository_inside_another_one(tmp_path: Path) -> None:
     """A repository inside another one is refused, except in a folder that is not searched for tables."""
     repository = new_repository(tmp_path, "shop/orders")
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="inside the repository"):
         LanceRepository.create(tmp_path / "shop" / "eu", FAST)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="is a Lance table"):
         LanceRepository.create(tmp_path / "shop" / "orders.lance", FAST)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="inside the table"):
         LanceRepository.create(tmp_path / "shop" / "orders.lance" / "x", FAST)
     LanceRepository.create(tmp_path / ".environments" / "pr-1", FAST)
     assert repository.id == LanceRepository.create(tmp_path, FAST).id

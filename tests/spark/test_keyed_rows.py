@@ -73,7 +73,7 @@ def test_an_upsert_by_spark_is_the_one_of_the_table(
 
 def test_an_unknown_column_is_told_beside_all_of_the_table(spark: SparkSession, table: LanceTable) -> None:
     """Columns that the frame leaves out are among them."""
-    with pytest.raises(SchemaMismatchError):
+    with pytest.raises(SchemaMismatchError, match="columns are id, region, x, note"):
         upsert_frame(spark.sql("SELECT 1L AS id, 2L AS x, 3L AS more"), table, ["id"])
 
 

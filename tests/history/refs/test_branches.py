@@ -374,7 +374,7 @@ def test_what_cannot_be_reset(table: LanceTable) -> None:
     """`main`, a referenced branch and a missing branch cannot be reset."""
     table.branches.create("run")
     table.append(entries("b", 1), branch="run")
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="cannot be reset"):
         table.branches.reset("main", "run")
     table.branches.create("run/child", "run")
     with pytest.raises(ConflictError):
