@@ -1,0 +1,90 @@
+"""Give up what was written to a branch: its writes will never be published, and the branch ends.
+
+A branch that a person forked is known by the marks of its tables (`publish/forks`). The branch of a run of Dagster has
+no such marks: the record has its writes. They are dropped by a commit before the branches are deleted, so of a discard
+and a publication of the same writes exactly one happens, whichever process dies or is slow.
+"""
+
+from collections.abc import Collection, Iterable
+
+from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.format.layout import MAIN
+from lance_dagster.history.context import Properties
+from lance_dagster.history.refs.branch_operations import delete_branch
+from lance_dagster.repository.candidate_status import CandidateTable, waiting_candidates
+from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
+from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
+from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
+from lance_dagster.repository.publish.forks import discard_tables
+from lance_dagster.repository.publish.staging import for_each_table
+from lance_dagster.repository.registry import RepositoryContext
+
+
+def drop_writes(
+    repository: RepositoryContext,
+    writes: Iterable[RecordedWrite],
+    *,
+    merged: Iterable[RecordedWrite] = (),
+    message: str,
+    properties: Properties = None,
+) -> RepositoryCommit:
+    """Commit that recorded writes will never be published, or count as published; see `LanceRepository.drop_writes`."""
+    changes = WriteChanges(publish=tuple(merged), drop=tuple(writes), related=repository.record.candidate)
+    request = CommitRequest(
+        branch=MAIN, stage=_nothing, names=(), message=message, properties=properties or {}, writes=changes
+    )
+    return commit_tables(repository.logs, request).commit
+
+
+def discard_branch(
+    repository: RepositoryContext, branch: str, tables: Collection[str] | None, *, reason: str
+) -> tuple[str, ...]:
+    """End a branch, or its part in some tables, without a publication; return the branches that stay, and why.
+
+    Raises:
+        RefNotFoundError: There is no such branch, or it is not in a table.
+        ConflictError: The rows are published, or another process changed the branch at the same time.
+    """
+    if repository.logs.forked(branch)[0] is not None:
+        return discard_tables(repository, branch, tables, reason=reason)
+    waiting = {
+        table.table: table
+        for candidate in waiting_candidates(repository)
+        for table in candidate.tables
+        if table.branch == branch
+    }
+    if not waiting:
+        # It says which branches there are.
+        return discard_tables(repository, branch, tables, reason=reason)
+    for name in tables or ():
+        if name not in waiting:
+            raise RefNotFoundError(name, sorted(waiting), repository.root, "table of the branch")
+    return _discard_writes(repository, branch, [waiting[name] for name in tables or waiting], reason)
+
+
+def _discard_writes(
+    repository: RepositoryContext, branch: str, tables: Collection[CandidateTable], reason: str
+) -> tuple[str, ...]:
+    writes = [write for table in tables for write in table.writes]
+    commit = drop_writes(repository, writes, message=f"discard {branch}" + (f": {reason}" if reason else ""))
+    if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
+        raise ConflictError(
+            f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
+            "discarded: roll back to an older version instead"
+        )
+
+    def delete(name: str) -> str | None:
+        context = repository.table(name)
+        try:
+            delete_branch(branch, context.refs, context.versions)
+        except ConflictError as error:
+            return f"{branch} of {name}: {error}"
+        return None
+
+    refusals = for_each_table(delete, [table.table for table in tables if table.head is not None])
+    return tuple(sorted(refusal for refusal in refusals.values() if refusal is not None))
+
+
+def _nothing(name: str, dest: TableVersion | None) -> None:
+    """Stage nothing: the commit changes no table."""
+    del name, dest
