@@ -23,7 +23,8 @@ what belongs to one branch *id*, however late its requests arrive. In the exampl
    where step 3 came so late that a writer may have acknowledged a version that step 2 did not list. While the file says
    "deleting", no other branch can have written a listed key.
 7. Delete the branch's file, by compare-and-delete. Where the storage cannot do that, only one process may send the
-   request, and a writer that wants the name waits until the request cannot arrive any more (`Refs.adopt_removal`).
+   request, and a writer that wants the name waits until the request cannot arrive any more
+   (`BranchFiles.adopt_removal`).
 8. If the file changed after step 3, read the branch again: a second process may have finished the deletion and a third
    process recovered the branch, with the same id and numbers. Then put the versions back that step 6 deleted, and
    delete them once more if a later deletion may have missed them, and so on.
@@ -258,7 +259,7 @@ def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
             return current
         return with_metadata(current, {STATE: DELETING, LAST: highest, **own})
 
-    own = refs.branches.removal.mark()
+    own = refs.branches.removal_right.mark()
     changed = refs.branches.change(closing, sealed)
     if changed.state != DELETING:
         return ClosedBranch(changed)
@@ -294,7 +295,7 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
         recorded = current.metadata.get(LAST, highest)
         return with_metadata(current, {STATE: DELETING, LAST: recorded, **own})
 
-    own = refs.branches.removal.mark()
+    own = refs.branches.removal_right.mark()
     # The mark is written first: another process that is about to finish the creation finds it.
     changed = refs.branches.change(branch, marked)
     if changed.state == DELETING:

@@ -85,7 +85,7 @@ class ListedRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovalRight:
     """The right to delete the file of a ref, where the storage cannot delete conditionally: one process has it."""
 
     store: Store
@@ -126,9 +126,9 @@ class BranchFiles:
     _known: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def removal(self) -> Removal:
+    def removal_right(self) -> RemovalRight:
         """The right to delete a file."""
-        return Removal(self.store)
+        return RemovalRight(self.store)
 
     def all(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, including branches that are being created or deleted.
@@ -292,7 +292,7 @@ class BranchFiles:
         # Another process got the right to delete the file while this process slept. Two unconditional requests could be
         # on their way then, and the later request would delete the next branch of the name.
         if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
-            raise self.removal.elsewhere("branch", branch.name)
+            raise self.removal_right.elsewhere("branch", branch.name)
         return current, stored[1]
 
     def remove(self, branch: Branch, etag: str) -> bool:
@@ -310,7 +310,7 @@ class BranchFiles:
         """
         path = layout.branch_file(branch.name)
         for _ in range(_ATTEMPTS):
-            if self.removal.may_send(branch) and self.store.compare_and_delete(path, etag):
+            if self.removal_right.may_send(branch) and self.store.compare_and_delete(path, etag):
                 return True
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
@@ -340,21 +340,21 @@ class BranchFiles:
             return branch
 
         def marked(current: Branch) -> Branch:
-            if not self.removal.is_free(current):
-                raise self.removal.elsewhere("branch", branch.name)
-            return with_metadata(current, self.removal.mark())
+            if not self.removal_right.is_free(current):
+                raise self.removal_right.elsewhere("branch", branch.name)
+            return with_metadata(current, self.removal_right.mark())
 
         return self.change(branch, marked)
 
     def _refreshed(self, branch: Branch) -> Branch:
         """Return a branch whose file this process may delete, after renewing that right where it is old."""
-        if self.removal.may_send(branch):
+        if self.removal_right.may_send(branch):
             return branch
 
         def marked(current: Branch) -> Branch:
             if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
-                raise self.removal.elsewhere("branch", branch.name)
-            return with_metadata(current, self.removal.mark())
+                raise self.removal_right.elsewhere("branch", branch.name)
+            return with_metadata(current, self.removal_right.mark())
 
         return self.change(branch, marked)
 
@@ -372,9 +372,9 @@ class TagFiles:
     _known: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def removal(self) -> Removal:
+    def removal_right(self) -> RemovalRight:
         """The right to delete a file."""
-        return Removal(self.store)
+        return RemovalRight(self.store)
 
     def all(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
@@ -510,7 +510,7 @@ class TagFiles:
                     return
                 continue
             # From here on the tag counts as deleted, and a writer that wants its name waits until it is gone.
-            marked = _with_write_id(with_metadata(current, self.removal.mark()))
+            marked = _with_write_id(with_metadata(current, self.removal_right.mark()))
             if self._swapped(path, marked, stored[1]):
                 expected = marked
         raise StoreError(f"cannot delete tag {tag.name!r} of {self.store.uri}: it keeps changing")
@@ -526,8 +526,8 @@ class TagFiles:
         if stored is None or current is None or REMOVER not in current.metadata:
             return False
         # Until then, the request of the process that removes the old tag could arrive late and delete the new tag.
-        if not self.removal.is_free(current):
-            raise self.removal.elsewhere("tag", tag.name)
+        if not self.removal_right.is_free(current):
+            raise self.removal_right.elsewhere("tag", tag.name)
         return self._swapped(path, tag, stored[1])
 
     def _stored(self, name: str, path: str) -> Tag | None:
