@@ -12,7 +12,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Properties
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.repository.candidate_status import CandidateTable, waiting_candidates
-from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteChanges
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
 from lance_dagster.repository.publish.forks import discard_tables
@@ -47,7 +47,7 @@ def discard_branch(
     """
     if repository.logs.forked(branch)[0] is not None:
         return discard_tables(repository, branch, tables, reason=reason)
-    waiting = {
+    waiting = {table.table: table for table in _left_behind(repository, branch)} | {
         table.table: table
         for candidate in waiting_candidates(repository)
         for table in candidate.tables
@@ -62,16 +62,33 @@ def discard_branch(
     return _discard_writes(repository, branch, [waiting[name] for name in tables or waiting], reason)
 
 
+def _left_behind(repository: RepositoryContext, branch: str) -> list[CandidateTable]:
+    """Return the tables that have a branch of a run, also where newer rows have replaced its writes."""
+
+    def of_table(name: str) -> CandidateTable | None:
+        context = repository.table(name)
+        state = context.find_head(branch)
+        head = None if state is None else context.versions.describe(state)
+        # A person's branch has no mark of a recorded write.
+        if head is None or WRITE_MARK not in head.properties:
+            return None
+        return CandidateTable(table=name, branch=branch, writes=(), head=head)
+
+    tables = for_each_table(of_table, repository.head().tables).values()
+    return [table for table in tables if table is not None]
+
+
 def _discard_writes(
     repository: RepositoryContext, branch: str, tables: Collection[CandidateTable], reason: str
 ) -> tuple[str, ...]:
     writes = [write for table in tables for write in table.writes]
-    commit = drop_writes(repository, writes, message=f"discard {branch}" + (f": {reason}" if reason else ""))
-    if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
-        raise ConflictError(
-            f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
-            "discarded: roll back to an older version instead"
-        )
+    if writes:
+        commit = drop_writes(repository, writes, message=f"discard {branch}" + (f": {reason}" if reason else ""))
+        if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
+            raise ConflictError(
+                f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
+                "discarded: roll back to an older version instead"
+            )
 
     def delete(name: str) -> str | None:
         context = repository.table(name)

@@ -62,6 +62,27 @@ def test_a_part_of_a_run_is_discarded(lake: LanceRepository) -> None:
     assert {branch: ("shop/lines",)} == lake.status().waiting
 
 
+def test_a_superseded_branch_is_discarded(lake: LanceRepository) -> None:
+    """Newer rows took the place of its rows, so nothing of it waits; `status` names the call that deletes it."""
+    branch = load(Path(lake.root), 2, 2)
+    load(Path(lake.root), 3)
+    assert branch in str(lake.status())
+    commit = lake.head()
+    lake.discard(branch)
+    assert {} == lake.status().waiting
+    assert commit == lake.head()
+
+
+def test_the_branch_of_a_person_is_not_discarded(lake: LanceRepository) -> None:
+    """Only its table knows a branch that somebody made there, and a misspelt name must not delete one."""
+    table = lake.table("shop/orders")
+    table.branches.create("fix")
+    table.append(pa.table({"id": [5]}), branch="fix")
+    with pytest.raises(RefNotFoundError):
+        lake.discard("fix")
+    assert ["fix"] == list(table.branches.list())
+
+
 def test_what_is_published_is_not_discarded(lake: LanceRepository) -> None:
     """Its branch is gone, and no write of it waits."""
     branch = load(Path(lake.root), 3)
