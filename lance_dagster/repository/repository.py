@@ -48,6 +48,7 @@ from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
+from lance_dagster.repository.discard_branch import discard_branch
 from lance_dagster.repository.maintenance import RepositoryMaintenance
 from lance_dagster.repository.projection import (
     RepositoryTags,
@@ -56,7 +57,7 @@ from lance_dagster.repository.projection import (
 )
 from lance_dagster.repository.publications import Publications
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit, stage_nothing
-from lance_dagster.repository.publish.forks import discard_tables, fork_table
+from lance_dagster.repository.publish.forks import fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import Staging, stage_merge
@@ -446,12 +447,13 @@ class LanceRepository:
     def discard(self, branch: str, *, tables: Iterable[str] | None = None, reason: str = "") -> tuple[str, ...]:
         """End a branch, or its part in some tables, without publishing its rows.
 
-        The branches of the tables are deleted, and the log of the branch records this. Other tables of the branch still
-        wait, and can be published without the discarded tables.
+        The branches of the tables are deleted, and the log of the branch records this; for the branch of a run of
+        Dagster, which has to be over, a commit drops the writes. Other tables of the branch still wait, and can be
+        published without the discarded tables.
 
         Args:
             branch: The branch.
-            tables: Tables that were forked to it; None for all.
+            tables: Tables that have it; None for all.
             reason: Why.
 
         Returns:
@@ -459,10 +461,10 @@ class LanceRepository:
 
         Raises:
             RefNotFoundError: There is no such branch, or a table was not forked to it.
-            ConflictError: Another process changed the branch at the same time; nothing was discarded.
+            ConflictError: The rows are published, or another process changed the branch at the same time.
         """
         names = None if tables is None else string_list("tables", tables, "shop/orders")
-        return discard_tables(self._context, branch, names, reason=reason)
+        return discard_branch(self._context, branch, names, reason=reason)
 
     def candidates(self) -> tuple[WaitingCandidate, ...]:
         """Return the candidates that wait, each with the writes of its run or backfill and the verdicts on their rows.

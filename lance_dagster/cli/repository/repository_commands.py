@@ -276,9 +276,10 @@ def publish(
 @click.argument("names", metavar="[TABLE]...", nargs=-1)
 @click.option("--reason", "-m", required=True, help="Why; the log of the branch records it.")
 def discard(repository: "LanceRepository", output: Output, branch: str, names: tuple[str, ...], reason: str) -> None:
-    """Give BRANCH up without publishing it: in all tables that were forked to it, or in the given ones.
+    """Give BRANCH up without publishing it: in all tables that have it, or in the given ones.
 
-    BRANCH is deleted in these tables. The others can be published without them.
+    BRANCH is deleted in these tables. The others can be published without them. A run of Dagster, whose branch is
+    run/<run id>, has to be over.
     """
     kept_branches = repository.discard(branch, tables=names or None, reason=reason)
     lines = [
