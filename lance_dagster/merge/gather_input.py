@@ -214,13 +214,19 @@ def gather_merge_input(
     context: TableContext, source: Lineage, dest: Lineage, bases: Sequence[Lineage], *, strategy: Strategy
 ) -> MergeInput:
     """Gather the input of a merge from its merge bases and both sides."""
-    first, *others = (_from_base(context, source, dest, base, strategy=strategy) for base in bases)
+    first, *others = (_from_base(context, (source, dest), base, bases, strategy=strategy) for base in bases)
     return replace(first, other_bases=tuple(others))
 
 
 def _from_base(
-    context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
+    context: TableContext,
+    sides: tuple[Lineage, Lineage],
+    base: Lineage,
+    bases: Sequence[Lineage],
+    *,
+    strategy: Strategy,
 ) -> MergeInput:
+    source, dest = sides
     source_side = side_history(source, dest, base, context.versions)
     dest_side = side_history(dest, source, base, context.versions)
     # A pick inserts rows of another version without making that version a parent. As after crossing merges, both
@@ -229,8 +235,9 @@ def _from_base(
     source_changes, dest_changes = source_side.changes, dest_side.changes
     space, reading = row_space(base, context.versions), lookups(context)
     of_source, of_dest = (source, source_side), (dest, dest_side)
-    own = picked_rows(context, (of_source, of_dest), space, reading.deleted)
-    of_other = picked_rows(context, (of_dest, of_source), space, reading.deleted)
+    others = [(row_space(each, context.versions), each.state.manifest) for each in bases if each is not base]
+    own = picked_rows(context, (of_source, of_dest), space, reading.deleted, other_bases=others)
+    of_other = picked_rows(context, (of_dest, of_source), space, reading.deleted, other_bases=others)
     # A change that both sides have must not claim anything: it would conflict with its own copy. Where the other side
     # has its rows no more, there is no copy.
     source_changes, dest_changes = (

@@ -73,6 +73,8 @@ def picked_rows(
     sides: tuple[tuple[Lineage, SideHistory], tuple[Lineage, SideHistory]],
     base: RowSpace,
     deleted: Deleted,
+    *,
+    other_bases: Sequence[tuple[RowSpace, Manifest]] = (),
 ) -> MissingRows:
     """Return the rows of the first side that the second side does not have, though both know them by a pick.
 
@@ -81,6 +83,8 @@ def picked_rows(
         sides: The side that has the rows, and the side that does not have them.
         base: The row ids of the merge base.
         deleted: Reads deletion vectors.
+        other_bases: The row ids and the manifests of the other merge bases. A row that one of them knows and lacks is
+            no row that the second side deleted: where the first side has it, it came back there.
     """
     (lineage, side), (other_lineage, other_side) = sides
     in_both = side.space.translation(other_side.space)
@@ -99,10 +103,14 @@ def picked_rows(
         context, other_side, rows_lacking(side, other_side, native, deleted), deleted, never_had=other_side.complete
     )
     # A deletion of rows that the second side picked is about the rows themselves, so it holds for the originals too.
-    return replace(
-        picked,
-        returning=RowRuns.united([picked.returning, original.returning]),
-    )
+    returning = [picked.returning, original.returning]
+    if other_bases:
+        lacking = rows_lacking(side, other_side, shared, deleted)
+        for space, manifest in other_bases:
+            known = RowRuns(lacking.at, lacking.count, lacking.at).through(side.space.translation(space).runs)
+            returning.append(known.without(live(manifest, RowRuns.set_of([known]), deleted)))
+    every = RowRuns.set_of([RowRuns(rows.at, rows.count, rows.at) for rows in returning])
+    return replace(picked, returning=every.through(shared.runs))
 
 
 def rows_lacking(side: SideHistory, other_side: SideHistory, shared: Translation, deleted: Deleted) -> RowRuns:

@@ -283,9 +283,7 @@ def _is_crosswise(
     """
     base, source, dest = lineages
     if not change_range.puts_in:
-        # A revert may bring back rows of which a pick has put a copy in since.
-        may_return = not head.manifest.stable_row_ids and change_range.carries_rows
-        return may_return and any(map(brings_copies, since))
+        return False
     # The head may have had the picked rows before, by a merge or another pick: rows that were deleted since must not
     # come back.
     return (
