@@ -98,8 +98,8 @@ def picked_rows(
     native = shared.beyond(own)
     native = native.beyond(_contained(context, other_lineage, names, other_side.space)) if native.stretches else native
     dropped = any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in other_side.since)
-    picked = _why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
-    original = _why_missing(
+    picked = why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
+    original = why_missing(
         context, other_side, rows_lacking(side, other_side, native, deleted), deleted, never_had=other_side.complete
     )
     # A deletion of rows that the second side picked is about the rows themselves, so it holds for the originals too.
@@ -172,7 +172,7 @@ def _up_to(piece: Piece, end: int | None) -> Piece | None:
     return Piece(start=piece.start, end=piece.start + count, origin=piece.origin, first=piece.first)
 
 
-def _why_missing(
+def why_missing(
     context: TableContext, side: SideHistory, missing: RowRuns, deleted: Deleted, *, never_had: bool
 ) -> MissingRows:
     """Tell which of the rows that a side lacks it took back, and which it deleted.
@@ -236,7 +236,7 @@ def _taken_back(
     except (InvalidInputError, NotFoundError):
         return _NO_ROWS
     there = removed.through(space.translation(side.space).runs)
-    back = _why_missing(context, side, there, deleted, never_had=False).returning
+    back = why_missing(context, side, there, deleted, never_had=False).returning
     return RowRuns(back.at, back.count, back.at)
 
 
