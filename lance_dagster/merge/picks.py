@@ -251,7 +251,7 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        inserted=_inserted(context, change_range, (source_history, dest_history), spaces[0], reading.deleted),
+        inserted=_inserted(context, change_range, (source_history, dest_history), spaces[0], deleted=reading.deleted),
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
@@ -288,6 +288,7 @@ def _inserted(
     change_range: ChangeRange,
     sides: tuple[SideHistory, SideHistory],
     base: RowSpace,
+    *,
     deleted: Deleted,
 ) -> tuple[RowRuns, RowRuns]:
     """Return the rows of source and dest that the other side knows, and neither it nor the base has.
