@@ -8,11 +8,10 @@ Two updates of a row contradict each other only where they gave a cell different
 updated are read from both, up to `MOST_ROWS_COMPARED` of the rules; rows that differ are read from the merge base too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -68,14 +67,13 @@ from lance_dagster.merge.rules.merge_input import (
     SharedKeys,
 )
 from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.store import concurrently
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-_FEW, _READERS, _PARTS_EACH = 4, 16, 2
+_READERS = 16
 
 
 def lookups(context: TableContext) -> Lookups:
@@ -98,7 +96,7 @@ def lookups(context: TableContext) -> Lookups:
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
         if "://" in context.uri:
-            in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
+            concurrently(lambda pair: deleted(*pair), fragments, at_once=_READERS)
         # A small local file is read in less time than it takes to hand the work to a thread.
 
     # Rows are located by their deletion vectors, so those files were decoded before.
@@ -186,20 +184,6 @@ def _comparing_cells(context: TableContext) -> CompareCells:
         return compared[request]
 
     return compare
-
-
-def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:
-    """Run a function on many items, each of which may take requests; return the results in order.
-
-    Sent one after the other, the requests for a thousand fragments would take a minute. A thread gets many items at a
-    time: on a local disk, handing over an item takes as long as the work on it.
-    """
-    if workers == 1 or len(items) <= _FEW:
-        return [run(item) for item in items]
-    size = -(-len(items) // (_PARTS_EACH * workers))
-    parts = [items[start : start + size] for start in range(0, len(items), size)]
-    with ThreadPoolExecutor(workers) as pool:
-        return [result for part in pool.map(lambda part: [run(item) for item in part], parts) for result in part]
 
 
 def lineage_at(context: TableContext, state: State) -> Lineage:
