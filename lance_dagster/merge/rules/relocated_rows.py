@@ -494,14 +494,17 @@ def located_by_replay(
 
 
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
-    """Return the rows that the side's anchor does not have in their place, those deleted in the merge base too.
+    """Return the rows of the merge base that the side's anchor does not have in their place.
 
-    The side had deleted them, updated them, or moved them among rows that cannot be distinguished.
+    The side had deleted them, updated them, or moved them among rows that cannot be distinguished. A row that the merge
+    base has deleted is among them where the side may have kept an update of it, by a strategy or of another branch.
     """
     absent: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
+    has_copies = side.anchor is None or bool(side.settled) or any(map(_brings_back, side.changes))
     for number, own in matched.anchored.items():
-        add_rows(absent, number, deleted(state, state.fragment(own)))
+        before = BitMap() if has_copies else deleted(matched.base, matched.base.fragment(number))
+        add_rows(absent, number, deleted(state, state.fragment(own)) - before)
     return absent
 
 

@@ -517,12 +517,13 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     if facts.dest_undone:
         # Where the dest lost its claim to a row, its copy has values that do not count. The source's copy replaces it.
         origins.from_source |= alive & dest.updated & facts.dest_undone & source.alive
-    # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay. And nothing
-    # tells whether the source has a copy, so that the dest's row may be the only one.
+    # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay. And where
+    # nothing tells whether a side has a copy, the row that came back may be the only one.
+    copied = source.copied | dest.copied
     options: list[Winner] = []
-    if not conflicting & (dest.rewritten | dest.copied | source.copied):
+    if not conflicting & (dest.rewritten | copied):
         options.append(SOURCE_WINS)
-    if not conflicting & (source.rewritten | source.copied):
+    if not conflicting & (source.rewritten | copied):
         options.append(DEST_WINS)
     return Decision(
         alive=alive,
