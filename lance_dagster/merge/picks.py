@@ -49,6 +49,7 @@ from lance_dagster.history.context import TableContext
 from lance_dagster.history.lineage import (
     Lineage,
     base_and_changes,
+    changes_since,
     last_common,
     lineage_of,
     records_for_aliases,
@@ -366,6 +367,11 @@ def revert(context: TableContext, commit_: State, branch: str, options: PickOpti
     parent = _parent(context, commit_, options.parent)
     head = context.head(branch)
     to = parent if len(context.versions.describe(commit_).parents) > 1 else None
+    # The caller names the original version. Where its revert was reverted, the change is there through that later
+    # version, which is therefore taken back.
+    reinstated = _latest_reinstated(context, commit_, head, to)
+    if reinstated is not commit_:
+        commit_, parent, to = reinstated, _parent(context, reinstated, None), None
     # A repeated call makes no second version.
     if _takes_back(head, commit_, to) or _changes_no_row(commit_):
         check_unused_strategy(options.strategy, head, commit_, parent)
@@ -431,6 +437,23 @@ def _changes_no_row(commit_: State) -> bool:
 
 def _operation(of: State) -> Operation | None:
     return of.transaction.operation if of.transaction is not None else None
+
+
+def _latest_reinstated(context: TableContext, commit_: State, head: State, to: State | None) -> State:
+    """Return the version by which the branch has a change: the last revert of a revert of it, or the version itself."""
+    commit_lineage, head_lineage = lineage_of(commit_, context.refs), lineage_of(head, context.refs)
+    if not head_lineage.contains(commit_lineage):
+        return commit_
+    since = changes_since(head_lineage, commit_lineage, context.versions)
+    reverts = (each for each in since if each.transaction is not None and REVERTED in each.transaction.properties)
+    later = [context.load_recorded(RecordedVersion(change.version)) for change in reverts]
+    # Each round follows one revert and the revert of it, until the last revert stands or there is none.
+    while back := next((state for state in later if _takes_back(state, commit_, to)), None):
+        again = next((state for state in later if _says(state, REVERTED, back)), None)
+        if again is None:
+            break
+        commit_, to = again, None
+    return commit_
 
 
 def _takes_back(state: State, commit_: State, to: State | None) -> bool:
