@@ -333,7 +333,9 @@ def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
             came = here.where_in(RowRuns.one(alias.here, alias.end - alias.first, 0))
             for start, count in zip(came.first.tolist(), came.count.tolist(), strict=True):
                 first = alias.first + start - alias.here
-                aliases_of_inserted.setdefault(branch_id, []).append(Alias(first=first, end=first + count, here=start))
+                aliases_of_inserted.setdefault(branch_id, []).append(
+                    replace(alias, first=first, end=first + count, here=start)
+                )
     return aliases_of_inserted
 
 
