@@ -5,7 +5,7 @@ import pytest
 from lance_dagster.transactions.row_id_spaces import Alias, RowSpace, decode_aliases, encode_aliases
 
 
-@pytest.mark.parametrize(("a", "z"), [("1", "2"), ("2", "1")])
+@pytest.mark.parametrize("a, z", [("1", "2"), ("2", "1")])
 def test_the_origin_of_a_row_does_not_depend_on_the_ids_of_branches(a: str, z: str) -> None:
     """Branch z got row 5 of branch a as its row 6, and main picked it; a has z's ids without knowing that."""
     of_a = RowSpace.of([("main", 0), (a, 5)], 8, {})
