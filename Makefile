@@ -10,6 +10,7 @@ UI := $(VENV)/.installed-ui
 COMMA := ,
 PROTOC := $(VENV)/protoc
 DOCS := $(VENV)/docs
+DG := $(VENV)/dg
 PLOTS := $(VENV)/plots
 PROTO_OUT ?= lance_dagster/format/_proto
 # The first that is new enough; looked for only when .venv has to be made.
@@ -77,9 +78,18 @@ demo: $(if $(filter s3,$(STORE)),install,$(DEMO)) ## Run the example project thr
 	  *) echo "make: STORE is local or s3, and not $(STORE)" >&2; exit 2;; \
 	esac
 
-ui: $(UI) ## Open the example project in Dagster's web UI
+# The command `dg` brings packages that nothing else needs, so it has an environment of its own, which sees $(VENV).
+$(DG)/.installed: pyproject.toml requirements.lock | $(UI)
+	@rm -rf $(DG)
+	@$(BIN)/python -m venv --without-pip $(DG)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(DG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/environment.pth"
+	$(PIP) --python $(DG)/bin/python install --quiet --constraint requirements.lock --group dg
+	@touch $@
+
+ui: $(UI) $(DG)/.installed ## Open the example project in Dagster's web UI
 	@$(BIN)/python -m example_project.prepare
-	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(BIN)/dagster dev -w workspace.yaml
+	@DAGSTER_HOME="$(CURDIR)/.demo/dagster_home" $(DG)/bin/dg dev -w workspace.yaml
 
 test: install ## Run the tests but the slow ones; ARGS='-k merge' passes options to pytest
 	@$(PYTEST) -m 'not slow and not $(ELSEWHERE)' $(ARGS)

@@ -5,6 +5,7 @@ mkdocstrings reads the modules that define them, without importing one.
 """
 
 import ast
+from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
@@ -69,8 +70,32 @@ def page_text(topic: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def components_text() -> str:
+    """Return the page of the components: their attributes in YAML, by the fields of the classes."""
+    blocks = ["# Dagster: components", "The attributes in YAML, and those of the lists and mappings in them."]
+    for node in ast.parse((ROOT / PACKAGE / "plugin" / "components.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and (rows := [*_attributes(node)]):
+            head = "| attribute | type | default | means |\n|---|---|---|---|\n"
+            blocks += [f"## {node.name}", ast.get_docstring(node) or "", head + "\n".join(rows)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _attributes(component: ast.ClassDef) -> Iterator[str]:
+    """List the fields of a class as rows of a table."""
+    for node in component.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.Call(keywords=keywords)):
+                given = {keyword.arg: keyword.value for keyword in keywords}
+                default = next((ast.unparse(given[key]) for key in ("default", "default_factory") if key in given), "")
+                # A bar would end the cell.
+                type_text = ast.unparse(annotation).replace("|", "\\|")
+                about = ast.literal_eval(given["description"])
+                yield f"| `{name}` | `{type_text}` | {f'`{default}`' if default else 'required'} | {about} |"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference."""
     for topic in TOPICS:
         files.append(File.generated(config, f"api/{topic}.md", content=page_text(topic)))
+    files.append(File.generated(config, "api/components.md", content=components_text()))
     return files

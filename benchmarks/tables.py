@@ -95,7 +95,7 @@ def with_versions(folder: Path, count: int) -> Made:
     # Through the front: this also writes the hint that pylance looks at.
     table = LanceTable.open(made.uri, QUICK)
     table.append(made.staged)
-    tag = Refs(store).tag(made.tag)
+    tag = Refs(store).tags.find(made.tag)
     if tag is None or table.head().number < count:
         raise RuntimeError(f"{made.uri} was not made as planned")
     return Made(table, made.file)

@@ -12,6 +12,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame, functions as sf
 
 from example_project import features, source
+from example_project.columns import described
 from example_project.defects import Defect, damaged
 from lance_dagster import SparkResource
 
@@ -35,7 +36,13 @@ class FlightsConfig(dg.Config):
     )
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
+@dg.asset(
+    key_prefix=GROUP,
+    group_name=GROUP,
+    partitions_def=MONTHS,
+    metadata={**_MONTHLY, **described("flights")},
+    kinds={"spark", "lance"},
+)
 def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: SparkResource) -> DataFrame:
     """Load every flight that left one of New York's three airports in a month."""
     delivered = source.read(spark.session, "flights", month=month_of(context.partition_key))
@@ -43,7 +50,13 @@ def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: Spa
     return damaged(delivered, config.defect if is_first_attempt else Defect.none)
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, partitions_def=MONTHS, metadata=_MONTHLY, kinds={"spark", "lance"})
+@dg.asset(
+    key_prefix=GROUP,
+    group_name=GROUP,
+    partitions_def=MONTHS,
+    metadata={**_MONTHLY, **described("weather")},
+    kinds={"spark", "lance"},
+)
 def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFrame:
     """Load the weather at the three airports, hour by hour.
 
@@ -55,19 +68,19 @@ def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFram
     return hours.withColumn("wind_speed", believable)
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("airlines")}, kinds={"spark", "lance"})
 def airlines(spark: SparkResource) -> DataFrame:
     """Load the airlines, by carrier code."""
     return source.read(spark.session, "airlines")
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("airports")}, kinds={"spark", "lance"})
 def airports(spark: SparkResource) -> DataFrame:
     """Load the airports, by FAA code."""
     return source.read(spark.session, "airports")
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata=_REPLACED, kinds={"spark", "lance"})
+@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("planes")}, kinds={"spark", "lance"})
 def planes(spark: SparkResource) -> DataFrame:
     """Load the planes, by tail number."""
     return source.read(spark.session, "planes")
@@ -77,7 +90,7 @@ def planes(spark: SparkResource) -> DataFrame:
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **_VECTORS},
+    metadata={**_MONTHLY, **_VECTORS, **described("flight_features")},
     kinds={"spark", "lance"},
 )
 def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -> DataFrame:
@@ -89,7 +102,7 @@ def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **_VECTORS},
+    metadata={**_MONTHLY, **_VECTORS, **described("training_set")},
     kinds={"spark", "lance"},
 )
 def training_set(flight_features: DataFrame) -> DataFrame:

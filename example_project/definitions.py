@@ -1,4 +1,4 @@
-"""The definitions that Dagster loads: `dagster dev -w workspace.yaml`."""
+"""The definitions that Dagster loads: `dg dev -w workspace.yaml`."""
 
 import dagster as dg
 

@@ -7,9 +7,4 @@ nor Spark.
 
 from lance_dagster.lazy_names import lazy_names
 
-__all__, __getattr__ = lazy_names(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    """List the names that users type."""
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -64,7 +64,7 @@ from lance_dagster.plugin.definitions import lance_assets as lance_assets, valid
 from lance_dagster.plugin.io.io_manager import LanceIOManager as LanceIOManager
 from lance_dagster.plugin.operate.branch_sweeper import build_branch_sweeper as build_branch_sweeper
 from lance_dagster.plugin.operate.discovery_sensor import build_discovery_sensor as build_discovery_sensor
-from lance_dagster.plugin.operate.maintenance_job import build_maintenance_job as build_maintenance_job
+from lance_dagster.plugin.operate.maintenance_job import Tier as Tier, build_maintenance_job as build_maintenance_job
 from lance_dagster.plugin.operate.page_asset import build_page_asset as build_page_asset
 from lance_dagster.plugin.operate.pipes_session import pipes_extras as pipes_extras, pipes_table as pipes_table
 from lance_dagster.plugin.operate.ref_sensor import (
@@ -72,7 +72,6 @@ from lance_dagster.plugin.operate.ref_sensor import (
     build_ref_sensor as build_ref_sensor,
     ref_asset_specs as ref_asset_specs,
 )
-from lance_dagster.plugin.operate.tiers import Tier as Tier
 from lance_dagster.plugin.operate.waiting_check import build_waiting_checks as build_waiting_checks
 from lance_dagster.plugin.provider_options import (
     AzureOptions as AzureOptions,

@@ -6,11 +6,19 @@ The names of such a module are listed in its stub, which type checkers read too:
 import ast
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
+# The packages below which everything needs a package that only an extra installs.
+_NEEDS = {"lance_dagster.spark": "pyspark"}
 
-def lazy_names(module: str, file: str) -> tuple[tuple[str, ...], Callable[[str], object]]:
-    """Return the names of a module, and the function that loads a name: the `__getattr__` of the module.
+
+def lazy_names(module: str, file: str) -> tuple[tuple[str, ...], Callable[[str], object], Callable[[], list[str]]]:
+    """Return the names of a module, the function that loads a name, and the function that lists those it can load.
+
+    They are the `__all__`, `__getattr__` and `__dir__` of the module. Programs that look at each name of a module, as
+    Dagster's `dg` does to find components, get no name for which an extra is missing; a person who types such a name
+    gets the error that says which extra it is.
 
     Args:
         module: The name of the module.
@@ -26,7 +34,19 @@ def lazy_names(module: str, file: str) -> tuple[tuple[str, ...], Callable[[str],
         # `operations` is a module itself, which its package does not import.
         return getattr(loaded, defined) if hasattr(loaded, defined) else importlib.import_module(f"{home}.{defined}")
 
-    return tuple(homes), load
+    def list_loadable() -> list[str]:
+        missing = tuple(f"{package}." for package, needed in _NEEDS.items() if not _is_installed(needed))
+        return sorted(name for name, (home, _) in homes.items() if not home.startswith(missing))
+
+    return tuple(homes), load, list_loadable
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    # Finders of other programs raise it in place of returning None.
+    except ModuleNotFoundError:
+        return False
 
 
 def _listed(stub: str) -> dict[str, tuple[str, str]]:

@@ -5,9 +5,4 @@ They are listed in `types.pyi`. Every error is in `lance_dagster.errors`.
 
 from lance_dagster.lazy_names import lazy_names
 
-__all__, __getattr__ = lazy_names(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    """List the types."""
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

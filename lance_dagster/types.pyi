@@ -92,7 +92,9 @@ from lance_dagster.repository.commits.snapshot import (
     TableVersion as TableVersion,
 )
 from lance_dagster.repository.free_space import FreedSpace as FreedSpace
+from lance_dagster.repository.maintenance import RepositoryMaintenance as RepositoryMaintenance
 from lance_dagster.repository.projection import Lagging as Lagging, RepositoryTags as RepositoryTags
+from lance_dagster.repository.publications import Publications as Publications
 from lance_dagster.repository.publish.exact_versions import (
     VersionOptions as VersionOptions,
     VersionToPublish as VersionToPublish,

@@ -123,12 +123,13 @@ _COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
 _CHECKS_OF_OPTIONS = frozenset({"check_options", "check_names", "Rules.of"})
 HOMELESS = frozenset({"base", "common", "helper", "helpers", "misc", "util", "utils"})
 MODULE_LINES, BODY_LINES, PARAMETERS, POSITIONAL = 800, 50, 6, 4
+# The characters of a message that a test may match.
+MATCHED = 60
 # Modules that one neighbour alone imports and that no test module is named after: probably parts of that neighbour, cut
 # off at random. The set only loses members: join such a module to its neighbour, or test it as a subject of its own.
 PARTS_OF_A_NEIGHBOUR = frozenset(
     {
         "lance_dagster/diff/changed_rows.py",
-        "lance_dagster/edit/key_lookup.py",
         "lance_dagster/gc/sweep.py",
         "lance_dagster/plugin/definition_findings.py",
         "lance_dagster/plugin/operate/pipes_partitions.py",
@@ -430,6 +431,19 @@ def mocks(path: str, source: str) -> list[str]:
     return [f"{path}:{item.line}: {item.name}" for item in imported + patched]
 
 
+def matched_words(path: str, source: str) -> list[str]:
+    """A test matches a few words of a message; the sentences are in `tests/test_errors.py`."""
+    if not path.startswith("tests/"):
+        return []
+    texts = (
+        keyword.value
+        for node in nodes(path, source, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "match" and isinstance(keyword.value, ast.Constant)
+    )
+    return [f"{path}:{text.lineno}: {text.value!r}" for text in texts if len(str(text.value)) > MATCHED]
+
+
 def vague_share(sources: Mapping[str, str]) -> float:
     """The share of variables and arguments whose names name nothing of the field."""
     bound = Counter(
@@ -472,6 +486,7 @@ RULES: tuple[Rule, ...] = (
     options,
     assertions,
     mocks,
+    matched_words,
     prose,
 )
 

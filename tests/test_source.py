@@ -36,6 +36,7 @@ BROKEN = {
     "options": ("lance_dagster/table.py", "def f(**given: Unpack[Given]):\n    given.get('a')\n"),
     "assertions": ("lance_dagster/table.py", "assert True\n"),
     "mocks": ("tests/test_table.py", "from unittest import mock\n"),
+    "matched_words": ("tests/test_table.py", f"with raises(ValueError, match={'x' * 61!r}):\n    f()\n"),
     "prose": ("lance_dagster/table.py", "x = 1\n# The arbiter decides.\n"),
 }
 
@@ -65,6 +66,7 @@ SUBTLE = [
     ("options", "lance_dagster/table.py", "def f(**given: Unpack[Given]):\n    g(**given)\n", 0),
     ("options", "lance_dagster/table.py", "def f(**given: Unpack[Given]):\n    check_options(f, given, Given)\n", 0),
     ("mocks", "tests/test_table.py", "def test_a(monkeypatch):\n    monkeypatch.setattr('a', 'b')\n", 1),
+    ("matched_words", "tests/test_table.py", "with raises(ValueError, match='a tag'):\n    f()\n", 0),
     ("prose", "lance_dagster/table.py", '"""The rows.\n\nThe fates of rows, and a twin.\n"""\n', 2),
     ("prose", "lance_dagster/table.py", "x = 'ours'  # Refused: an option of git.\n", 0),
 ]

@@ -47,8 +47,8 @@ class RefType(click.ParamType[str]):
         uri = ctx.params.get("table") or next(iter(ctx.args), "")
         try:
             refs = _refs_of(uri, storage_options_from(ctx.params.get("storage_options") or ()))
-            branches = refs.known() if self._branches else []
-            names = [*branches, *(refs.tags() if self._tags else ())]
+            branches = refs.branches.known() if self._branches else []
+            names = [*branches, *(refs.tags.all() if self._tags else ())]
         except (LanceDagsterError, click.ClickException, OSError):
             # The shell would print an error into the line that is being typed.
             return []

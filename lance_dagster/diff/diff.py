@@ -188,10 +188,7 @@ class Diff:
 
     def __reduce__(self) -> tuple[object, tuple[dict[str, object]]]:
         """Pickle without the store, which holds credentials."""
-        return _copied, (self._values(),)
-
-    def _values(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "_rows"}
+        return _copied, ({name: getattr(self, name) for name in self.__slots__ if name != "_rows"},)
 
     def _differing(self) -> "DifferingRows":
         if self._rows is not None:

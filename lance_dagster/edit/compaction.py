@@ -235,9 +235,9 @@ def _commit_groups(
     fragments_by_group = [tuple(_fragment_of(head, number) for number in group.fragments) for group in groups]
     # Dictionaries may need as many files as there were. Without this rule each compaction would rewrite them again.
     useful = [
-        group_files
-        for group_files in zip(fragments_by_group, groups, files, strict=True)
-        if _is_useful(group_files[0], group_files[2])
+        (fragments, group, new_files)
+        for fragments, group, new_files in zip(fragments_by_group, groups, files, strict=True)
+        if len(new_files) < len(fragments) or any(fragment.deletion is not None for fragment in fragments)
     ]
     if not useful:
         return head
@@ -268,10 +268,6 @@ def _commit(context: TableContext, head: State, operation: Operation, properties
         read_version=head.number, uuid=str(uuid.uuid4()), operation=operation, properties=properties
     )
     return commit_transaction(context.versions, head.branch, transaction, base=head)
-
-
-def _is_useful(group: Group, files: Sequence[StagedFile]) -> bool:
-    return len(files) < len(group) or any(fragment.deletion is not None for fragment in group)
 
 
 def _described(context: TableContext, head: State, group: Group, staged: StagedFiles) -> tuple[Fragment, ...]:

@@ -475,7 +475,7 @@ def _start_of_append(context: TableContext, branch: str) -> _StartOfAppend | Non
     tip = versions.seen.tip(branch)
     if tip is not None:
         return _StartOfAppend(tip, in_memory=False, may_be_older=True)
-    newest = versions.newest(branch) if context.refs.may_have(branch) else None
+    newest = versions.newest(branch) if context.refs.branches.may_have(branch) else None
     state = None if newest is None else versions.find(branch, newest)
     return None if state is None else _StartOfAppend(state, in_memory=False, may_be_older=False)
 

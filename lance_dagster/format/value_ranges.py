@@ -10,15 +10,17 @@ column, which the record is not about: nothing is known then, and the fragment i
 Bounds may be wider than the values. Types whose order or equality differs between programs have none: floats (NaN, and
 zeros with a sign), decimals, binary values, and everything nested.
 
-Example: the block `7c0e5ac4b1d20f93\n[0,"string",0,"d3","d3"]\n[1,"int64",1,5,900]` says of the file with this
-digest that its first column has only the text `d3`, and its second column nulls and integers from 5 to 900. An empty
-line stands between two blocks. A line `["scope","1f0c..."]` names the partition that the rows were written for, so that
-a compaction does not mix partitions.
+Every commit writes the bounds of all data files, so the text is short. Example: the block
+`fA5axLHSD5M\n0 s="d3"\n1 i64?5,900` says of the file with this digest that its first column has only the text `d3`,
+and its second column integers from 5 to 900, and perhaps nulls. `2 d?` says that the third column, of dates, has only
+nulls. An empty line stands between two blocks. A line `~Hwx5sm4D0pE` names the partition that the rows were written
+for, so that a compaction does not mix partitions.
 """
 
 import hashlib
 import json
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,12 +41,24 @@ DATE = "date32:day"
 TIMESTAMP = "timestamp:"
 Bound = int | str
 _SEPARATOR = "\n\n"
-_DIGEST = 16
-"""The length of a digest."""
+_DIGEST = 11
+"""The length of a digest: 64 bits."""
 _FEW = 8
-_POSITION = re.compile(r"^\[([0-9]+),", re.MULTILINE)
-_SCOPE = "scope"
-_SCOPE_LINE = re.compile(r'^\["scope","([0-9a-f]+)"\]$', re.MULTILINE)
+_NO_NULLS, _NULLS = "=", "?"
+_LINE = re.compile(r"([0-9]+) ([^=?]+)([=?])(.*)")
+_POSITION = re.compile(r"^([0-9]+) ", re.MULTILINE)
+_SCOPE = "~"
+_SCOPE_LINE = re.compile(rf"^{_SCOPE}([\w-]{{{_DIGEST}}})$", re.MULTILINE)
+_CODES: Mapping[str, str] = {
+    **{name: name.replace("uint", "u").replace("int", "i") for name in INTEGERS},
+    "string": "s",
+    "large_string": "S",
+    BOOL: "b",
+    DATE: "d",
+}
+"""Short names of the types that most columns have; any other type stands as it is."""
+_TEXT_CODES = frozenset(_CODES[name] for name in TEXTS)
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +83,13 @@ def value_type(logical_type: str) -> str:
     return parameters.partition(":")[0] if kind == "dict" else logical_type
 
 
-def encode_range(column: int | str, logical_type: str, values: ValueRange) -> str:
-    """Return a line of the text of a column, which is named by its position in the file, or by its name until then."""
-    line = [column, logical_type, int(values.has_nulls), values.lower, values.upper]
+def encode_range(column: str, logical_type: str, values: ValueRange) -> str:
+    """Return a line of the text of a column, which begins with the name of the column as a JSON string."""
+    bounds = [] if values.lower is None else list(dict.fromkeys((values.lower, values.upper)))
     # A line break in a text is escaped, so that lines stay lines.
-    return json.dumps(line, separators=(",", ":"), ensure_ascii=False)
+    encoded = json.dumps(bounds, separators=(",", ":"), ensure_ascii=False)[1:-1]
+    code, nulls = _CODES.get(logical_type, logical_type), _NULLS if values.has_nulls else _NO_NULLS
+    return f"{json.dumps(column, ensure_ascii=False)} {code}{nulls}{encoded}"
 
 
 def file_ranges(path: str, lines: str, positions: Mapping[str, int]) -> str:
@@ -84,23 +100,20 @@ def file_ranges(path: str, lines: str, positions: Mapping[str, int]) -> str:
         lines: The ranges, by the names of the columns.
         positions: The positions of the columns in the data file, by their names.
     """
-    numbered = []
     # Not by `splitlines`, which knows more line breaks than JSON escapes.
-    for line in filter(None, lines.split("\n")):
-        name, *rest = json.loads(line)
-        if name in positions:
-            numbered.append(json.dumps([positions[name], *rest], separators=(",", ":"), ensure_ascii=False))
+    named = ((line, *_DECODER.raw_decode(line)) for line in filter(None, lines.split("\n")))
+    numbered = [f"{positions[name]}{line[end:]}" for line, name, end in named if name in positions]
     return "\n".join([digest_of_name(path), *numbered]) if numbered else ""
 
 
 def scope_of(partitions: Iterable[str]) -> str:
     """Return the name of the rows of some partitions."""
-    return hashlib.blake2b(json.dumps(sorted(partitions)).encode(), digest_size=_DIGEST // 2).hexdigest()
+    return _digest(json.dumps(sorted(partitions)))
 
 
 def with_scope(block: str, path: str, scope: str | None) -> str:
     """Return the block of a data file that says which scope its rows were written for; no range follows from it."""
-    return block if scope is None else f'{block or digest_of_name(path)}\n["{_SCOPE}","{scope}"]'
+    return block if scope is None else f"{block or digest_of_name(path)}\n{_SCOPE}{scope}"
 
 
 def united(*texts: str) -> str:
@@ -136,21 +149,17 @@ def untrue_ranges(recorded: str, actual: str) -> list[str]:
         recorded: A block of a data file.
         actual: The block of the values in the file.
     """
-    lines = {json.loads(line)[0]: line for line in actual.split("\n")[1:]}
+    lines = {line.partition(" ")[0]: line for line in actual.split("\n")[1:]}
     return [line for line in recorded.split("\n")[1:] if not _is_true(line, lines)]
 
 
-def _is_true(line: str, actual_lines: Mapping[int, str]) -> bool:
-    try:
-        position, logical_type, *_ = json.loads(line)
-    except (TypeError, ValueError, RecursionError):
-        # A line of another release, or a damaged line, decides nothing.
+def _is_true(line: str, actual_lines: Mapping[str, str]) -> bool:
+    parts = _LINE.fullmatch(line)
+    recorded = None if parts is None else _decode(line, parts[2])
+    # A line of another release, or a damaged line, decides nothing.
+    if parts is None or recorded is None:
         return True
-    if not isinstance(position, int) or not isinstance(logical_type, str):
-        return True
-    recorded, actual = decode_range(line, logical_type), decode_range(actual_lines.get(position, ""), logical_type)
-    if recorded is None:
-        return True
+    actual = _decode(actual_lines.get(parts[1], ""), parts[2])
     if actual is None or (actual.has_nulls and not recorded.has_nulls):
         return False
     if actual.lower is None or actual.upper is None:
@@ -182,7 +191,7 @@ class KnownRanges:
     def line(self, path: str, position: int) -> str | None:
         """Return the line of a column; None where nothing is known."""
         block = self._blocks.get(digest_of_name(path))
-        start = -1 if block is None else block.find(f"\n[{position},")
+        start = -1 if block is None else block.find(f"\n{position} ")
         if block is None or start < 0:
             return None
         end = block.find("\n", start + 1)
@@ -192,19 +201,29 @@ class KnownRanges:
 @lru_cache(maxsize=65_536)
 def decode_range(line: str, logical_type: str) -> ValueRange | None:
     """Return a range; None where its text is of another release or about another type."""
+    return _decode(line, _CODES.get(logical_type, logical_type))
+
+
+def _decode(line: str, code: str) -> ValueRange | None:
+    parts = _LINE.fullmatch(line)
+    if parts is None or parts[2] != code:
+        return None
     try:
-        _, recorded_type, has_nulls, lower, upper = json.loads(line)
+        bounds = json.loads(f"[{parts[4]}]")
     except (ValueError, RecursionError):
         return None
-    kind = str if logical_type in TEXTS else int
-    is_known = recorded_type == logical_type and has_nulls in (0, 1)
-    if is_known and lower is None and upper is None and has_nulls:
+    has_nulls, kind = parts[3] == _NULLS, str if code in _TEXT_CODES else int
+    if not bounds and has_nulls:
         return ValueRange(has_nulls=True, lower=None, upper=None)
-    if is_known and type(lower) is kind and type(upper) is kind and lower <= upper:
-        return ValueRange(bool(has_nulls), lower, upper)
-    return None
+    if len(bounds) not in (1, 2) or any(type(bound) is not kind for bound in bounds) or bounds[0] > bounds[-1]:
+        return None
+    return ValueRange(has_nulls, bounds[0], bounds[-1])
 
 
 def digest_of_name(path: str) -> str:
     """Return the digest by which a block names a data file."""
-    return hashlib.blake2b(path.encode(), digest_size=_DIGEST // 2).hexdigest()
+    return _digest(path)
+
+
+def _digest(text: str) -> str:
+    return urlsafe_b64encode(hashlib.blake2b(text.encode(), digest_size=8).digest()).decode().rstrip("=")

@@ -133,7 +133,7 @@ class _Collection:
         try:
             # Refs are read before objects. A ref that is created after this is seen when the refs are read again,
             # before any file is deleted.
-            branches, tags = self._refs.branches(), self._refs.tags()
+            branches, tags = self._refs.branches.all(), self._refs.tags.all()
             required = required_by_refs(branches, tags)
             inventory = take_inventory(self._places.watched(self._store.walk("")), branches)
             numbers = {objects.branch: objects.manifests for objects in inventory.branches.values()}

@@ -203,7 +203,7 @@ class Sweeper:
         if not owners:
             return True
         # The branches are read after the deletion: a recovery whose branch is not there yet looks for copies later.
-        now = self._refs.branches()
+        now = self._refs.branches.all()
         changed = {branch.id for name, branch in now.items() if self._before.get(name) != branch}
         return owners.isdisjoint(map(owner_digest, changed))
 
@@ -233,7 +233,7 @@ class Sweeper:
             # A file below the branch is still named, for example by a branch that another program forked from it.
             if any(key.startswith(f"{root}/") for key in named_keys) or any(self._versions.numbers(name)):
                 continue
-            branch = self._refs.branch(name)
+            branch = self._refs.branches.find(name)
             if branch is not None and branch.id == self._id(name):
                 try:
                     delete_branch(name, self._refs, self._versions)
@@ -252,8 +252,8 @@ class Sweeper:
         Versions of a branch that was created, deleted or replaced meanwhile are in neither list: the next collection
         decides about them.
         """
-        branches = self._refs.branches()
-        required = required_by_refs(branches, self._refs.tags())
+        branches = self._refs.branches.all()
+        required = required_by_refs(branches, self._refs.tags.all())
         lines = {version.branch for version in versions}
         same = {name for name in lines if self._of(branches, name) == self._of(self._before, name)}
         free: list[StoredVersion] = []

@@ -79,7 +79,7 @@ class Ancestry:
 
     def list_newest(self, name: str) -> None:
         """List the newest version of a name that may be a branch; call this before its file is read."""
-        newest = self.versions.newest(name) if self.refs.may_have(name) else None
+        newest = self.versions.newest(name) if self.refs.branches.may_have(name) else None
         if newest is not None:
             self._newest[name] = newest
 
@@ -111,7 +111,7 @@ class Ancestry:
             at = name
             # The whole chain of forks is read at once, since a walk along first parents asks for each of them anyway.
             while at != MAIN and at not in self._branches:
-                branch = self._branches[at] = self.refs.branch(at)
+                branch = self._branches[at] = self.refs.branches.find(at)
                 line.append(at)
                 at = MAIN if branch is None else branch.parent_branch
             if at in line:
@@ -256,6 +256,6 @@ class Ancestry:
     def _name_of_branch_id(self, branch_id: str) -> str | None:
         if self._names is None:
             # A rename in progress: both files carry the id, and the new branch does not have all versions yet.
-            ready = (branch for branch in self.refs.branches().values() if branch.state == READY)
+            ready = (branch for branch in self.refs.branches.all().values() if branch.state == READY)
             self._names = {branch.id: branch.name for branch in ready}
         return self._names.get(branch_id)

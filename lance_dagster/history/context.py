@@ -113,7 +113,7 @@ class TableContext:
         state = self.versions.cached.known(ref.id) if isinstance(ref, Version) else None
         if state is None:
             return self.at(ref)
-        branch = self.refs.remembered(state.branch)
+        branch = self.refs.branches.remembered(state.branch)
         return replace(state, of=branch) if branch and self.versions.cached.is_of(state, branch.id) else state
 
     def place(self, ref: Ref) -> VersionRef:
@@ -141,7 +141,7 @@ class TableContext:
     def _in_renamed_branch(self, version: Version) -> State | None:
         """Find a version on a renamed branch: its number and transaction are the same, its commit id is not."""
         # A rename writes the manifests again under the new name, so the commit id, a digest of the bytes, is another.
-        for branch in self.refs.branches().values():
+        for branch in self.refs.branches.all().values():
             if branch.state != READY or RENAMED_FROM not in branch.metadata or branch.name == version.branch:
                 continue
             state = self.versions.find(branch.name, version.number, branch.id)
@@ -180,11 +180,11 @@ class TableContext:
             return self.versions.head(name)
         # The versions are listed before the file is read: a new branch of the name begins above the versions of earlier
         # branches. So the listed versions from `first` of the file on belong to the branch of the file.
-        newest = self.versions.newest_few(name) if self.refs.may_have(name) else []
+        newest = self.versions.newest_few(name) if self.refs.branches.may_have(name) else []
         # The newest version is read at the same time: in almost all cases it belongs to the branch of the file.
         branch, newest_state = together(
             self.store,
-            lambda: self.refs.branch_to_change(name),
+            lambda: self.refs.branches.stored(name),
             lambda: self.versions.find(name, newest[0]) if newest else None,
         )
         state = READY if branch is None else branch.state

@@ -59,7 +59,7 @@ def _task_groups(ancestry: Ancestry) -> Iterator[list[_Task]]:
     """Yield groups of tasks that are read at the same time: branch, id and a few versions, `main` first."""
     # `main` first and alone: a whole id that is found there ends the search before the branches are even listed.
     yield from _groups_of(ancestry, {MAIN: MAIN})
-    branches = ancestry.refs.branches().values()
+    branches = ancestry.refs.branches.all().values()
     yield from _groups_of(ancestry, {branch.name: branch.id for branch in branches if branch.state == READY})
 
 

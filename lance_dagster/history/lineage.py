@@ -194,7 +194,8 @@ def lineage_of(state: State, refs: Refs, branches: Mapping[str, Branch] = Mappin
     segments: list[BranchSegment] = []
     name, number = state.branch, state.manifest.version
     while name != MAIN:
-        branch = state.of if state.of is not None and name == state.branch else branches.get(name) or refs.branch(name)
+        own = state.of if name == state.branch else None
+        branch = own or branches.get(name) or refs.branches.find(name)
         # Branch files can be damaged or edited by hand; without this check a circle of forks would never end.
         if any(segment.branch == name for segment in segments):
             path = f"{refs.store.uri}/{branch_file(name)}"

@@ -75,7 +75,7 @@ def merge_bases(source: Lineage, dest: Lineage, refs: Refs, versions: Versions) 
     if any(all(number > base.contained.get(own, -1) for base in best) for own, number in common.items()):
         # A third branch was merged into both. Third branches are looked up only now, since that takes listing every
         # branch. If the branch was deleted meanwhile, its rows are still recognised by their ids.
-        existing = (branch for branch in refs.branches().values() if branch.state != DELETING)
+        existing = (branch for branch in refs.branches.all().values() if branch.state != DELETING)
         others = {branch.id: branch.name for branch in existing if branch.id not in names}
         best = _newest(best, _places(common, others), (source, dest), (refs, versions))
     if not best:

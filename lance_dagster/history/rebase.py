@@ -387,7 +387,7 @@ class Landed:
 
     def _first_number(self) -> int:
         """Return the number of the branch's first version, 0 for `main` and for an unknown branch."""
-        branch = None if self.branch == layout.MAIN else Refs(self.versions.store).branch(self.branch)
+        branch = None if self.branch == layout.MAIN else Refs(self.versions.store).branches.find(self.branch)
         return 0 if branch is None else branch.first
 
     def _branch_replaced(self, landed: str) -> CommitConflictError:

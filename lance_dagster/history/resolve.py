@@ -167,7 +167,7 @@ def _find_branch_or_tag(expression: RefExpression, ancestry: Ancestry) -> tuple[
     if name == MAIN and expression.kind != TAG:
         return MAIN, None
     # A tag name holds no slash, so a request is saved for the names of most run branches.
-    tag = None if expression.kind == BRANCH or "/" in name else refs.tag(name)
+    tag = None if expression.kind == BRANCH or "/" in name else refs.tags.find(name)
     if tag is None and expression.number is None and expression.time is None:
         # Before the file of the branch is read, which then tells whose version was listed.
         ancestry.list_newest(name)
@@ -190,7 +190,7 @@ def _version_by_commit_id(expression: RefExpression, ancestry: Ancestry) -> Vers
         else []
     )
     if not matches:
-        names = {BRANCH: refs.known(), TAG: refs.known_tags()}
+        names = {BRANCH: refs.branches.known(), TAG: refs.tags.known()}
         candidates, kind = names.get(expression.kind, [*names[BRANCH], *names[TAG]]), expression.kind or "branch or tag"
         raise RefNotFoundError(expression.name, candidates, refs.store.uri, kind, _hint_for_git_name(expression.name))
     if len(matches) > 1:

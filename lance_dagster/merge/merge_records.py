@@ -148,7 +148,7 @@ def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, version
         return dict(metadata)
     # The branches are listed first, and their heads are read only if enough records could be dropped: each head is a
     # request.
-    branches = refs.branches(exempt=(PUBLISHED,)).values()
+    branches = refs.branches.all(exempt=(PUBLISHED,)).values()
     deleted = recorded - {MAIN, *(branch.id for branch in branches)}
     if len(deleted) <= _FEW_RECORDS:
         return dict(metadata)

@@ -155,7 +155,7 @@ def _next_row_id(context: TableContext, of: Lineage, branch_id: str) -> int | No
         return of.state.manifest.next_row_id
     names = {segment.id: segment.branch for segment in of.segments}
     if branch_id not in names and branch_id != MAIN:
-        names |= {branch.id: branch.name for branch in context.refs.branches().values()}
+        names |= {branch.id: branch.name for branch in context.refs.branches.all().values()}
     name = MAIN if branch_id == MAIN else names.get(branch_id)
     newest = None if name is None else context.versions.find(name, number, branch_id)
     # All rows of a deleted branch count as contained: nothing tells which of them were picked.

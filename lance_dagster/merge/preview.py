@@ -176,7 +176,7 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
     try:
         branch = create_branch(name, head, context.refs, context.versions, exist_ok=False, metadata=begun)
     except AlreadyExistsError:
-        existing = context.refs.branch(name)
+        existing = context.refs.branches.find(name)
         if existing is None or not _is_begun(context, existing, source, head):
             raise
         branch = existing
@@ -193,7 +193,7 @@ def preview_on_branch(context: TableContext, name: str, source: State, head: Sta
         raise
     # The metadata is set last: after a crash before the merge, checks must not take the unmerged dest for the result.
     markers: dict[str, str | None] = {PREVIEWING: None, PREVIEW_OF: str(source)}
-    return context.refs.change_branch(branch, lambda current: with_metadata(current, markers))
+    return context.refs.branches.change(branch, lambda current: with_metadata(current, markers))
 
 
 def remedy_of_branch(refused: MergePreview, name: str | None) -> Remedy | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pendulum
 import pyarrow as pa
 
+from lance_dagster.diff.manifest_diff import ADDED
 from lance_dagster.errors import LanceDagsterError, NotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.run_properties import PUBLISHED_BY, RUN_ID
@@ -151,10 +152,17 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageCandidate:
-    """A candidate that waits, and by table the version of `main` that its branch was forked from."""
+    """A candidate that waits.
+
+    Attributes:
+        waiting: The candidate.
+        forked_from: By table, the version of `main` that its branch was forked from.
+        rows: The rows that it wrote, as far as the versions that its branches were forked from are still there.
+    """
 
     waiting: WaitingCandidate
     forked_from: Mapping[str, str] = field(default_factory=dict)
+    rows: int = 0
 
     @property
     def refused(self) -> bool:
@@ -217,6 +225,16 @@ class LakeFacts:
     def rows(self) -> int:
         """The rows of all tables that can be read."""
         return sum(table.rows or 0 for table in self.tables)
+
+    @property
+    def rows_waiting(self) -> int:
+        """The rows of candidates without a failed check."""
+        return sum(candidate.rows for candidate in self.candidates if not candidate.refused)
+
+    @property
+    def rows_rejected(self) -> int:
+        """The rows of candidates with a failed check."""
+        return sum(candidate.rows for candidate in self.refused)
 
     @property
     def bytes(self) -> int | None:
@@ -370,13 +388,16 @@ def _first_rows(reader: pa.RecordBatchReader, limit: int) -> list[Mapping[str, o
 
 
 def _candidate(repository: LanceRepository, waiting: WaitingCandidate) -> PageCandidate:
-    forks = {}
-    for table in waiting.tables:
-        # The branch may be gone, or be deleted at this moment.
+    forks, rows = {}, 0
+    for candidate_table in waiting.tables:
+        # The branch, or the version that it was forked from, may be gone, or be deleted at this moment.
         with suppress(NotFoundError):
-            if table.head is not None:
-                forks[table.table] = repository.table(table.table).branches.get(table.branch).parent
-    return PageCandidate(waiting=waiting, forked_from=forks)
+            if candidate_table.head is not None:
+                table = repository.table(candidate_table.table)
+                fork = forks[candidate_table.table] = table.branches.get(candidate_table.branch).parent
+                written = table.diff(fork, candidate_table.head).fragments
+                rows += sum(fragment.rows_after for fragment in written if fragment.kind == ADDED)
+    return PageCandidate(waiting=waiting, forked_from=forks, rows=rows)
 
 
 def _urgency(candidate: PageCandidate) -> tuple[bool, float]:

@@ -14,7 +14,6 @@ from importlib.resources import files
 from typing import TypedDict, Unpack
 from urllib.parse import quote
 
-import pendulum
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
@@ -24,7 +23,7 @@ from lance_dagster.format.validation import check_options, web_address, whole_nu
 from lance_dagster.format.verdict_text import without_examples
 from lance_dagster.history.versions import Version
 from lance_dagster.page.drawn_values import drawn_values
-from lance_dagster.page.lake_facts import lake_facts
+from lance_dagster.page.lake_facts import LakeFacts, lake_facts
 from lance_dagster.repository import LanceRepository
 
 _COMMITS = 1000
@@ -65,12 +64,18 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
         >>> page = lake_page(LanceRepository.create("lake"))
         >>> size = Path("lake.html").write_text(page, encoding="utf-8")
     """
+    return page_and_facts(repository, **options)[0]
+
+
+def page_and_facts(repository: LanceRepository, **options: Unpack[PageOptions]) -> tuple[str, LakeFacts]:
+    """Return the page of a lake as `lake_page` does, and the facts that it shows."""
     check_options(lake_page, options, PageOptions)
     commits = whole_number("commits", options.get("commits", _COMMITS), 1)
     rows = whole_number("preview_rows", options.get("preview_rows", 0), 0)
     address = web_address("dagster_url", options.get("dagster_url", ""))
     facts = lake_facts(repository, commits=commits, preview_rows=rows)
-    style, scripts = _text("drawing/uPlot.min.css", "templates/lake.css"), _scripts()
+    style = _text("drawing/uPlot.min.css", "templates/lake.css")
+    scripts = _text("drawing/uPlot.iife.min.js"), _text("templates/lake.js")
     page = _template().render(
         facts=facts,
         values=drawn_values(facts, address),
@@ -81,7 +86,7 @@ def lake_page(repository: LanceRepository, **options: Unpack[PageOptions]) -> st
         policy=_policy(style, scripts),
     )
     # Names on disk may hold bytes that are not UTF-8; a file cannot be written with them.
-    return page.encode("utf-8", "backslashreplace").decode("utf-8")
+    return page.encode("utf-8", "backslashreplace").decode("utf-8"), facts
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
@@ -92,10 +97,6 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _scripts() -> tuple[str, ...]:
-    return _text("drawing/uPlot.iife.min.js"), _text("templates/lake.js")
 
 
 @cache
@@ -118,7 +119,7 @@ def _template() -> Template:
         "root": shown_uri,
         "time": lambda time: f"{time.in_timezone('UTC'):%Y-%m-%d %H:%M} UTC",
         "iso": lambda time: time.in_timezone("UTC").isoformat(),
-        "ago": _ago,
+        "ago": lambda time, now: f"{now.diff_for_humans(time, absolute=True)} ago",
     }
     environment.globals["run_of"] = _run_of
     return environment.from_string(_text("templates/lake.html.jinja"))
@@ -132,10 +133,6 @@ def _short_branch(branch: str) -> str:
 def _run_of(branch: str) -> str:
     match = _RUN_BRANCH.fullmatch(branch)
     return match["run"] if match else ""
-
-
-def _ago(time: pendulum.DateTime, now: pendulum.DateTime) -> str:
-    return f"{now.diff_for_humans(time, absolute=True)} ago"
 
 
 def _line(versions: Sequence[Version]) -> str:

@@ -164,7 +164,7 @@ def _free_id(context: TableContext, branch: str, base: BasePath) -> int:
 
 def heads(context: TableContext) -> list[State]:
     """Load the newest version of main and of every branch, including branches whose creation was interrupted."""
-    branches = [branch.name for branch in context.refs.branches().values() if branch.state != DELETING]
+    branches = [branch.name for branch in context.refs.branches.all().values() if branch.state != DELETING]
     lines = [layout.MAIN, *sorted(branches)]
     return [context.versions.head(line) for line in lines if context.versions.newest(line) is not None]
 

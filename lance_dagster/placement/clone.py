@@ -178,7 +178,7 @@ def _pin(context: TableContext, source: State, uri: str) -> None:
         _refuse_collected(context, source)
     except (RefNotFoundError, ConflictError, VersionNotFoundError):
         with suppress(RefMovedError):
-            refs.remove_tag(pin)
+            refs.tags.remove(pin)
         raise
 
 
@@ -199,7 +199,7 @@ def _pin_origins(context: TableContext, source: State, uri: str) -> None:
             continue
         refs = Refs(base_store(context, base))
         try:
-            held = [tag for tag in refs.tags().values() if tag.metadata.get(CLONE) == context.uri]
+            held = [tag for tag in refs.tags.all().values() if tag.metadata.get(CLONE) == context.uri]
         except (FormatError, StoreError) as error:
             _log.warning("nothing keeps the files of %s for the clone of %s: %s", base.path, source, error)
             continue
@@ -247,10 +247,10 @@ def _add_pin(tag: Tag, digested: str, refs: Refs) -> Tag | None:
     problem: AlreadyExistsError | StoreError | None = None
     for _ in range(_PINS):
         try:
-            return refs.add_tag(tag)
+            return refs.tags.add(tag)
         except AlreadyExistsError as error:
             # An interrupted call for the same clone has left the tag; a refusal alone does not prove that it is there.
-            if refs.tag(tag.name) is not None:
+            if refs.tags.find(tag.name) is not None:
                 return None
             problem = error
         except StoreError as error:

@@ -198,7 +198,7 @@ def _repoint_all(context: TableContext, moves: Moves, how: How) -> Relocation:
         branches.append(_repoint(context, head.branch, moves, how))
         how.tell(len(branches), len(newest))
     # Tags are read only after the branches, because a concurrent relocation may have moved them in the meantime.
-    named, tags = context.refs.tags().values(), []
+    named, tags = context.refs.tags.all().values(), []
     for tag in named:
         tags.append(_carry(context, tag, moves, how))
         how.tell(len(newest) + len(tags), len(newest) + len(named))
@@ -266,11 +266,11 @@ def _carry(context: TableContext, tag: Tag, moves: Moves, how: How) -> Repointed
         return planned
     present = _repeated(context, state, moves) or _forked(context, tag.name, state, moves, how=how)
     # In the history of the tag, the new version takes the place of the tagged version, whose paths lead nowhere.
-    branch = context.refs.branch(present.branch)
+    branch = context.refs.branches.find(present.branch)
     branch_id = MAIN if present.branch == MAIN else "" if branch is None else branch.id
     carried_tag = carried(tag, present, branch_id, context.versions)
     # This is a compare-and-swap: a tag that was moved to another version meanwhile is not moved back.
-    context.refs.swap_tag(carried_tag, tag.ref)
+    context.refs.tags.swap(carried_tag, tag.ref)
     return replace(planned, after=carried_tag.ref)
 
 
@@ -310,9 +310,9 @@ def present_version(context: TableContext, tag: str, state: State) -> State:
 
 def _forked(context: TableContext, tag: str, state: State, moves: Moves, *, how: How) -> State:
     """Fork a branch from a tagged version, correct its base paths, and return its head."""
-    branches = context.refs.branches()
+    branches = context.refs.branches.all()
     names = (f"relocated-{tag}" if count == 1 else f"relocated-{tag}-{count}" for count in range(1, 10**6))
-    tags = context.refs.tags("relocated-*")
+    tags = context.refs.tags.all("relocated-*")
     # Branches and tags share one namespace.
     free = (name for name in names if name not in tags)
     # A branch forked from the tagged version is the result of an interrupted call, and is used again.
@@ -333,7 +333,7 @@ def _earlier_places(context: TableContext, branch: str) -> set[str]:
     if branch == layout.MAIN:
         # Main does not record the URI of the table. Its base paths may still be folders inside the table, so the
         # former places of all branches apply.
-        names = [name for name in context.refs.branches() if context.versions.newest(name) is not None]
+        names = [name for name in context.refs.branches.all() if context.versions.newest(name) is not None]
         return {place for name in names for place in _earlier_places(context, name)}
     places: set[str] = set()
     line: str = branch
@@ -345,7 +345,7 @@ def _earlier_places(context: TableContext, branch: str) -> set[str]:
         if numbers:
             first, newest = context.versions.load(line, numbers[0]), context.versions.load(line, numbers[-1])
             places |= _roots(context, first, newest)
-        above = context.refs.branch(line)
+        above = context.refs.branches.find(line)
         if above is None:
             break
         line = above.parent_branch
@@ -402,7 +402,7 @@ def _ids_by_elimination(context: TableContext, newest: State, foreign: set[str])
     Raises:
         InvalidInputError: More than one place remains.
     """
-    branches = [f"/{layout.branch_root(name)}" for name in context.refs.branches()]
+    branches = [f"/{layout.branch_root(name)}" for name in context.refs.branches.all()]
     suffixes: dict[int, str] = {}
     for base in newest.manifest.base_paths:
         path = spelled(base.path)

@@ -101,9 +101,11 @@ WRITES = "lance/writes"
 AUDITED_TRANSACTIONS = "lance/audited_transactions"
 PUBLISHED_RUNS = "dagster/run_ids"
 AUDITED_AGAIN = "lance/audited_again"
+# On promoted nodes, the first entry: what happened, such as `rolled back (hold): main@3 -> main@2: wrong prices`.
+EVENT = "lance/event"
 # On promoted nodes: what a rollback, a hold or a release is about besides the table of the node.
 SCOPE = "lance/scope"
-# On a commit of `main` that restores the content of an older version: that version.
+# On a commit of `main` that restores the content of an older version, and on promoted nodes: that version.
 ROLLED_BACK_TO = "lance/rolled_back_to"
 
 # On promoted nodes: the commit of the repository and the entry of the channel's log that promoted it.

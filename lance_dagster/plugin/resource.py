@@ -407,11 +407,11 @@ class LanceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 def _pinned(repository: "LanceRepository", channel: str, run_id: str | None) -> "RepositoryView | None":
     """Return all tables as a channel names them for a run; None when there is no such channel."""
     try:
-        return repository.pinned(run_id, channel)
+        return repository.publications.pinned(run_id, channel)
     except StoreError as error:
         # Without write permission, the run cannot record the commit for all its steps. If the storage is down, the
         # next line fails too.
-        view = repository.pinned(None, channel)
+        view = repository.publications.pinned(None, channel)
         dg.get_dagster_logger().warning("the steps of this run may see different commits of %s: %s", channel, error)
         return view
 

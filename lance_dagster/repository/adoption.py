@@ -175,7 +175,7 @@ class Adoption:
 
         def tagged_or_reason(table: str) -> Tagged | str | None:
             context = self._repository.table(table)
-            tag = context.refs.tag(name)
+            tag = context.refs.tags.find(name)
             # A tag with this key was set by a channel that no longer names the table: it was rolled back to a commit
             # before the table. Adopting the tag would undo the rollback.
             if tag is None or FOLLOWED_COMMIT in tag.metadata:

@@ -220,7 +220,7 @@ def _branches_of(
     """Return the names of the branches of tables, by table id; a table that is gone has none."""
     names = [name for name, table_id in tables.items() if table_id in table_ids]
     # Branches of any name: a tag of a run may give its branch another name.
-    branches = for_each_table(lambda name: repository.table(name).refs.branch_names(""), names)
+    branches = for_each_table(lambda name: repository.table(name).refs.branches.names(""), names)
     return {tables[name]: {*branch_names} for name, branch_names in branches.items()}
 
 
@@ -365,12 +365,12 @@ def _unnamed(
 def _unnamed_branches(context: TableContext, named: set[str], before: float) -> list[str]:
     """Return the old branches that hold versions for no commit; a publication may be using a young branch."""
     unnamed = []
-    for name in context.refs.branch_names(PUBLISHED):
+    for name in context.refs.branches.names(PUBLISHED):
         # A person may have made a branch in the table itself whose name begins so.
         if not _HOLDING.fullmatch(name):
             continue
         # Only branches that no commit names are read: there can be as many branches as there were publications.
-        branch = None if name in named else context.refs.branch(name)
+        branch = None if name in named else context.refs.branches.find(name)
         if branch is not None and branch.created_at.timestamp() <= before:
             unnamed.append(name)
     if not unnamed:
@@ -383,10 +383,10 @@ def _unnamed_branches(context: TableContext, named: set[str], before: float) -> 
 def _unnamed_pins(context: TableContext, named: set[str], before: float) -> list[Tag]:
     """Return the old tags that hold versions for no commit; a publication may have just set a young tag."""
     pins = []
-    for name in context.refs.tag_names(_PINS_OF_TABLES):
+    for name in context.refs.tags.names(_PINS_OF_TABLES):
         # The name of a pin of `main` has the number of the version, so most tags need not be read.
         is_named = name.startswith(PIN) and f"{MAIN}@{name.removeprefix(PIN)}" in named
-        tag = None if is_named or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tag(name)
+        tag = None if is_named or not name.startswith((PIN, BRANCH_PIN, LANDING_PIN)) else context.refs.tags.find(name)
         if tag is not None and tag.ref not in named:
             pins.append(tag)
     if not pins:

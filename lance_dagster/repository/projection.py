@@ -168,12 +168,12 @@ def names_of(context: TableContext, at: TableVersion) -> frozenset[str]:
 
 
 def _point(context: TableContext, tag: FollowingTag, target: TagTarget) -> None:
-    remembered = context.refs.remembered_tag(tag.name)
+    remembered = context.refs.tags.remembered(tag.name)
     for attempt in range(_TRIES):
         # Read at each try, because another process may have moved the tag. A tag that was read before is moved only
         # where its file is still the same.
         is_remembered = not attempt and remembered is not None and remembered.ref != str(target.state)
-        table_tag = remembered if is_remembered else context.refs.tag_to_change(tag.name)
+        table_tag = remembered if is_remembered else context.refs.tags.stored(tag.name)
         moves = table_tag is not None and table_tag.ref != str(target.state)
         # These errors say that another process changed the tag since it was read; the next try looks again.
         with suppress(RefMovedError, AlreadyExistsError):
@@ -226,7 +226,7 @@ def _create(context: TableContext, tag: FollowingTag, target: TagTarget) -> None
         create_tag(tag.name, target, context.refs, context.versions, immutable=tag.immutable)
     except AlreadyExistsError as error:
         # Where another process has just made the tag, the next try finds it. A branch of the name would stay.
-        if context.refs.branch(tag.name) is not None:
+        if context.refs.branches.find(tag.name) is not None:
             raise ConflictError(f"{error}; rename or delete the branch") from error
         raise
 

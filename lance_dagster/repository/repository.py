@@ -12,11 +12,8 @@ It needs no server, lock or daemon: each step is a conditional put in the storag
 import json
 import os
 import uuid
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
 from itertools import islice
 from typing import Unpack
 
@@ -35,7 +32,6 @@ from lance_dagster.errors import (
 from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS
 from lance_dagster.format.schema import arrow_from_fields, fields_from_arrow
 from lance_dagster.format.validation import (
-    check_flag,
     check_options,
     optional_limit,
     parsed_json,
@@ -49,36 +45,23 @@ from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.repository.adoption import Adopted, Adoption
 from lance_dagster.repository.candidate_status import WaitingCandidate, waiting_candidates
 from lance_dagster.repository.candidates.record import CandidateRecord
-from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.channels import Channels
-from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
-from lance_dagster.repository.free_space import FreedSpace, free_space
+from lance_dagster.repository.maintenance import RepositoryMaintenance
 from lance_dagster.repository.projection import (
-    FollowingTag,
-    Lagging,
     RepositoryTags,
     land_tables,
-    project,
     settle_tables,
 )
-from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit
-from lance_dagster.repository.publish.exact_versions import (
-    PlanAgain,
-    VersionOptions,
-    VersionToPublish,
-    exact_request,
-    version_in,
-    write_changes,
-)
+from lance_dagster.repository.publications import Publications
+from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit, stage_nothing
 from lance_dagster.repository.publish.forks import discard_tables, fork_table
 from lance_dagster.repository.publish.publish_branch import Published, PublishOptions, PublishRequest, publish_branch
 from lance_dagster.repository.publish.revert_commit import added_by, changed_by, revert_request
 from lance_dagster.repository.publish.staging import Staging, stage_merge
-from lance_dagster.repository.record_branches import BranchRecorder, RecordedBranches
 from lance_dagster.repository.registry import RepositoryContext, check_table_name
-from lance_dagster.repository.repository_status import RepositoryStatus, held_versions, status_of_repository
+from lance_dagster.repository.repository_status import RepositoryStatus, status_of_repository
 from lance_dagster.repository.snapshot_diff import RepositoryDiff, diff_commits
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import Store, open_store
@@ -191,6 +174,16 @@ class LanceRepository:
     def tags(self) -> RepositoryTags:
         """Create, list and delete repository tags."""
         return RepositoryTags(self._context)
+
+    @property
+    def maintenance(self) -> RepositoryMaintenance:
+        """Delete what nobody needs, and repair what a killed process left."""
+        return RepositoryMaintenance(self._context)
+
+    @property
+    def publications(self) -> Publications:
+        """Publish exact versions, as the publisher of a pipeline does, and look at what was published."""
+        return Publications(self._context)
 
     def __repr__(self) -> str:
         """Show the root and nothing secret."""
@@ -314,7 +307,7 @@ class LanceRepository:
         LanceTable(moved).maintenance.relocate(old, message=message or None, properties=properties)
         request = CommitRequest(
             branch=MAIN,
-            stage=_nothing,
+            stage=stage_nothing,
             names=(),
             renamed={name: new_name},
             message=message or f"move {name} to {new_name}",
@@ -332,7 +325,7 @@ class LanceRepository:
             raise TableNotFoundError(f"{self.root} has no table {name!r}")
         request = CommitRequest(
             branch=MAIN,
-            stage=_nothing,
+            stage=stage_nothing,
             names=(),
             removed=(name,),
             message=message or f"remove {name}",
@@ -355,10 +348,6 @@ class LanceRepository:
     def head(self, ref: str = MAIN, *, tables: Iterable[str] | None = None) -> RepositoryCommit:
         """Return the commit that a ref names; `at` says what `tables` means."""
         return self._context.resolve(ref, None if tables is None else string_list("tables", tables, "shop/orders"))
-
-    def newest_read(self) -> RepositoryCommit | None:
-        """Return the newest commit of `main` that this object has read or made, without a request; None for none."""
-        return self._context.logs.newest_read()
 
     def at(self, ref: str, *, tables: Iterable[str] | None = None) -> RepositoryView:
         """Return all tables as the commit of a ref has them.
@@ -475,140 +464,12 @@ class LanceRepository:
         names = None if tables is None else string_list("tables", tables, "shop/orders")
         return discard_tables(self._context, branch, names, reason=reason)
 
-    def publish_versions(
-        self,
-        versions: Mapping[str, VersionToPublish],
-        *,
-        plan_again: PlanAgain,
-        message: str,
-        audit: Callable[[Mapping[str, TableView]], None] | None = None,
-        reads: Iterable[str] = (),
-        **options: Unpack[VersionOptions],
-    ) -> Published:
-        """Commit versions of tables exactly as they are, all at once, and bring `main` of each table up to them.
-
-        Args:
-            versions: By table, a version that contains everything `main` of the table has, or a version of `main`.
-            plan_again: A function that is called with the name of a table whose `main` moved meanwhile, and returns
-                another version.
-            message: The commit message.
-            audit: A function that raises to refuse the commit. It gets the versions that the commit would have of the
-                tables in `versions` and in `reads`, and is called again when an attempt has other versions of them.
-            reads: Other tables that the audit reads. Tables that no commit has yet are left out.
-            **options: `properties` are kept with the commit. `channel` is the channel that the caller promotes the
-                commit to next; another publisher does so if the caller dies.
-
-        Raises:
-            ConflictError: `main` of a table moved again and again; or a recorded write was closed meanwhile, or adds
-                rows that `main` has; nothing is visible.
-        """
-        current, registry = dict(versions), self._context.registry
-        check_options(self.publish_versions, options, VersionOptions)
-        properties = options.get("properties") or {}
-        request = exact_request(registry, current, plan_again, message=message, properties=properties)
-        request = replace(request, writes=write_changes(self._context, current), channel=options.get("channel", ""))
-        if audit is not None:
-
-            def audit_views(tables: Mapping[str, TableVersion]) -> None:
-                run_audit(audit, {name: TableView(name, at, registry) for name, at in tables.items()})
-
-            request = replace(request, audit=audit_views, reads=string_list("reads", reads, "shop/orders"))
-        committed = commit_tables(self._context.logs, request)
-        # The tags do not move: the caller promotes the audited versions by `channels.advance`.
-        staging = request.staging or Staging(registry)
-        lagging = land_tables(staging, committed.commit, current)
-        settle_tables(staging, committed.commit, current)
-        landed_versions = {
-            name: version_in(registry, committed.commit, name, version) for name, version in current.items()
-        }
-        return Published(commit=committed.commit, changed=committed.changed, lagging=lagging, versions=landed_versions)
-
-    def commit_with(self, write: RecordedWrite) -> RepositoryCommit | None:
-        """Return the commit of `main` that published a recorded write; None where `main` does not have its rows.
-
-        This takes two requests where the newest commit published the write; otherwise a binary search in the log of
-        `main`.
-        """
-
-        def has(commit: RepositoryCommit) -> bool:
-            return write.table_id in commit.writes and write.number in commit.writes[write.table_id].published
-
-        head = self.head()
-        if not has(head):
-            return None
-        logs = self._context.logs
-
-        def commit(number: int) -> RepositoryCommit | None:
-            # Old commits may be collected; then the oldest commit that still exists and has the write is returned.
-            with suppress(NotFoundError):
-                return logs.commit(logs.entry("branch", MAIN, number).commit)
-            return None
-
-        with suppress(NotFoundError):
-            if not head.parents or not has(logs.commit(head.parents[0])):
-                return head
-        numbers = sorted(logs.numbers("branch", MAIN))
-        first = bisect_left(numbers, x=True, key=lambda number: (at := commit(number)) is not None and has(at))
-        return commit(numbers[first])
-
-    def drop_writes(
-        self,
-        writes: Iterable[RecordedWrite],
-        *,
-        merged: Iterable[RecordedWrite] = (),
-        message: str,
-        properties: Properties = None,
-    ) -> RepositoryCommit:
-        """Commit that recorded writes will never be published; writes that are closed stay as they are.
-
-        The commit changes no table. Where a publication of a write is under way, the first of the two commits in the
-        log of `main` decides: either the publication is refused, or the write is published and not dropped.
-
-        Args:
-            writes: The recorded writes.
-            merged: Recorded writes that count as published, because somebody merged their branches into `main` of the
-                tables without a publication.
-            message: The commit message, such as the reason.
-            properties: Kept with the commit.
-        """
-        changes = WriteChanges(publish=tuple(merged), drop=tuple(writes), related=self._context.record.candidate)
-        request = CommitRequest(
-            branch=MAIN, stage=_nothing, names=(), message=message, properties=properties or {}, writes=changes
-        )
-        return commit_tables(self._context.logs, request).commit
-
     def candidates(self) -> tuple[WaitingCandidate, ...]:
         """Return the candidates that wait, each with the writes of its run or backfill and the verdicts on their rows.
 
         They are read from the record in the repository, without Dagster.
         """
         return waiting_candidates(self._context)
-
-    def record_branches(self, run_ids: Iterable[str] | None = None, *, dry_run: bool = True) -> RecordedBranches:
-        """Record the writes of runs of the release that kept no record, so that a publisher finds them.
-
-        Each commit with rows on a branch `run/<id>` of a registered or discovered table gets a recorded write, as if
-        its run had recorded the write. No commit is added to a branch. Commits that are recorded or published already
-        are skipped, so this is idempotent, and several processes may do it at once.
-
-        Args:
-            run_ids: The runs; None for all.
-            dry_run: Only return what would be recorded, the default; `dry_run=False` records the writes.
-
-        Returns:
-            The writes that were recorded, and the branches whose commits do not tell enough to be recorded, each with
-            the reason.
-
-        Raises:
-            RefNotFoundError: No table has a branch of a run in `run_ids`.
-        """
-        check_flag("dry_run", dry_run)
-        runs = None if run_ids is None else string_list("run_ids", run_ids, "4f2a")
-        recorder = BranchRecorder(repository=self._context, dry_run=dry_run)
-        recorded = recorder.record(runs)
-        if recorder.strays:
-            self.drop_writes(recorder.strays, message="drop writes that two processes recorded at the same time")
-        return recorded
 
     @property
     def record(self) -> CandidateRecord:
@@ -634,28 +495,6 @@ class LanceRepository:
             InvalidInputError: The table is not below the root.
         """
         return self._context.registry.name_at(table.uri)
-
-    def pinned(self, reader: str | None, channel: str) -> RepositoryView | None:
-        """Return all tables as a channel named them at a reader's first request; None when there is no such channel.
-
-        All processes of a reader, such as the steps of a run, read the same commit this way.
-
-        Args:
-            reader: A name of the reader, such as the id of its run; None to see what the channel names now.
-            channel: The channel.
-        """
-        commit = None if reader is None else self._context.logs.pinned(reader, channel)
-        if commit is None:
-            newest = self._context.logs.newest("channel", channel)
-            if newest is None or newest.deleted:
-                return None
-            # The channel may move between the reads of two steps of a run; the pin that was put first counts for both.
-            commit = newest.commit if reader is None else self._context.logs.pin(reader, channel, newest.commit)
-        return RepositoryView(self._context.logs.commit(commit), self._context.registry)
-
-    def pin_again(self, reader: str, channel: str, commit: str) -> None:
-        """Pin a reader of a channel to another commit, because it published that commit itself."""
-        self._context.logs.pin_again(reader, channel, commit)
 
     def revert(self, ref: str, *, message: str = "", properties: Properties = None) -> RepositoryCommit:
         """Undo what one commit did to its tables, all at once, and keep everything that came later.
@@ -698,73 +537,6 @@ class LanceRepository:
         names = None if tables is None else string_list("tables", tables, "shop/orders")
         return status_of_repository(self._context, names)
 
-    def collect(self, retention: CommitRetention | None = None, *, dry_run: bool = True) -> RepositoryGarbage:
-        """Delete commits that no branch, channel or tag needs, and the versions of tables that only they name.
-
-        Data files stay, unlike with `free`, which has the same arguments.
-        """
-        return collect_commits(self._context, retention or CommitRetention(), dry_run=dry_run)
-
-    def free(
-        self, older_than: timedelta | None = None, *, retention: CommitRetention | None = None, dry_run: bool = True
-    ) -> FreedSpace:
-        """Collect commits, let old versions of every table expire, and delete files of versions that expired a day ago.
-
-        Args:
-            older_than: The age at which versions expire; None for the rules stored with each table, or 14 days.
-            retention: Which commits stay; by default the last 30 promotions of each channel, and 30 days.
-            dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
-        """
-        return free_space(self._context, older_than, retention or CommitRetention(), dry_run=dry_run)
-
-    def held_versions(self, name: str) -> int:
-        """Return how many branches and tags of a table hold versions for commits, until `collect` deletes them."""
-        return held_versions(self._context.table(name))
-
-    def follow(self, channel: str, tables: Iterable[str]) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of some tables up to a channel; return what could not be brought up.
-
-        The process that moved the channel may have died before this step. Tables that the channel does not name, and a
-        channel that does not exist, are skipped.
-        """
-        newest = self._context.logs.newest("channel", channel)
-        if newest is None or newest.deleted:
-            return ()
-        commit = self._context.logs.commit(newest.commit)
-        names = [name for name in tables if name in commit.tables]
-        tag = FollowingTag(name=channel, hold=newest.hold)
-        lagging = land_tables(Staging(self._context.registry), commit, names)
-        return lagging + project(self._context.registry, commit, names, tag)
-
-    def land(self, commit: RepositoryCommit, tables: Iterable[str]) -> tuple[Lagging, ...]:
-        """Bring `main` of some tables up to the repository; return the tables that could not be brought up.
-
-        The process that made the commit may have died before this step. The tags that kept the versions of the commit
-        until they landed are dropped, so that the branches of the versions may be deleted.
-
-        Args:
-            commit: The commit of the process that died.
-            tables: The tables, all of them in the commit.
-        """
-        head, staging = self.head(), Staging(self._context.registry)
-        names = [name for name in tables if name in head.tables]
-        lagging = land_tables(staging, head, names)
-        settle_tables(staging, commit, names)
-        return lagging
-
-    def repair(self) -> tuple[Lagging, ...]:
-        """Bring `main` and the tags of every table up to the repository; return what could not be brought up."""
-        head = self.head()
-        # `main` before the tags: a tag names the version on `main` as soon as it has landed there.
-        staging = Staging(self._context.registry)
-        lagging = land_tables(staging, head, head.tables)
-        settle_tables(staging, head, head.tables)
-        for channel in self.channels.list().values():
-            commit = self._context.logs.commit(channel.commit)
-            tag = FollowingTag(name=channel.name, hold=channel.hold)
-            lagging += project(self._context.registry, commit, commit.tables, tag)
-        return lagging
-
     def _first_parents(self, ref: str) -> Iterable[RepositoryCommit]:
         commit = self.head(ref)
         yield commit
@@ -793,8 +565,3 @@ def _refuse_nested(root: str, own: Store, storage_options: Mapping[str, str]) ->
 
 def _columns(schema: pa.Schema) -> str:
     return "\n".join(f"  {column.name}: {column.type}{'' if column.nullable else ' not null'}" for column in schema)
-
-
-def _nothing(name: str, dest: TableVersion | None) -> None:
-    """Stage nothing: the commit only removes or renames tables."""
-    del name, dest

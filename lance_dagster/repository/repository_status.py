@@ -244,7 +244,7 @@ def _look(
     repository: RepositoryContext, name: str, at: TableVersion | None, followed: Mapping[str, FollowedChannel]
 ) -> _TableLook:
     context = repository.table(name)
-    branches, tags = context.refs.branch_names(""), context.refs.tag_names("")
+    branches, tags = context.refs.branches.names(""), context.refs.tags.names("")
     state = _table_state(context, name, at, followed=followed, tag_names=tags)
     if state.main is not None and repository.registry.was_replaced(name):
         # Another table has this place: its branches and tags say nothing about the table that was committed.
@@ -276,7 +276,7 @@ def _channel_states(
 
 def held_versions(context: TableContext) -> int:
     """Return how many branches and tags of a table hold versions for commits."""
-    return _held(context.refs.branch_names(PUBLISHED), context.refs.tag_names(""))
+    return _held(context.refs.branches.names(PUBLISHED), context.refs.tags.names(""))
 
 
 def _held(branches: Iterable[str], tags: Iterable[str]) -> int:
@@ -364,7 +364,7 @@ def _table_state(
     landed = None if at is None else _landed_number(context, at, numbers)
     # In a table that the channel does not name, a tag of its name does not follow the channel.
     versions = {channel: version for channel, of in followed.items() if (version := of.tables.get(name)) is not None}
-    tags = {channel: context.refs.tag(channel) if channel in tag_names else None for channel in versions}
+    tags = {channel: context.refs.tags.find(channel) if channel in tag_names else None for channel in versions}
     moved, held = {}, {}
     for channel, tag in tags.items():
         version = versions[channel]

@@ -102,16 +102,12 @@ def _without_vector_module(home: Path) -> Path:
     # Named by its content, so that environments with different runtimes share one cache.
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     try:
-        return _place(script, _cache() / name)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return _place(script, cache / "lance_dagster" / name)
     except (OSError, RuntimeError):
         # The home folder is not writable, as in many containers. A fixed name in the shared temporary folder would
         # let another user place a program there.
         return _place(script, Path(tempfile.mkdtemp(prefix="lance_dagster-")) / name)
-
-
-def _cache() -> Path:
-    """Return the folder of this package in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lance_dagster"
 
 
 def _place(script: str, home: Path) -> Path:

@@ -33,7 +33,14 @@ from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.spark.narrowing import narrowed
 from lance_dagster.spark.reader import ROW_ID, Scan, fragment_sizes, scan_frame
-from lance_dagster.spark.spark_schema import check_fits, check_kept, readable_schema, target_schema, to_table_batch
+from lance_dagster.spark.spark_schema import (
+    check_fits,
+    check_kept,
+    is_number,
+    readable_schema,
+    target_schema,
+    to_table_batch,
+)
 from lance_dagster.spark.worker import begin_task
 from lance_dagster.spark.writer import (
     check_frame,
@@ -394,12 +401,8 @@ def _as_number(key: Column, frame_type: DataType, key_type: DataType) -> Column:
 
 def _check_types(df: DataFrame, schema: pa.Schema, on: Sequence[str]) -> None:
     frame_keys = target_schema(StructType([df.schema[name] for name in on]))
-    others = [name for name in on if not all(_is_number(side.field(name).type) for side in (frame_keys, schema))]
+    others = [name for name in on if not all(is_number(side.field(name).type) for side in (frame_keys, schema))]
     check_fits(StructType([df.schema[name] for name in others]), pa.schema([schema.field(name) for name in others]))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _by_bytes(source: DataFrame, name: str) -> Column:

@@ -336,7 +336,7 @@ def _own_type(column: "pa.Field[Any]") -> DataType | None:
 def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataType:
     if arrow is None:
         raise InvalidInputError(f"vectors names {name!r}, and the Spark frame has no such column")
-    if not isinstance(arrow, pa.ListType | pa.FixedSizeListType) or not _is_number(arrow.value_type):
+    if not isinstance(arrow, pa.ListType | pa.FixedSizeListType) or not is_number(arrow.value_type):
         raise InvalidInputError(f"vectors names {name!r}, which is {arrow} and not an array of numbers")
     # A type checker sees no other value here, but not every caller has a type checker.
     if type(length) is not int or length < 1:
@@ -344,7 +344,8 @@ def _vector_type(name: str, arrow: pa.DataType | None, length: int) -> pa.DataTy
     return pa.list_(arrow.value_type, length)
 
 
-def _is_number(arrow: pa.DataType) -> bool:
+def is_number(arrow: pa.DataType) -> bool:
+    """Return whether values of a type are whole or floating numbers, which decimals are not."""
     return pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
 
 

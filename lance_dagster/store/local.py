@@ -48,6 +48,71 @@ _QUEUES, _MOST_QUEUES = "_refs/queues", 16
 _PATIENCE = Patience(turn=3.0, head=0.0004, shortest=0.003, longest=0.03)
 
 
+class _SyncedFolders:
+    """The folders below a root, and of which of them it is known that their names survive a power cut."""
+
+    def __init__(self, root: Path, sync: Callable[[str], None]) -> None:
+        self._root, self._uri, self._sync = root, str(root), sync
+        # The folders whose names are known to be synced, with their inode numbers, which change if a folder is
+        # replaced.
+        self._numbers: dict[str, int] = {}
+        # The number of the root, once the folders that lead to it are known to be synced.
+        self._reached: int | None = None
+
+    def create(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
+        """Create a file; its folder is made only if it is missing, since most files go into an existing folder."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return open(path, "xb")  # without a path object; the caller closes it
+            except FileNotFoundError:
+                # This is repeated, since a process that deletes what was there may remove the empty folder at once.
+                self.make(folder, synced=synced)
+        return open(path, "xb")  # as above
+
+    def make(self, folder: str, *, synced: bool) -> None:
+        """Make a folder and the folders above it, and sync the entry of each new folder, the uppermost first."""
+        missing: list[str] = []
+        for _ in range(_ATTEMPTS):
+            path = folder
+            while not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path)
+            # It fails when another process, which deletes what was there, removes one of them meanwhile.
+            with suppress(FileNotFoundError):
+                os.makedirs(folder, exist_ok=True)
+                # A new folder may have the inode number of a removed folder.
+                self._numbers.clear()
+                self._reached = None if self._uri in missing else self._reached
+                for new_folder in sorted(set(missing), key=len) if synced else ():
+                    self._sync(os.path.dirname(new_folder))
+                return
+
+    def secure(self, folder: str) -> None:
+        """Sync the entries of the folders that lead to a folder, once for each folder."""
+        number = os.stat(folder).st_ino
+        if self._numbers.get(folder) == number:
+            return
+        below = folder.removeprefix(self._uri).strip("/").split("/")
+        leading = [self._uri, *(f"{self._uri}/{'/'.join(below[:end])}" for end in range(1, len(below)))]
+        self._reach()
+        for path in leading:
+            self._sync(path)
+        self._numbers[folder] = number
+
+    def _reach(self) -> None:
+        """Sync the entries of all folders that lead to the root, once for each root."""
+        number = os.stat(self._uri).st_ino
+        if self._reached == number:
+            return
+        for path in reversed(self._root.parents):
+            try:
+                self._sync(str(path))
+            except OSError as error:
+                if error.errno not in _UNSYNCED:
+                    raise
+        self._reached = number
+
+
 class LocalStore:
     """A folder on local disk."""
 
@@ -60,11 +125,7 @@ class LocalStore:
         self.uri = str(self._root)
         """The absolute path."""
         self._durable = durable
-        # The folders whose names are known to be synced, with their inode numbers, which change if a folder is
-        # replaced.
-        self._secured: dict[str, int] = {}
-        # The number of the root, once the folders that lead to it are known to be synced.
-        self._reached: int | None = None
+        self._folders = _SyncedFolders(self._root, self._sync)
         self._tree = LocalTree(self.uri)
 
     @property
@@ -246,7 +307,7 @@ class LocalStore:
 
     def _copied(self, source: Path, key: str) -> None:
         target = self._root / key
-        self._make_folder(str(target.parent), synced=self._durable)
+        self._folders.make(str(target.parent), synced=self._durable)
         copy_at_once(source, target, self._sync if self._durable else None)
         self.sync_folder(key.rpartition("/")[0])
 
@@ -300,7 +361,7 @@ class LocalStore:
             if not self._durable or not os.path.isdir(path):
                 return
             try:
-                self._secure(path)
+                self._folders.secure(path)
                 self._sync(path)
                 return
             except FileNotFoundError as error:
@@ -355,13 +416,13 @@ class LocalStore:
         self.refuse_links(key.rpartition("/")[0])
         has_temporary, is_named = True, False
         try:
-            with self._created(temporary, folder, synced=synced) as file:
+            with self._folders.create(temporary, folder, synced=synced) as file:
                 file.write(data)
                 file.flush()
                 if synced:
                     self._sync_content(file, after)
             if synced:
-                self._secure(folder)
+                self._folders.secure(folder)
             yield temporary, target
             has_temporary, is_named = not moves, True
             if synced and named:
@@ -395,63 +456,10 @@ class LocalStore:
         os.fsync(file.fileno())
         for path in paths:
             try:
-                self._secure(path if os.path.isdir(path) else os.path.dirname(path))
+                self._folders.secure(path if os.path.isdir(path) else os.path.dirname(path))
                 self._sync(path)
             except OSError as error:
                 raise NotDurableError(str(failed("sync", path, error))) from error
-
-    def _created(self, path: str, folder: str, *, synced: bool) -> io.BufferedWriter:
-        """Create a file; its folder is made only if it is missing, since most files go into an existing folder."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return open(path, "xb")  # without a path object; the caller closes it
-            except FileNotFoundError:
-                # This is repeated, since a process that deletes what was there may remove the empty folder at once.
-                self._make_folder(folder, synced=synced)
-        return open(path, "xb")  # as above
-
-    def _make_folder(self, folder: str, *, synced: bool) -> None:
-        """Make a folder and the folders above it, and sync the entry of each new folder, the uppermost first."""
-        missing: list[str] = []
-        for _ in range(_ATTEMPTS):
-            path = folder
-            while not os.path.isdir(path):
-                missing.append(path)
-                path = os.path.dirname(path)
-            # It fails when another process, which deletes what was there, removes one of them meanwhile.
-            with suppress(FileNotFoundError):
-                os.makedirs(folder, exist_ok=True)
-                # A new folder may have the inode number of a removed folder.
-                self._secured.clear()
-                self._reached = None if self.uri in missing else self._reached
-                for new_folder in sorted(set(missing), key=len) if synced else ():
-                    self._sync(os.path.dirname(new_folder))
-                return
-
-    def _secure(self, folder: str) -> None:
-        """Sync the entries of the folders that lead to a folder, once for each folder."""
-        number = os.stat(folder).st_ino
-        if self._secured.get(folder) == number:
-            return
-        below = folder.removeprefix(self.uri).strip("/").split("/")
-        leading = [self.uri, *(f"{self.uri}/{'/'.join(below[:end])}" for end in range(1, len(below)))]
-        self._reach()
-        for path in leading:
-            self._sync(path)
-        self._secured[folder] = number
-
-    def _reach(self) -> None:
-        """Sync the entries of all folders that lead to the root, once for each root."""
-        number = os.stat(self.uri).st_ino
-        if self._reached == number:
-            return
-        for path in reversed(self._root.parents):
-            try:
-                self._sync(str(path))
-            except OSError as error:
-                if error.errno not in _UNSYNCED:
-                    raise
-        self._reached = number
 
     def _sync(self, path: str) -> None:
         """Sync a file, or the entries of a folder. All syncs go through here: a test can watch them or fail one."""

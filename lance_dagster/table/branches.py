@@ -48,7 +48,8 @@ class Branches:
             InvalidInputError: The pattern has more than 256 characters.
         """
         # A branch that is not ready may lack its first version, so a reader could not open it.
-        return {name: branch for name, branch in self._context.refs.branches(pattern).items() if branch.state == READY}
+        branches = self._context.refs.branches.all(pattern)
+        return {name: branch for name, branch in branches.items() if branch.state == READY}
 
     def get(self, name: str) -> Branch:
         """Return a branch; reads one file.
@@ -56,7 +57,7 @@ class Branches:
         Raises:
             RefNotFoundError: The branch does not exist, or is `main`, which has no branch file.
         """
-        branch = self._context.refs.branch(name)
+        branch = self._context.refs.branches.find(name)
         # A branch that is being created or deleted is reported as missing: its files are incomplete.
         if branch is None or branch.state != READY:
             raise self._context.refs.branch_not_found(name)
@@ -64,7 +65,7 @@ class Branches:
 
     def recall(self, name: str) -> Branch:
         """Return a branch as `get` does, from memory where it was read before; its fork point never changes."""
-        branch = self._context.refs.remembered(name)
+        branch = self._context.refs.branches.remembered(name)
         return self.get(name) if branch is None or branch.state != READY else branch
 
     def opened_at(self) -> Version:
@@ -125,7 +126,7 @@ class Branches:
 
     def has_versions(self, name: str) -> bool:
         """Return whether the folder of a branch has versions, even where the branch has no file; lists some names."""
-        return self._context.refs.may_have(name) and self._context.versions.newest(name) is not None
+        return self._context.refs.branches.may_have(name) and self._context.versions.newest(name) is not None
 
     def unmerged(self, head: Version) -> Sequence[Version]:
         """Return the commits of a branch up to `head` that `main` did not contain when it was last read, newest first.
@@ -148,7 +149,7 @@ class Branches:
 
     def is_ready(self, name: str) -> bool:
         """Return whether there is a branch that takes commits, such as `main`. Reads one file."""
-        branch = None if name == MAIN else self._context.refs.branch_to_change(name)
+        branch = None if name == MAIN else self._context.refs.branches.stored(name)
         return name == MAIN or (branch is not None and branch.state == READY)
 
     def fork(self, name: str, start: Version, *, metadata: Mapping[str, str] | None = None) -> Version:
@@ -197,7 +198,7 @@ class Branches:
         check_class("newest", newest, Version, "table.head('work')")
         if newest.branch != name:
             raise InvalidInputError(f"newest is {newest}, which is not a version of branch {name!r}")
-        branch = refs.remembered(name)
+        branch = refs.branches.remembered(name)
         if branch is not None and branch.state == READY:
             # It need not be read again: its mark is put only where its file is still the same.
             with suppress(RefMovedError):
@@ -329,7 +330,7 @@ class Branches:
         refs = self._context.refs
         # One `AheadBehind` for both directions, because it keeps the listed names of each branch.
         first, second = (lineage_of(self._context.at(side), refs) for side in (ref, other))
-        distances = AheadBehind(refs.branches(), self._context.versions)
+        distances = AheadBehind(refs.branches.all(), self._context.versions)
         return distances.ahead(first, second), distances.ahead(second, first)
 
     def merge_base(self, ref: Ref, other: Ref) -> Version:
@@ -360,7 +361,7 @@ class Branches:
         if name == MAIN:
             uri = self._context.uri
             raise InvalidInputError(f"main of {uri} has no parent branch, so there is nothing to sync it with")
-        branch = self._context.refs.branch(name)
+        branch = self._context.refs.branches.find(name)
         if branch is None:
             raise self._context.refs.branch_not_found(name)
         options = MergeOptions(strategy=strategy, message=message, properties=properties or {})

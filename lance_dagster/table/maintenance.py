@@ -382,7 +382,7 @@ class Maintenance(Generic[TableT]):
         Raises:
             CorruptFileError: Two different manifests of one version exist; both are kept.
         """
-        return migrate_manifest_names(self._context.versions, self._context.refs.branches())
+        return migrate_manifest_names(self._context.versions, self._context.refs.branches.all())
 
     def content_id(self, ref: Ref = MAIN) -> str:
         """Return a digest of the content of a version: versions with equal digests have equal rows in equal order.

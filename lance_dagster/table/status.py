@@ -60,13 +60,13 @@ class TableStatus:
 def status_of(context: TableContext) -> TableStatus:
     """Compare every branch and tag with `main`; versions are counted from file names."""
     refs, versions = context.refs, context.versions
-    main, branches = versions.head(MAIN), refs.branches()
+    main, branches = versions.head(MAIN), refs.branches.all()
     distances = AheadBehind(branches, versions)
     survey = _Survey(context, lineage_of(main, refs), branches, distances)
     # A branch that is being created or deleted may have no versions.
     ready = sorted(name for name, branch in branches.items() if branch.state == READY)
     heads = concurrently(survey.head, ready)
-    tags = sorted(refs.tags().values(), key=lambda tag: tag.name)
+    tags = sorted(refs.tags.all().values(), key=lambda tag: tag.name)
     return TableStatus(
         main=versions.describe(main),
         branches=tuple(survey.status(name, lineage) for name, lineage in zip(ready, heads, strict=True)),

@@ -32,7 +32,7 @@ class Tags:
         Raises:
             InvalidInputError: The pattern has more than 256 characters.
         """
-        return self._context.refs.tags(pattern, limit)
+        return self._context.refs.tags.all(pattern, limit)
 
     def get(self, name: str) -> Tag:
         """Return a tag; reads one file.
@@ -40,9 +40,9 @@ class Tags:
         Raises:
             RefNotFoundError: There is no such tag.
         """
-        tag = self._context.refs.tag_to_change(name)
+        tag = self._context.refs.tags.stored(name)
         if tag is None:
-            raise self._context.refs.tag_not_found(name)
+            raise self._context.refs.tags.not_found(name)
         return tag
 
     def create(self, name: str, at: Ref, *, metadata: Mapping[str, str] | None = None, immutable: bool = False) -> Tag:
@@ -95,14 +95,14 @@ class Tags:
         refs, versions = self._context.refs, self._context.versions
         state = self._context.at(at)
         target = TagTarget(state=state, metadata=metadata or {}, guard=self._guard("move", state, force=force))
-        stored = refs.tag_to_change(name)
+        stored = refs.tags.stored(name)
         if expected is None and stored is None:
             try:
                 return tag_operations.create_tag(name, target, refs, versions, immutable=False)
             except AlreadyExistsError:
                 # A concurrent call created the tag, so it is moved below. When a branch has the name, there is still
                 # no tag, and the error is raised.
-                if refs.tag(name) is None:
+                if refs.tags.find(name) is None:
                     raise
         where = None if expected is None else str(expected)
         return tag_operations.move_tag(name, target, refs, versions, expected=where, stored=stored)
@@ -140,9 +140,9 @@ class Tags:
         """
         steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.
-        current = self._context.refs.tag_to_change(name)
+        current = self._context.refs.tags.stored(name)
         if current is None:
-            raise self._context.refs.tag_not_found(name)
+            raise self._context.refs.tags.not_found(name)
         earlier = self._context.load_recorded(tag_operations.earlier_target(current, steps))
         state = present_version(self._context, name, earlier)
         guard = self._guard("roll back", force=force, steps=steps)

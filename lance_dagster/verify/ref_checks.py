@@ -45,12 +45,12 @@ def list_refs(context: TableContext) -> RefListing:
         name = layout.parse_branch_file_name(file)
         if name is not None:
             refs.all_branches.append(name)
-            branch = _read(context.refs.branch, name, f"{layout.BRANCHES}/{file}", refs)
+            branch = _read(context.refs.branches.find, name, f"{layout.BRANCHES}/{file}", refs)
             if branch is not None:
                 refs.branches[name] = branch
     for file in context.store.list(layout.TAGS):
         name = layout.parse_tag_file_name(file)
-        tag = None if name is None else _read(context.refs.tag, name, f"{layout.TAGS}/{file}", refs)
+        tag = None if name is None else _read(context.refs.tags.find, name, f"{layout.TAGS}/{file}", refs)
         if tag is not None:
             refs.tags[tag.name] = tag
     # Branches whose file is damaged are listed too: their versions still reference files.

@@ -117,7 +117,7 @@ def test_a_branch_of_a_table_called_something_else_can_be_read_and_merged(tmp_pa
     dataset = lance.write_dataset(entries("a", 1, 2), f"file://{tmp_path}/t", enable_stable_row_ids=True)
     dataset.create_branch("dev").insert(entries("dev", 1))
     table = LanceTable.open(dataset.uri)
-    with pytest.raises(InvalidInputError, match=f"looks for the table's files elsewhere than {tmp_path}/t: "):
+    with pytest.raises(InvalidInputError):
         table.append(entries("o", 1), branch="dev")
     table.branches.create("again", "dev")
     table.append(entries("o", 1), branch="again")

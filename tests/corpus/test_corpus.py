@@ -247,7 +247,7 @@ def test_the_package_goes_on_with_it(unpacked: Path, tmp_path: Path, table: Writ
             table_copy.delete("id >= 0")
         lance.dataset(table_copy.uri).update_config({"indices": "by pylance"})
     if takes_no_files(table):
-        with pytest.raises(UnsupportedFeatureError, match=r"writing data files (of version '0\.1'|older than 2\.0)"):
+        with pytest.raises(UnsupportedFeatureError, match=r"of version '0\.1'|older than 2\.0"):
             table_copy.append(row)
         lance.dataset(table_copy.uri).insert(row)
     else:
@@ -290,9 +290,7 @@ def test_what_the_package_makes_of_it_can_be_read(unpacked: Path, tmp_path: Path
     assert rows == table_copy.maintenance.clone(tmp_path / "shallow", "fork").read()
     early = table.name in {"vectors", "indexed"} and table.release < (0, 8, 15)
     if (is_uncounted(table) and rows.num_rows) or early:
-        with pytest.raises(
-            UnsupportedFeatureError, match=r"fragments without a number of rows|indices of pylance before"
-        ):
+        with pytest.raises(UnsupportedFeatureError, match=r"without a number of rows|of pylance before"):
             table_copy.config.set({"set": "by the package"})
         return
     table_copy.config.set({"set": "by the package"})

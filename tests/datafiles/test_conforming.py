@@ -44,7 +44,7 @@ def test_nulls_of_parts_that_take_none_are_refused(name: str) -> None:
     schema = pa.schema([("x", wanted)])
     for kind in (wanted, nullable(wanted)):
         batch = pa.record_batch({"x": pa.array([*right, *wrong], kind)})
-        with pytest.raises(SchemaMismatchError, match=r"column 'x' has nulls in x|column 'x' is "):
+        with pytest.raises(SchemaMismatchError):
             conform(batch, schema)
     # A slice of the same buffers has no such null.
     held = pa.record_batch({"x": pa.array([*right, *wrong], wanted)}).slice(0, len(right))

@@ -139,7 +139,7 @@ def test_a_new_column_with_too_many_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaMismatchError, match="more different values"):
         table.columns.add(new, on=["id"])
     table.columns.add(new.set_column(1, "new", new["new"].cast(pa.string())), on=["id"])
-    with pytest.raises(SchemaMismatchError, match="new"):
+    with pytest.raises(SchemaMismatchError):
         table.columns.cast("new", _INT8)
 
 

@@ -80,7 +80,7 @@ def test_values_stay_or_are_refused(shape: str, case: tuple[pa.DataType, pa.Data
     # Arrow makes no dictionaries of half precision.
     if shape == "dictionary" and not pa.types.is_float16(given):
         values = values.dictionary_encode()
-    with pytest.raises(SchemaMismatchError, match=r"would become|does not fit"):
+    with pytest.raises(SchemaMismatchError):
         cast_exactly(values, make(wanted))
     held = cast_exactly(values.slice(0, len(kept) + 1), make(wanted))
     assert (make(wanted), len(kept) + 1) == (held.type, len(held))

@@ -11,6 +11,7 @@ from lance_dagster import LanceTable, write_files
 from lance_dagster.datafiles import DataFileInspector
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import DataFileShape
+from tests.raising import raises
 
 ROWS = pa.table({"id": range(1000), "text": ["some text"] * 1000})
 
@@ -37,12 +38,12 @@ def test_what_cannot_be_read_is_damage(file: Path) -> None:
     with DataFileInspector() as inspector:
         for content in (b"", b"text", whole[: len(whole) // 2], whole[:-1]):
             file.write_bytes(content)
-            with pytest.raises(CorruptFileError, match=f"{file} is damaged: (it cannot be read|pylance gives up)"):
+            with raises(CorruptFileError, path=str(file)):
                 inspector.inspect(str(file), {}, size=1, decode=True)
         file.write_bytes(whole)
         assert 1000 == inspector.inspect(str(file), {}, size=1, decode=True).rows
         file.unlink()
-        with pytest.raises(CorruptFileError, match="cannot be read: Not found"):
+        with raises(CorruptFileError, path=str(file)):
             inspector.inspect(str(file), {}, size=1, decode=False)
 
 
@@ -50,7 +51,7 @@ def test_a_file_that_ends_the_process_is_damage(file: Path, monkeypatch: pytest.
     """Some damage makes pylance request more memory than there is; the caller survives the end of the process."""
     with DataFileInspector() as inspector:
         monkeypatch.setenv("PYTHONMALLOC", "a kind that ends the interpreter")
-        with pytest.raises(CorruptFileError, match="the process that reads it ended with exit code 1"):
+        with raises(CorruptFileError, path=str(file)):
             inspector.inspect(str(file), {}, size=1, decode=True)
         monkeypatch.delenv("PYTHONMALLOC")
         assert 1000 == inspector.inspect(str(file), {}, size=1, decode=True).rows

@@ -30,7 +30,7 @@ def full_memory_in_a_file() -> None:
 @pytest.mark.parametrize("read", [full_memory_in_a_query, full_memory_in_a_file])
 def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
     """The error says what would need less memory; a handler of `MemoryError` catches it too."""
-    with pytest.raises(MemoryError, match="not enough memory; read fewer columns or rows, or a stream") as caught:
+    with pytest.raises(MemoryError, match="read fewer columns") as caught:
         read()
     assert isinstance(caught.value, NotEnoughMemoryError)
     assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value)))  # noqa: S301 - bytes of this test
@@ -39,7 +39,7 @@ def test_a_full_memory_is_one_clear_error(read: Callable[[], None]) -> None:
 def test_a_text_that_is_no_json_does_not_fit(tmp_path: Path) -> None:
     """The rows are wrong, and not the storage."""
     table = LanceTable.create(tmp_path / "t", pa.schema([pa.field("j", pa.json_())]))
-    with pytest.raises(SchemaMismatchError, match="a text for a column of JSON has to be JSON: expected ident"):
+    with pytest.raises(SchemaMismatchError, match="has to be JSON"):
         table.append(pa.table({"j": ["{}", "not json"]}))
 
 
@@ -50,9 +50,7 @@ def test_a_damaged_page_tells_what_names_the_file(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[65] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(
-        StoreError, match=r"Invalid range .*; a file is damaged: maintenance\.verify\(deep=True\) names it"
-    ):
+    with pytest.raises(StoreError, match="a file is damaged"):
         table.read()
     assert path.name in str(table.maintenance.verify(deep=True).problems[0].path)
 
@@ -75,7 +73,7 @@ def test_a_damaged_footer_is_no_wrong_argument(tmp_path: Path, place: int, value
 @pytest.mark.parametrize("filter", ["to_timestamp(key) > now()", "cast(key as int) = 1"])
 def test_a_filter_that_fails_on_values_is_a_wrong_argument(tmp_path: Path, filter: str) -> None:
     """The error does not depend on what the function in the filter says about the values."""
-    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+    with pytest.raises(InvalidInputError):
         new_table(tmp_path, entries("letter a", 0)).read(filter=filter)
 
 
@@ -104,10 +102,10 @@ def test_a_wrong_filter_is_shown_as_it_was_given(tmp_path: Path, filter: str, sa
 def test_a_text_that_is_no_timestamp_is_a_wrong_argument(tmp_path: Path) -> None:
     """Neither the literal of a filter nor a cast of a column says anything about the files."""
     table = new_table(tmp_path, entries("letter a", 0))
-    with pytest.raises(InvalidInputError, match="Error parsing timestamp from 'yesterday'"):
+    with pytest.raises(InvalidInputError):
         table.read(filter="to_timestamp(key) > timestamp 'yesterday'")
     for expression in ("cast('yesterday' as timestamp)", "cast(key as timestamp)"):
-        with pytest.raises(InvalidInputError, match="Error parsing timestamp from"):
+        with pytest.raises(InvalidInputError):
             table.columns.add({"at": expression})
-    with pytest.raises(InvalidInputError, match="Error parsing timestamp from 'letter a'"):
+    with pytest.raises(InvalidInputError):
         table.update({"key": "cast(cast(key as timestamp) as string)"})

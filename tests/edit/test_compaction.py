@@ -182,7 +182,7 @@ def test_an_inherited_index_beside_one_of_its_own_is_refused(table: LanceTable) 
     table.branches.create("run/1")
     table.to_lance("run/1").create_scalar_index("text", "BTREE", name="by_text")
     before = table.head("run/1")
-    with pytest.raises(InvalidInputError, match="the index 'by_key', which it inherited"):
+    with pytest.raises(InvalidInputError):
         table.maintenance.compact(branch="run/1")
     assert before == table.head("run/1")
 
@@ -214,7 +214,7 @@ def test_a_compaction_by_pylance_is_tried_again_like_any_other(rivals: int, tmp_
         table.maintenance.compact(target_rows=100)
         assert 1 == len(other.to_lance().get_fragments())
     else:
-        with pytest.raises(CommitConflictError, match="This Rewrite transaction was preempted") as raised:
+        with pytest.raises(CommitConflictError) as raised:
             table.maintenance.compact(target_rows=100)
         assert raised.value.retryable
     assert 20 - rivals + len(keys) == other.count_rows()

@@ -11,6 +11,7 @@ import pytest
 from lance_dagster import LanceTable
 from lance_dagster.errors import CommitConflictError, InvalidInputError, RefNotFoundError
 from lance_dagster.format.transaction import Delete
+from tests.raising import raises
 from tests.table.interruption import interrupted
 from tests.table.pylance_parity import ParityPair, assert_pylance_goes_on, row_lineage
 from tests.table_factory import as_pylance, contents, entries, new_table
@@ -95,7 +96,7 @@ def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
     as_pylance(table, "run").validate()
     table.merge("run")
     assert [("a", 1), ("a", 3), ("b", 1)] == contents(table)
-    with pytest.raises(RefNotFoundError, match="runn"):
+    with raises(RefNotFoundError, kind="branch", ref="runn"):
         table.delete("true", branch="runn")
 
 
@@ -103,7 +104,7 @@ def test_a_branch_loses_rows_and_main_keeps_them(tmp_path: Path) -> None:
 def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str) -> None:
     """The predicate is refused, and nothing is deleted."""
     table = new_table(tmp_path, entries("a", 1))
-    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+    with pytest.raises(InvalidInputError):
         table.delete(predicate)
     assert [1, 2] == table.branches.version_numbers()
 
@@ -112,7 +113,7 @@ def test_a_condition_that_makes_no_sense_is_named(tmp_path: Path, predicate: str
 def test_a_condition_that_is_no_text_deletes_nothing(tmp_path: Path, given: Any) -> None:  # noqa: ANN401
     """A variable that was never set would match every row."""
     table = new_table(tmp_path, entries("a", 1))
-    with pytest.raises(InvalidInputError, match="the predicate has to be a string"):
+    with pytest.raises(InvalidInputError):
         table.delete(given)
     assert [1, 2] == table.branches.version_numbers()
 

@@ -295,7 +295,7 @@ def test_a_change_that_pylance_prepared_before_is_right_after_the_move(table: La
     dataset = as_pylance(table)
     table.maintenance.move_files(OLD, "cold")
     if name in REFUSED:
-        with pytest.raises(OSError, match="preempted by concurrent transaction Rewrite"):
+        with pytest.raises(OSError, match="preempted by concurrent"):
             act(dataset)
     act(as_pylance(table) if name in REFUSED else dataset)
     assert expected == contents(table)
@@ -447,7 +447,7 @@ def test_a_shallow_clone_moves_inherited_files_into_its_own_folder(table: LanceT
     assert 2 == len(data_files(Path(clone.uri) / "data"))
     assert ALL == contents(clone)
     source = next(base.name or "" for base in clone.maintenance.bases() if base.path == table.uri)
-    with pytest.raises(InvalidInputError, match="there is the table"):
+    with pytest.raises(InvalidInputError):
         clone.maintenance.move_files(OLD, source)
 
 

@@ -15,6 +15,7 @@ from lance_dagster.edit.write import field_ids, moved_in, retried, taken_out
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.codec import decode_row_ids, decode_versions
 from lance_dagster.format.schema import fields_from_arrow
+from tests.raising import raises
 from tests.table_factory import context_of, entries, new_table
 
 ADDRESSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), unique=True, max_size=30)
@@ -64,7 +65,7 @@ def test_rows_are_read_where_they_were_found(tmp_path: Path, known: bool) -> Non
     assert [(9, "b"), (0, "a"), (4, "a"), (7, "b")] == [tuple(row.values()) for row in found.to_pylist()]
     nothing = take_rows(dataset, rows.addresses[:0], ["key"], None if places is None else places[:0])
     assert (["key"], 0) == (nothing.column_names, nothing.num_rows)
-    with pytest.raises(CorruptFileError, match="the rows read are not the 4 rows found before"):
+    with pytest.raises(CorruptFileError, match="not the 4 rows found before"):
         take_rows(dataset, rows.addresses[wanted] + np.uint64(1), ["key"], places)
 
 
@@ -72,7 +73,7 @@ def test_rows_of_a_fragment_that_is_not_there_are_refused(tmp_path: Path) -> Non
     """The reader and the manifest disagree."""
     table = new_table(tmp_path, entries("a", 1))
     context = context_of(table)
-    with pytest.raises(CorruptFileError, match="a reader finds a fragment 7 that its manifest does not have"):
+    with raises(CorruptFileError, path="main@2"):
         taken_out(context, context.head("main"), offsets_by_fragment(np.array([7 << 32], np.uint64)))
 
 
@@ -94,6 +95,6 @@ def test_what_cannot_be_done_again_is_not() -> None:
         attempts.append(1)
         raise InvalidInputError("no")
 
-    with pytest.raises(InvalidInputError, match="no"):
+    with pytest.raises(InvalidInputError):
         retried(attempt)
     assert [1] == attempts

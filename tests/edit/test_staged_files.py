@@ -25,6 +25,7 @@ from lance_dagster.format.transaction import (
 )
 from lance_dagster.store import LocalStore
 from lance_dagster.types import StagedFile
+from tests.raising import raises
 from tests.store.scripted import Request, Script, ScriptedStore
 from tests.table_factory import SCHEMA, contents, context_of, context_on, entries, new_table
 
@@ -198,7 +199,7 @@ def test_a_transaction_with_a_deletion_file_that_is_not_there_is_refused(table: 
     gone = DeletionFile(kind=0, read_version=2, id=7, deleted_rows=1)
     fragment = replace(head.manifest.fragments[0], deletion=gone)
     operation = Delete(updated_fragments=(fragment,))
-    with pytest.raises(CorruptFileError, match=r"_deletions/0-2-7.arrow is damaged: it is missing"):
+    with raises(CorruptFileError, path=f"{table.uri}/_deletions/0-2-7.arrow"):
         table.commit(Transaction(read_version=2, uuid=str(uuid.uuid4()), operation=operation))
     assert [("a", 1), ("b", 2)] == contents(table)
 
@@ -347,9 +348,7 @@ def test_staged_files_are_appended_once(table: LanceTable, branch: str) -> None:
     given = staged(table, 3)
     table.append(given, branch=branch)
     for again in (table, LanceTable.open(table.uri)):
-        with pytest.raises(
-            InvalidInputError, match=f"{branch}@3 has the rows of the file {given.files[0].name} already"
-        ):
+        with pytest.raises(InvalidInputError):
             again.append(given, branch=branch)
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table, branch)
 
@@ -365,7 +364,7 @@ def test_staged_files_that_another_process_appends_first_are_refused(table: Lanc
             rivals.pop().append(given)
         return request.send()
 
-    with pytest.raises(InvalidInputError, match="main@3 has the rows of the file"):
+    with pytest.raises(InvalidInputError):
         through(table, script).append(given)
     assert [("a", 1), ("b", 2), ("c", 3)] == contents(table)
 

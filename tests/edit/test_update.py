@@ -253,7 +253,7 @@ def test_part_of_a_column_is_refused_by_name(tmp_path: Path) -> None:
     schema = pa.schema([("s", pa.struct([("x", pa.int64()), ("y", pa.int64())]))])
     table = LanceTable.create(tmp_path / "nested", schema)
     table.append(pa.table({"s": [{"x": 1, "y": 2}]}, schema))
-    with pytest.raises(InvalidInputError, match=r"cannot update 's\.x' alone; give all of column 's'"):
+    with pytest.raises(InvalidInputError, match="give all of column 's'"):
         table.update({"s.x": "5"})
     table.update({"s": "named_struct('x', 5, 'y', s.y)"})
     assert [{"x": 5, "y": 2}] == table.read()["s"].to_pylist()
@@ -264,7 +264,7 @@ def test_a_null_where_none_may_be_is_refused(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "strict", pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     table.append(pa.table({"id": [1, 2]}))
     for expression in ("NULL", "nullif(id, 2)"):
-        with pytest.raises(SchemaMismatchError, match="column 'id' has nulls, the table holds int64 not null"):
+        with pytest.raises(SchemaMismatchError, match="has nulls"):
             table.update({"id": expression})
     assert [1, 2] == table.read()["id"].to_pylist()
 
@@ -401,12 +401,9 @@ def test_a_text_without_quotes_is_told(tmp_path: Path) -> None:
     orders = pa.table({"id": [1], "status": ["new"]})
     table = LanceTable.create(tmp_path / "t", orders.schema)
     table.append(orders)
-    said = "No field named paid; a string is written 'paid', in quotes"
-    with pytest.raises(InvalidInputError, match=f"cannot compute 'status' as 'paid': {said}"):
+    with pytest.raises(InvalidInputError, match="a string is written 'paid'"):
         table.update({"status": "paid"})
-    with pytest.raises(InvalidInputError, match=r"paid; did you mean the column id, or the string 'paid', in quotes\?"):
+    with pytest.raises(InvalidInputError, match="did you mean the column id"):
         table.delete("status = paid")
-    with pytest.raises(
-        InvalidInputError, match="No field named cancelled; there are id, status; a string is written 'c"
-    ):
+    with pytest.raises(InvalidInputError, match="a string is written 'c"):
         table.delete("status = cancelled")

@@ -42,6 +42,22 @@ def test_definitions_load() -> None:
     assert "reports/delay_by_carrier" in nodes
 
 
+@pytest.mark.parametrize("table", source.SCHEMAS)
+def test_each_column_is_described(table: str) -> None:
+    """The pages of a table that comes from a file say of each of its columns what it means."""
+    columns = [column.split()[0] for column in source.SCHEMAS[table].split(",")]
+    described = columns_of(table)
+    assert set(columns) == described
+    assert {"time_hour", "late", "features"} <= columns_of("training_set")
+
+
+def columns_of(table: str) -> set[str]:
+    """The columns that the definition of a promoted node describes."""
+    key = dg.AssetKey([publishing.TAG, "nyc", table])
+    schema = publishing.publisher.specs_by_key[key].metadata["dagster/column_schema"]
+    return {column.name for column in schema.columns if column.description}
+
+
 def test_every_check_blocks() -> None:
     """A check that does not block would let a defective month be published."""
     graph = defs.resolve_asset_graph()
@@ -88,7 +104,7 @@ def test_the_report_follows_every_move(instance: dg.DagsterInstance) -> None:
 
 @pytest.mark.slow
 def test_the_workspace_file_is_valid(tmp_path: Path) -> None:
-    """`dagster dev -w workspace.yaml` finds the definitions from the root of the checkout."""
+    """`dg dev -w workspace.yaml` finds the definitions from the root of the checkout."""
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
         cwd=CHECKOUT,

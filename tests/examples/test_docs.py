@@ -18,6 +18,8 @@ PAGES = [
     *sorted((ROOT / "tests/examples/sessions").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```(?P<kind>python|console)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+# Pages that start Spark.
+STARTS_SPARK = ("real-pipeline.md", "spark.md")
 RUN_BLOCK = "__import__('tests.examples.console', fromlist=['run_block']).run_block"
 
 
@@ -38,8 +40,7 @@ def page_code(page: Path) -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        # This page starts Spark several times.
-        pytest.param(page, marks=[pytest.mark.slow] if page.name == "spark.md" else [])
+        pytest.param(page, marks=[pytest.mark.slow] if page.name in STARTS_SPARK else [])
         for page in PAGES
         if BLOCK.search(page.read_text())
     ],

@@ -124,7 +124,7 @@ BUGS = (
         "a branch is ready before it has a version",
         "history/refs/branch_operations.py",
         "    # This is None when another process finished the creation first; its manifest has the same content.\n",
-        "    refs.set_branch_state(branch, READY)\n",
+        "    refs.branches.set_state(branch, READY)\n",
         ("create a branch",),
     ),
     Bug(
@@ -156,7 +156,7 @@ BUGS = (
         "a renamed tag is gone before it is there",
         "history/refs/rename.py",
         "    if target is None:\n        own = {RENAMING_TO: None",
-        "    refs.remove_tag(marked)\n    if target is None:\n        own = {RENAMING_TO: None",
+        "    refs.tags.remove(marked)\n    if target is None:\n        own = {RENAMING_TO: None",
         ("rename a tag",),
     ),
     Bug(

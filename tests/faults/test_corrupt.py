@@ -18,7 +18,7 @@ import lance
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.errors import CorruptFileError, FormatError, UnsupportedFeatureError
+from lance_dagster.errors import CorruptFileError, FormatError, RefNotFoundError, UnsupportedFeatureError
 from lance_dagster.format.codec import decode_indices, decode_transaction, encode_transaction
 from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE, decode_offsets
 from lance_dagster.format.model import Field
@@ -27,6 +27,7 @@ from lance_dagster.history.versions import Versions
 from lance_dagster.store import LocalStore
 from tests.faults.mutations import Mutation, by_bytes, of_deletion, of_json, of_manifest, of_transaction, rewritten
 from tests.faults.probe_process import rows
+from tests.raising import raises
 from tests.soak import FACTOR
 
 pytestmark = pytest.mark.slow
@@ -222,9 +223,7 @@ def test_a_circle_of_branches_is_damage(tmp_path: Path) -> None:
     for name, parent in (("run", "inner"), ("inner", "run")):
         file = path / f"_refs/branches/{name}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "parentBranch": parent, "parentVersion": 4}))
-    with pytest.raises(
-        CorruptFileError, match=r"_refs/branches/.*\.json is damaged: .*forked from itself, through others"
-    ):
+    with pytest.raises(CorruptFileError, match="forked from itself"):
         table.preview_merge("run")
 
 
@@ -233,7 +232,7 @@ def test_a_manifest_under_another_number_is_damage(tmp_path: Path) -> None:
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
     (path,) = (Path(table.uri) / "_versions").glob("*.manifest")
     (path.parent / f"{2**64 - 3:020d}.manifest").write_bytes(path.read_bytes())
-    with pytest.raises(CorruptFileError, match=r"18446744073709551613\.manifest is damaged: it says it is version 1$"):
+    with pytest.raises(CorruptFileError, match=r"it says it is version 1$"):
         table.head()
 
 
@@ -248,7 +247,7 @@ def test_a_manifest_name_beyond_all_versions_is_no_version(tmp_path: Path) -> No
 def test_a_ref_that_cannot_be_is_unknown(tmp_path: Path, name: str) -> None:
     """A ref name that no file can have is answered like an unknown name."""
     table = LanceTable.create(tmp_path / "t", rows(0).schema)
-    with pytest.raises(LookupError, match="no branch or tag"):
+    with raises(RefNotFoundError, kind="branch or tag"):
         table.at(name)
 
 

@@ -12,6 +12,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import CorruptFileError
 from lance_dagster.format.deletions import ARROW_FILE, BITMAP_FILE, decode_offsets, encode_offsets
 from tests.format.histories import files
+from tests.raising import raises
 from tests.table_factory import entries, new_table
 
 BOTH_SIDES = pytest.mark.parametrize("deleted,suffix", [(1, "arrow"), (4999, "arrow"), (5000, "bin"), (7000, "bin")])
@@ -54,7 +55,7 @@ def test_a_file_cut_off_is_damaged(count: int) -> None:
     """No prefix of a deletion file is valid; otherwise deleted rows would reappear."""
     kind, data = encode_offsets(range(0, 3 * count, 3))
     for length in (*range(0, len(data), max(1, len(data) // 200)), len(data) - 1):
-        with pytest.raises(CorruptFileError, match=r"^_deletions/x is damaged: it does not hold row offsets"):
+        with raises(CorruptFileError, path="_deletions/x"):
             decode_offsets(kind, data[:length], "_deletions/x", 3 * count)
 
 
@@ -80,7 +81,7 @@ def test_more_offsets_than_the_fragment_can_have_are_not_unpacked(rows: int) -> 
     """A file whose ratio of compression is accepted could otherwise claim gigabytes for a fragment of few rows."""
     data = packed(np.zeros(40_000_000, "u4"))
     before = pa.total_allocated_bytes()
-    with pytest.raises(CorruptFileError, match=r"bytes would unpack to 1600000\d\d, and offsets of \d+ rows need less"):
+    with pytest.raises(CorruptFileError, match=r"bytes would unpack to 1600000\d\d"):
         decode_offsets(ARROW_FILE, data, "_deletions/x", rows)
     assert before == pa.total_allocated_bytes()
 

@@ -48,7 +48,7 @@ def test_what_is_in_quotes_closes_nothing(sql: str) -> None:
 def test_a_part_does_not_escape_from_its_parentheses() -> None:
     """Joined with another one, `a) OR (b` would let rows pass that the other one excludes."""
     assert "(a) AND (b)" == all_of("a", None, "b")
-    with pytest.raises(InvalidInputError, match="a parenthesis without its partner"):
+    with pytest.raises(InvalidInputError):
         all_of("id = 1", "true) OR (true")
 
 

@@ -4,6 +4,7 @@ from lance_dagster.format.value_ranges import (
     KnownRanges,
     ValueRange,
     decode_range,
+    digest_of_name,
     encode_range,
     file_ranges,
     of_files,
@@ -62,16 +63,32 @@ def test_untrue_ranges_are_named() -> None:
     actual = file_ranges("x", encode_range("n", "int64", ValueRange(has_nulls=True, lower=3, upper=5)), {"n": 0})
 
     def untrue(line: str) -> bool:
-        return bool(untrue_ranges(f"0123456789abcdef\n{line}", actual))
+        return bool(untrue_ranges(f"{digest_of_name('x')}\n{line}", actual))
 
     assert [False, True, True, True] == [
-        untrue('[0,"int64",1,2,9]'),
-        untrue('[0,"int64",0,3,5]'),
-        untrue('[0,"int64",1,4,5]'),
-        untrue('[0,"int64",1,null,null]'),
+        untrue("0 i64?2,9"),
+        untrue("0 i64=3,5"),
+        untrue("0 i64?4,5"),
+        untrue("0 i64?"),
     ]
-    assert [False, False, True] == [untrue('["new"]'), untrue("{}"), untrue('[1,"int64",0,1,1]')]
+    assert [False, False, True] == [untrue("new"), untrue("0 i64!2,9"), untrue("1 i64=1")]
     # Damaged lines.
-    assert not any(
-        map(untrue, ["5", "[[", "[[0],[1],0,1,1]", "[0,[],0,1,1]", '[0,"int64",[],1,1]', '[0,"int64",0,"a",1]'])
-    )
+    assert not any(map(untrue, ["", "5", "0 i64", "0 i64=[[", '0 i64="a",1', "0 i64=1,2,3", "0 i64=5,1"]))
+
+
+def test_a_line_is_short() -> None:
+    """Every commit writes the lines of all files: a bound that is both stands once."""
+    columns = {
+        "day": ("string", ValueRange(has_nulls=False, lower="d3", upper="d3")),
+        "n": ("int64", ValueRange(has_nulls=True, lower=5, upper=900)),
+        "date": ("date32:day", ValueRange(has_nulls=True, lower=None, upper=None)),
+        "at": ("timestamp:us:Europe/Paris", ValueRange(has_nulls=False, lower=0, upper=7)),
+    }
+    lines = "\n".join(encode_range(name, kind, values) for name, (kind, values) in columns.items())
+    text = file_ranges("x.lance", lines, {name: place for place, name in enumerate(columns)})
+    assert f'{digest_of_name("x.lance")}\n0 s="d3"\n1 i64?5,900\n2 d?\n3 timestamp:us:Europe/Paris=0,7' == text
+    known = KnownRanges(text)
+    decoded = [
+        decode_range(known.line("x.lance", place) or "", kind) for place, (kind, _) in enumerate(columns.values())
+    ]
+    assert [values for _, values in columns.values()] == decoded

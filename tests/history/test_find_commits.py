@@ -58,7 +58,7 @@ def test_a_version_is_found_by_its_id(table: LanceTable) -> None:
 def test_an_id_names_one_version_already(table: LanceTable) -> None:
     """A number or a time after it is refused."""
     own_id = table.at("main@2").id
-    with pytest.raises(InvalidInputError, match=f"'{own_id}' is a commit id and names main@2; write it without '@1'"):
+    with pytest.raises(InvalidInputError, match="is a commit id"):
         table.at(f"{own_id}@1")
 
 

@@ -71,7 +71,7 @@ def test_a_uri_names_a_table_of_a_repository(text: str, root: str, table: str, r
     """With `table=` the location is the root of a repository, and the ref is one of the repository."""
     found = parse_version_uri(text)
     assert (root, table, ref) == (found.location, found.table, found.ref)
-    with pytest.raises(InvalidInputError, match=r"LanceRepository.open_uri opens a table of a repository"):
+    with pytest.raises(InvalidInputError, match="open_uri"):
         parse_table_uri(text)
 
 
@@ -145,7 +145,7 @@ def test_no_place_is_the_uri_of_a_version(tmp_path: Path) -> None:
         lambda: table.maintenance.relocate(given),
         lambda: LanceRepository.create(given),
     ):
-        with pytest.raises(InvalidInputError, match="this URI names a version of a table"):
+        with pytest.raises(InvalidInputError, match="names a version"):
             call()
 
 
@@ -158,7 +158,7 @@ def test_a_table_is_opened_with_its_ref(tmp_path: Path) -> None:
     assert (table.uri, "main~1", "main@1") == (opened.uri, ref, str(opened.at(ref)))
     assert (table.uri, "main") == split_table_uri(table.uri)
     for refused in (LanceTable.open, LanceTable.exists, lambda uri: LanceTable.create(uri, table.schema())):
-        with pytest.raises(InvalidInputError, match="names a version of a table: split_table_uri returns the URI of"):
+        with pytest.raises(InvalidInputError, match="names a version"):
             refused(text)
     with pytest.raises(TableNotFoundError):
         LanceTable.open(split_table_uri(f"{text.partition('?')[0]}x?ref=main")[0])

@@ -10,6 +10,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import InvalidInputError, MergeConflictError
+from tests.raising import raises
 
 TEXT: "pa.Field[Any]" = pa.field("text", pa.string())
 AMOUNT: "pa.Field[Any]" = pa.field("amount", pa.float64())
@@ -108,7 +109,7 @@ def test_a_field_of_two_types_is_a_conflict(folded: Folded) -> None:
     """The values of both sides do not fit one field."""
     folded.add("run", 2, TEXT, text="run")
     folded.add("main", 3, pa.field("text", pa.int64()), text=3)
-    with pytest.raises(MergeConflictError, match=rf"column {folded.shape.path}.text: .* added it; .* added it too"):
+    with raises(MergeConflictError, units=(f"column {folded.shape.path}.text",)):
         folded.table.merge("run")
 
 

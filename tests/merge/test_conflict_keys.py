@@ -84,7 +84,7 @@ def test_rows_are_named_by_a_key_that_python_has_no_object_for(tmp_path: Path) -
     (conflict,) = conflicts(table)
     assert ("at '20237-04-25 10:45:03.423488'",) == conflict.keys
     table.append(pa.concat_tables([rows, rows]))
-    with pytest.raises(InvalidInputError, match=r"have the key at = '20237-04-25 10:45:03.423488'"):
+    with pytest.raises(InvalidInputError, match=r"at = '20237-04-25 10:45:03\.423488'"):
         table.diff("main~1", "main", on=["at"]).stat()
 
 
@@ -103,7 +103,7 @@ def test_a_strategy_for_a_column_that_neither_side_has_is_refused(tmp_path: Path
     """The error lists the possible units, even where there is nothing to merge."""
     table = torn(tmp_path, declared=False)
     for unit in ("column w", "column v, w", "metadata of column w"):
-        with pytest.raises(InvalidInputError, match=r"neither side has the column of .*column.* id"):
+        with pytest.raises(InvalidInputError, match="neither side has"):
             table.merge("run", strategy={unit: "dest-wins"})
     # Whether the merge gets as far as the columns does not matter.
     with pytest.raises(InvalidInputError, match="neither side has"):

@@ -237,7 +237,7 @@ def test_values_on_one_side_are_not_nulls_on_the_other(table: LanceTable, filled
     for branch in ("run", "main"):
         added = {"more": "value"} if branch == filled else pa.schema([("more", pa.int64())])
         table.columns.add(added, branch=branch)
-    with pytest.raises(MergeConflictError, match=r"column more: .* added it; .* added it too"):
+    with raises(MergeConflictError, units=("column more",)):
         table.merge("run")
 
 
@@ -246,7 +246,7 @@ def test_a_required_column_is_not_kept_beside_rows_that_come_back(table: LanceTa
     table.overwrite(pa.table({"key": ["o"], "value": [9], "more": [5]}), branch="run")
     table.columns.set_nullable("more", nullable=False, branch="run")
     table.columns.rename("key", "name")
-    with pytest.raises(MergeConflictError, match=r"column more: .* rows it changed or took out are brought back"):
+    with pytest.raises(MergeConflictError, match="are brought back"):
         table.merge("run", strategy="dest-wins")
 
 
@@ -431,7 +431,7 @@ def test_a_new_struct_has_values_where_files_hold_no_null_one(tmp_path: Path, ve
     table.merge("run/1")
     table.append(table.read(filter="id = 1"))
     if version == "2.0":
-        with pytest.raises(MergeConflictError, match=r"added it as a struct.*\n.*drop column n2 on run/2, try again"):
+        with pytest.raises(MergeConflictError, match="drop column n2 on run/2, try again"):
             table.merge("run/2", strategy="source-wins")
         return
     table.merge("run/2")
@@ -526,7 +526,7 @@ def test_columns_written_anew_on_both_sides(table: LanceTable) -> None:
     table.branches.create("again")
     write_anew(table, "again", "value", 20)
     write_anew(table, "main", "value", 30)
-    with pytest.raises(MergeConflictError, match="column value: "):
+    with raises(MergeConflictError, units=("column value",)):
         table.merge("again")
     table.branches.create("second", at="again")
     table.merge("second", strategy={"column value": "source-wins"})
@@ -605,7 +605,7 @@ def test_a_strategy_settles_what_is_in_conflict_and_nothing_else(table: LanceTab
     """Rows that only one side changed keep the change."""
     conflicting_changes(table)
     if not as_pylance(table).has_stable_row_ids:
-        with pytest.raises(MergeConflictError, match="without stable row ids"):
+        with raises(MergeConflictError, units=("1 row in fragment 0 of the merge base",)):
             table.merge("run", strategy="source-wins")
         return
     before = str(table.head())
@@ -673,7 +673,7 @@ def test_rows_do_not_come_back_into_a_column_of_another_type(tmp_path: Path, cas
     double(table, other)
     given: tuple[Strategy, ...] = (wins, {"column double": wins})
     for strategy in given:
-        with pytest.raises(MergeConflictError, match=r"column value: .*rows it changed or took out are brought back"):
+        with pytest.raises(MergeConflictError, match="are brought back"):
             table.merge("run", strategy=strategy)
     table.merge("run", strategy=loses)
     assert [("z", 1, None), ("a", 2, 4), ("b", 3, 6), ("b", 4, 8)] == [
@@ -728,7 +728,7 @@ def test_metadata_of_a_column_is_settled_under_the_unit_of_its_conflict(table: L
 def test_a_strategy_that_is_none_is_said(table: LanceTable) -> None:
     """The strategy is checked before anything is read."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(ValueError, match="'ours' is not a strategy; use 'source-wins' or 'dest-wins'"):
+    with pytest.raises(ValueError, match="is not a strategy"):
         table.merge("run", strategy="ours")  # type: ignore[arg-type]  # what is refused
 
 
@@ -925,7 +925,7 @@ def test_new_columns_are_compared_in_rows_that_both_picked(
     table.columns.add({"more": "value + 1"})
     table.columns.add({"more": "value * 2" if differing else "value + 1"}, branch="run")
     if differing:
-        with pytest.raises(MergeConflictError, match="column more"):
+        with raises(MergeConflictError, units=("column more",)):
             table.merge(source, dest)
     else:
         table.merge(source, dest)

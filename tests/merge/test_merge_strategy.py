@@ -1,6 +1,7 @@
 """Strategies in calls: unknown ones are refused, used ones recorded, and complete ones offered with a refusal."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -34,18 +35,18 @@ def refused(table: LanceTable, **options: object) -> MergeConflictError:
 @pytest.mark.parametrize("strategy", ["theirs", {"rows": "ours"}, {"rwos": "dest-wins"}, {"colum price": "dest-wins"}])
 def test_an_unknown_strategy_is_refused_where_nothing_is_to_merge(table: LanceTable, strategy: Strategy) -> None:
     """A misspelled strategy must be found even if there is no conflict."""
-    with pytest.raises(InvalidInputError, match="is not a "):
+    with pytest.raises(InvalidInputError):
         table.merge("main@1", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="is not a "):
+    with pytest.raises(InvalidInputError):
         table.preview_merge("main@1", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="is not a "):
+    with pytest.raises(InvalidInputError):
         table.cherry_pick(str(table.head()), strategy=strategy)
 
 
 def test_the_unit_of_rows_is_no_strategy(table: LanceTable) -> None:
     """It only counts the rows; the error names the kind, which settles the conflict."""
     (conflict,) = refused(table).conflicts
-    with pytest.raises(InvalidInputError, match=r"only counts rows .* for all of them: 'rows'"):
+    with pytest.raises(InvalidInputError, match="for all of them: 'rows'"):
         table.merge("run", strategy={conflict.unit: "source-wins"})
     table.merge("run", strategy={conflict.kind: "source-wins"})
     assert [("a", 10)] == contents(table)
@@ -57,14 +58,15 @@ def test_an_unknown_unit_is_refused_where_nothing_is_to_merge(table: LanceTable,
     table.merge("run", strategy="dest-wins")
     undone = table.revert(table.update({"value": "30"}, where="value = 20"))
     strategy: Strategy = {unit: "source-wins"}
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.preview_merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.cherry_pick("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="neither side"):
-        table.revert(str(undone.parents[0]), strategy=strategy)
+    uses: list[Callable[[], object]] = [
+        lambda: table.merge("run", strategy=strategy),
+        lambda: table.preview_merge("run", strategy=strategy),
+        lambda: table.cherry_pick("run", strategy=strategy),
+        lambda: table.revert(str(undone.parents[0]), strategy=strategy),
+    ]
+    for use in uses:
+        with pytest.raises(InvalidInputError, match="neither side"):
+            use()
     table.branches.sync("run")
     with pytest.raises(InvalidInputError, match="neither side"):
         table.branches.sync("run", strategy=strategy)

@@ -78,7 +78,7 @@ def test_rows_are_not_picked_across_a_cast(table: LanceTable, onto: str, *, rena
     given = entries("n", 5).cast(table.schema(other))
     added = table.append(given, branch=other)
     deleted = table.delete("value = 1", branch=other)
-    with pytest.raises(MergeConflictError, match=r"column value: .* has it in another type"):
+    with raises(MergeConflictError, units=("column value",)):
         table.cherry_pick(str(added), into=onto)
     table.cherry_pick(str(deleted), into=onto)
     assert 3 == table.count_rows(onto)
@@ -275,7 +275,7 @@ def test_rows_that_were_picked_after_a_compaction_do_not_come_twice(tmp_path: Pa
     added = table.append(entries("n", 5), branch="run")
     table.maintenance.compact(branch="run")
     table.cherry_pick(str(added))
-    with pytest.raises(MergeConflictError, match="have the same versions by different merges"):
+    with pytest.raises(MergeConflictError, match="by different merges"):
         table.merge("run")
     assert [*BEFORE, ("n", 5)] == contents(table)
 
@@ -329,7 +329,7 @@ def test_a_strategy_takes_no_values_from_rows_that_only_moved(table: LanceTable,
     table.update({"key": "'new'"}, where="value = 1")
     table.columns.add({"less": "value - 1"})
     before = table.read().to_pylist()
-    with pytest.raises(MergeConflictError, match="wrote its values beside rows that moved"):
+    with pytest.raises(MergeConflictError, match="beside rows that moved"):
         table.cherry_pick(str(picked), strategy=strategy)
     assert before == table.read().to_pylist()
 

@@ -197,7 +197,7 @@ def test_a_change_that_others_build_on_is_a_conflict(table: LanceTable) -> None:
     """Rows that the change updated were updated again since."""
     updated = table.update({"value": "100"}, where="value = 1")
     table.update({"value": "101"}, where="value = 100")
-    with pytest.raises(MergeConflictError, match="cannot revert main@4 on main@5") as caught:
+    with raises(MergeConflictError, units=("1 row in fragment 2 of the merge base",)) as caught:
         table.revert(str(updated))
     assert "1 row in fragment" in str(caught.value)
     table.revert(str(updated), strategy="source-wins")
@@ -210,9 +210,9 @@ def test_a_merge_is_reverted_against_one_of_its_parents(table: LanceTable) -> No
     table.update({"value": "10"}, where="value = 1", branch="run")
     table.append(entries("m", 6))
     merged = table.merge("run")
-    with pytest.raises(InvalidInputError, match=r"is a merge; say which parent .*1 for main@4, 2 for run@5"):
+    with pytest.raises(InvalidInputError, match="which parent"):
         table.revert(str(merged))
-    with pytest.raises(InvalidInputError, match="has 2 parents, but no parent 3"):
+    with pytest.raises(InvalidInputError):
         table.revert(str(merged), parent=3)
     undone = table.revert(str(merged), parent=1)
     assert [*BEFORE, ("m", 6)] == contents(table)
@@ -305,7 +305,7 @@ def test_a_column_that_a_merge_dropped_comes_back_with_its_values(table: LanceTa
         sound(table)
     else:
         table.update({"key": "'z'"}, where="key = 'a'")
-        with pytest.raises(MergeConflictError, match=r"column value: .* updated .* rows? without them"):
+        with raises(MergeConflictError, units=("column value",)):
             table.revert(str(merged), parent=1)
 
 
@@ -377,7 +377,7 @@ def test_what_was_merged_stays_merged_behind_the_fork(table: LanceTable) -> None
 def test_a_branch_goes_back_to_what_it_had_only(table: LanceTable) -> None:
     """A version of the parent after the fork is refused."""
     later = table.append(entries("n", 5))
-    with pytest.raises(InvalidInputError, match=r"branch 'run' of .* was never at main@4"):
+    with pytest.raises(InvalidInputError):
         table.restore(str(later), "run")
 
 
@@ -386,7 +386,7 @@ def test_a_branch_takes_in_what_its_parent_did(table: LanceTable) -> None:
     table.append(entries("n", 5))
     table.branches.sync("run")
     assert [*BEFORE, ("n", 5)] == contents(table, "run")
-    with pytest.raises(InvalidInputError, match=r"main of .* has no parent branch"):
+    with pytest.raises(InvalidInputError):
         table.branches.sync("main")
 
 
@@ -401,9 +401,9 @@ def test_a_fast_forward_is_asked_for(table: LanceTable) -> None:
     table.append(entries("n", 6), branch="run")
     table.append(entries("m", 7))
     assert not table.preview_merge("run").fast_forward
-    with pytest.raises(MergeConflictError, match="only a fast-forward was asked for"):
+    with pytest.raises(MergeConflictError, match="only a fast-forward"):
         table.merge("run", mode="ff-only")
-    with pytest.raises(InvalidInputError, match="'rebase' is not a merge mode; use 'merge', 'ff-only', 'squash'"):
+    with pytest.raises(InvalidInputError):
         table.merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
@@ -495,7 +495,7 @@ def test_a_squash_takes_along_what_was_merged_before(tmp_path: Path) -> None:
     table.merge("two", into="one")
     table.append(entries("t", 20), branch="two")
     table.merge("one", mode="squash")
-    with pytest.raises(MergeConflictError, match="has one@3 by a squash"):
+    with pytest.raises(MergeConflictError, match="by a squash"):
         table.merge("two")
     assert [("a", 1), ("t", 10)] == contents(table)
 
@@ -512,7 +512,7 @@ def test_what_grew_on_a_squashed_branch_cannot_be_merged(tmp_path: Path) -> None
     table.merge("run", into="twin", mode="squash")
     for source, into in (("inner", "main"), ("main", "inner"), ("twin", "main"), ("main", "twin")):
         assert table.preview_merge(source, into=into).conflicts
-        with pytest.raises(MergeConflictError, match="has run@3 by a squash"):
+        with pytest.raises(MergeConflictError, match="by a squash"):
             table.merge(source, into=into)
     table.branches.create("later")
     table.append(entries("t", 30), branch="later")
@@ -601,7 +601,7 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
     assert ("main@5", "run@5") == merged.parents
     assert "a test" == merged.properties["why"]
     record = next(key for key in as_pylance(table).metadata if key.startswith("lance_dagster.merged."))
-    with pytest.raises(InvalidInputError, match="reserved for the records of merges"):
+    with pytest.raises(InvalidInputError):
         table.config.set_table_metadata({record: None})
 
 
@@ -609,16 +609,16 @@ def test_what_merges_recorded_cannot_be_lost(table: LanceTable, *, replacing: bo
 def test_what_is_no_strategy_is_named(table: LanceTable, strategy: Strategy) -> None:
     """Values of other types are refused too."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(InvalidInputError, match="is not a strategy; use 'source-wins' or 'dest-wins'"):
+    with pytest.raises(InvalidInputError):
         table.preview_merge("run", strategy=strategy)
-    with pytest.raises(InvalidInputError, match="'rebase' is not a merge mode"):
+    with pytest.raises(InvalidInputError):
         table.preview_merge("run", mode="rebase")  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_kind_of_conflict_that_is_none_is_told(table: LanceTable) -> None:
     """The error suggests the kind that was probably meant."""
     table.append(entries("n", 5), branch="run")
-    with pytest.raises(InvalidInputError, match="'row' is not a kind of conflict; did you mean 'rows'"):
+    with pytest.raises(InvalidInputError, match="did you mean 'rows'"):
         table.merge("run", strategy={"row": "source-wins"})
 
 

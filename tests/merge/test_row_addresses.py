@@ -42,7 +42,7 @@ def test_a_pick_of_rows_that_were_picked_and_moved(table: LanceTable, *, by_pyla
         as_pylance(table).optimize.compact_files()
     else:
         table.maintenance.compact()
-    with pytest.raises(MergeConflictError, match="have the same versions by different merges or picks"):
+    with pytest.raises(MergeConflictError, match="by different merges or picks"):
         table.cherry_pick(picked)
     assert [*BEFORE, ("p", 4)] == contents(table)
 
@@ -108,7 +108,7 @@ def test_a_pick_that_cannot_be_traced_says_why(table: LanceTable) -> None:
     table.append(entries("p", 4, 5), branch="run")
     updated = table.update({"value": "40"}, where="value = 4", branch="run")
     for picked in (updated, table.delete("value = 5", branch="run")):
-        with pytest.raises(MergeConflictError, match="is not made from the version that the change starts at"):
+        with pytest.raises(MergeConflictError, match="is not made from the version"):
             table.cherry_pick(str(picked))
     assert [*BEFORE, ("m", 9)] == contents(table)
 
@@ -138,6 +138,6 @@ def test_a_reverted_deletion_of_a_row_that_a_strategy_kept(
     table.merge("main", "run", strategy="dest-wins")
     table.revert(str(deleted))
     before = contents(table, dest)
-    with pytest.raises(MergeConflictError, match="unknown which of the rows these brought or kept both have"):
+    with pytest.raises(MergeConflictError, match="these brought or kept"):
         table.merge(source, dest)
     assert before == contents(table, dest)

@@ -8,6 +8,7 @@ import pytest
 
 from lance_dagster import LanceTable
 from lance_dagster.errors import MergeConflictError
+from tests.raising import raises
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "note": pa.null()}
 UNTYPED = pa.schema(COLUMNS)
@@ -76,7 +77,7 @@ def test_two_types_are_a_conflict(table: LanceTable) -> None:
     """The values of both sides do not fit one column."""
     type_note(table, "run")
     type_note(table, "main", pa.int64())
-    with pytest.raises(MergeConflictError, match=r"column note: .* changed its type; .* changed its type"):
+    with raises(MergeConflictError, units=("column note",)):
         table.merge("run")
 
 

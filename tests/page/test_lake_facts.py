@@ -15,7 +15,7 @@ def test_the_log_is_read_in_pieces_without_a_gap(tmp_path: Path, limit: int) -> 
     """Whatever the limit, the shown commits follow each other, and each has what it changed."""
     lake = LanceRepository.create(tmp_path / "lake")
     for number in range(200):
-        lake.drop_writes([], message=str(number))
+        lake.publications.drop_writes([], message=str(number))
         if number % 67 == 0:
             lake.create_table(f"t{number}", rows().schema)
             lake.commit(f"with t{number}")

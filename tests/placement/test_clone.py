@@ -17,6 +17,7 @@ from lance_dagster.transactions.base_paths import deep_clone
 from tests.backdating import DAY, age
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
+from tests.raising import raises
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -71,7 +72,7 @@ def test_a_clone_is_neither_inside_its_source_nor_around_it(tmp_path: Path, kind
     table = new_table(tmp_path / "lake", entries("a", 1))
     (tmp_path / "link").symlink_to(table.uri)
     for place in (f"{table.uri}/data/clone", tmp_path / "link" / "clone", tmp_path / "lake"):
-        with pytest.raises(InvalidInputError, match=r"is inside the table .*; choose another place"):
+        with pytest.raises(InvalidInputError):
             cloned(table, place, kind)
     assert [("a", 1)] == contents(cloned(table, f"{table.uri}-clone", kind))
 
@@ -220,7 +221,7 @@ def test_a_table_that_is_there_is_not_overwritten(tmp_path: Path, kind: str) -> 
     table = new_table(tmp_path, entries("a", 1))
     other = new_table(tmp_path, entries("b", 1))
     for place in (other.uri, table.uri):
-        with pytest.raises(AlreadyExistsError, match="there is a Lance table at"):
+        with pytest.raises(AlreadyExistsError):
             cloned(table, place, kind)
     assert [("b", 1)] == contents(other)
     assert 1 == len(list(Path(other.uri, "data").iterdir()))
@@ -231,7 +232,7 @@ def test_a_deep_clone_without_all_files_is_not_there(tmp_path: Path) -> None:
     table = branched(tmp_path)
     file = next((tmp_path / "cold").iterdir())
     lost = file.rename(tmp_path / "lost")
-    with pytest.raises(CorruptFileError, match=f"{file} is damaged: it is missing"):
+    with raises(CorruptFileError, path=str(file)):
         cloned(table, tmp_path / "clone", DEEP, "run")
     assert not LanceTable.exists(tmp_path / "clone")
     lost.rename(file)
@@ -314,7 +315,7 @@ def test_the_same_clone_made_twice_at_once_is_made_once(tmp_path: Path) -> None:
     state = source.at("run")
     intruder = intruder_at_commit(lambda: cloned(table, tmp_path / "clone", DEEP, "run"))
     made = context_on(ScriptedStore(open_store(tmp_path / "clone"), intruder))
-    with pytest.raises(AlreadyExistsError, match="somebody else made a Lance table at"):
+    with pytest.raises(AlreadyExistsError):
         write_clone(source, state, made, deep_clone(state.manifest))
     assert_sound(lance.dataset(tmp_path / "clone"), RUN)
 

@@ -20,6 +20,7 @@ from lance_dagster.format.transaction import Append, Transaction
 from lance_dagster.transactions.apply import with_feature_flags
 from lance_dagster.transactions.base_paths import with_base
 from tests.history.rewritten_manifests import manifest_file
+from tests.raising import raises
 from tests.table_factory import contents, context_of, entries, new_table
 
 VARIABLE = "LANCE_DAGSTER_ALLOWED_BASE_PATHS"
@@ -80,7 +81,7 @@ def private(tmp_path: Path) -> LanceTable:
 def test_no_use_of_a_table_follows_it_into_another_one(tmp_path: Path, private: LanceTable, use: str) -> None:
     """The writer of a manifest cannot make a reader pass on rows that only the reader may read."""
     table = hostile(tmp_path, private.uri)
-    with pytest.raises(BasePathRefusedError, match=f"names files at {private.uri}, outside of the table"):
+    with raises(BasePathRefusedError, place=private.uri):
         EVERY_USE[use](table)
     assert [3, 2, 1] == [version.number for version in table.log()]
     assert [("a", 1)] == contents(table, "main@2")
@@ -102,7 +103,7 @@ def test_no_spelling_of_the_place_hides_it(tmp_path: Path, private: LanceTable, 
     assert transaction is not None
     changed = replace(manifest, base_paths=(replace(base, path=place),))
     path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
-    with pytest.raises(BasePathRefusedError, match=f"names files at {private.uri},"):
+    with raises(BasePathRefusedError, place=private.uri):
         LanceTable.open(table.uri).read()
 
 
@@ -115,7 +116,7 @@ def test_a_base_path_with_credentials_in_it_is_refused(tmp_path: Path, private: 
     (base,) = manifest.base_paths
     changed = replace(manifest, base_paths=(replace(base, path="s3://key:hunter2@bucket/t"),))
     path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
-    with pytest.raises(CorruptFileError, match="one of its base paths has credentials") as caught:
+    with raises(CorruptFileError, path=str(path)) as caught:
         LanceTable.open(table.uri).read()
     report = LanceTable.open(table.uri).maintenance.verify()
     assert not report.ok
@@ -158,7 +159,7 @@ def test_a_place_that_only_pylance_can_open_is_pylances_once_it_is_allowed(tmp_p
     (base,) = manifest.base_paths
     changed = replace(manifest, base_paths=(replace(base, path="memory://place/t"),))
     path.write_bytes(encode_manifest_file(changed, encode_transaction(transaction)))
-    with pytest.raises(InvalidInputError, match="cannot store tables at memory://"):
+    with pytest.raises(InvalidInputError, match="cannot store tables"):
         LanceTable.open(table.uri).to_lance()
     assert 3 == LanceTable.open(table.uri, {"allowed_base_paths": "memory://place/t"}).to_lance().version
 
@@ -183,7 +184,7 @@ def test_the_owner_of_the_place_can_allow_it_for_every_reader(tmp_path: Path, pr
 
 def test_a_signature_in_a_place_to_allow_is_not_shown(tmp_path: Path) -> None:
     """The error says what is wrong with the place."""
-    with pytest.raises(InvalidInputError, match=r"a table URI cannot contain '[?]' or '#'") as caught:
+    with pytest.raises(InvalidInputError, match="cannot contain") as caught:
         new_table(tmp_path).maintenance.allow_base("s3://bucket/x?sig=hunter2")
     assert "hunter2" not in str(caught.value)
 

@@ -19,6 +19,7 @@ from lance_dagster.store import open_store
 from lance_dagster.types import Relocation
 from tests.compat.tables import OPERATIONS, assert_sound, prepared
 from tests.conftest import S3Storage
+from tests.raising import raises
 from tests.store.scripted import (
     PlugPulledError,
     Request,
@@ -72,7 +73,7 @@ def test_a_moved_table_is_what_it_was(tmp_path: Path) -> None:
     table = branched(tmp_path)
     before = rows_of(table, "old", "candidate", "production")
     there = moved(table)
-    with pytest.raises(BasePathRefusedError, match="if the table was moved, relocate it"):
+    with pytest.raises(BasePathRefusedError):
         contents(there, "run")
     done = there.maintenance.relocate()
     again = LanceTable.open(there.uri)
@@ -204,7 +205,7 @@ def test_an_old_version_is_read_through_a_branch(tmp_path: Path) -> None:
     there = moved(table)
     there.maintenance.relocate()
     # A hint to relocate again would not help the reader.
-    with pytest.raises(BasePathRefusedError, match=f"{version} is from before the table was moved: create a branch"):
+    with raises(BasePathRefusedError, before_move=str(version)):
         contents(there, version)
     there.branches.create("look", version)
     there.maintenance.relocate()
@@ -246,7 +247,7 @@ def test_a_branch_forked_under_another_spelling_is_put_right(tmp_path: Path, spe
     table = prepared(tmp_path)
     before = contents(table)
     lance.dataset(spelling.format(table.uri)).create_branch("run").insert(entries("r", 1))
-    with pytest.raises(InvalidInputError, match="relocate"):
+    with pytest.raises(InvalidInputError):
         table.append(entries("r", 2), branch="run")
     table.maintenance.relocate()
     table.append(entries("r", 2), branch="run")
@@ -480,7 +481,7 @@ def test_a_branch_that_was_being_deleted_stays_out_of_it(tmp_path: Path) -> None
     table = prepared(tmp_path)
     branch = table.branches.create("run")
     context = context_on(open_store(table.uri))
-    context.refs.set_branch_state(branch, DELETING)
+    context.refs.branches.set_state(branch, DELETING)
     there = moved(table)
     assert Relocation() == there.maintenance.relocate()
     there.branches.delete("run")

@@ -73,5 +73,5 @@ def test_a_head_without_partitions_needs_no_request(table: LanceTable) -> None:
 def test_keys_that_another_program_wrote(table: LanceTable, value: str) -> None:
     """A commit whose partition keys are no list of strings is named, and nothing is assumed about it."""
     table.append(MON, branch="work", properties={md.PARTITION_KEYS: value})
-    with pytest.raises(FormatError, match=r"^work@3 has the property 'dagster/partition_keys' with the value "):
+    with pytest.raises(FormatError, match="'dagster/partition_keys'"):
         partitions_of(table, table.head("work"), "")

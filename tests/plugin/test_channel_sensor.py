@@ -67,6 +67,8 @@ def test_an_entry_names_all_tables_and_who_and_why(root: Path, instance: dg.Dags
             said["lance/action"],
         )
         assert ("day 2", "shop/lines, shop/orders") == (said["lance/reason"], said["lance/tables"])
+        assert event.description.startswith("production@2 promote by ")
+        assert event.description == said["lance/event"]
     repository.channels.hold("production", reason="freeze", who="Ada")
     held = ticks.tick()
     assert [] == held.asset_events

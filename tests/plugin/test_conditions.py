@@ -22,6 +22,41 @@ def test_tag_moved(shop: Shop, instance: dg.DagsterInstance) -> None:
     assert 1 == ticks.requested()
 
 
+def test_tag_moved_after_a_run(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A move after the requested run has made its reader, but within the same tick, requests another run."""
+    ticks = ConditionTicks(shop, instance, tag_moved(), [PRODUCTION_ORDERS])
+    assert shop.run(instance).success
+    assert 1 == ticks.requested()
+    ticks.make()
+    shop.play(orders=[4])
+    assert shop.run(instance).success
+    assert 1 == ticks.requested()
+    ticks.make()
+    assert [0, 0] == [ticks.requested(), ticks.requested()]
+
+
+def test_tag_moved_during_a_run(shop: Shop, instance: dg.DagsterInstance) -> None:
+    """A move while a run makes its reader requests another run when that run is over, and no third run."""
+    ticks = ConditionTicks(shop, instance, tag_moved(), [PRODUCTION_ORDERS])
+    assert shop.run(instance).success
+    assert 1 == ticks.requested()
+    assert 0 == ticks.requested()
+    seen: list[int] = []
+
+    def move() -> None:
+        shop.play(orders=[4])
+        assert shop.run(instance).success
+        seen.append(ticks.requested())
+
+    ticks.meanwhile = move
+    ticks.make()
+    assert [0] == seen
+    assert 1 == ticks.requested()
+    ticks.meanwhile = lambda: None
+    ticks.make()
+    assert [0, 0] == [ticks.requested(), ticks.requested()]
+
+
 def test_candidate_audited(shop: Shop, instance: dg.DagsterInstance) -> None:
     """A candidate that passed its blocking checks requests a run, before it is published; a failed one does not."""
     ticks = ConditionTicks(shop, instance, candidate_audited(), [ORDERS])

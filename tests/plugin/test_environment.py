@@ -80,7 +80,7 @@ def test_fork_at_a_tag(lake: LanceResource, shop: Shop, instance: dg.DagsterInst
 def test_table_that_only_the_environment_has(lake: LanceResource, shop: Shop, instance: dg.DagsterInstance) -> None:
     """A new asset of the branch makes its table in the environment."""
     branch = of_branch(lake)
-    with pytest.raises(TableNotFoundError, match="no run has written it yet"):
+    with pytest.raises(TableNotFoundError):
         branch.table()
     assert branch.run(instance).success
     assert [1, 2, 3] == branch.ids("production")

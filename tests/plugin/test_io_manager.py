@@ -518,7 +518,7 @@ def test_value_of_which_nothing_was_published(lake: LanceResource) -> None:
     """The error says what to ask for."""
     LanceTable.create(lake.uri_of(NUMBERS), ROWS.schema)
     definitions = dg.Definitions([returned(ROWS)], resources={"io_manager": LanceIOManager(lance=lake)})
-    with pytest.raises(VersionNotFoundError, match=r"the value of lab/numbers reads .* ask for Optional"):
+    with pytest.raises(VersionNotFoundError, match="ask for Optional"):
         definitions.load_asset_value(NUMBERS, python_type=pa.Table)
     optional: Any = pa.Table | None
     assert definitions.load_asset_value(NUMBERS, python_type=optional) is None

@@ -82,7 +82,7 @@ def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) 
 
         return events_of(value)
 
-    with pytest.raises(InvalidInputError, match="1 row that is not in the partitions"):
+    with pytest.raises(InvalidInputError, match="not in the partitions"):
         run(lake, anew("b", "c"), partition_key="b")
     assert ["a"] == found(lake)
     run(lake, anew("b", "b"), partition_key="b")
@@ -92,7 +92,7 @@ def test_an_overwrite_of_one_run_is_held_to_its_partitions(lake: LanceResource) 
 def test_lasting_overwrite_of_a_partitioned_asset_is_refused(lake: LanceResource) -> None:
     """A partitioned asset may not overwrite in every run, as the run of one partition would delete all others."""
     run(lake, events_of(rows("a")), partition_key="a")
-    with pytest.raises(InvalidInputError, match="would delete all other partitions") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         run(lake, events_of(rows("b"), write_mode="overwrite"), partition_key="b")
     assert "leave it out to replace the partitions of the run" in str(caught.value)
     assert ["a"] == found(lake)
@@ -265,7 +265,7 @@ def test_misspelt_metadata_of_a_run_is_refused(lake: LanceResource) -> None:
         context.add_output_metadata({"lance/write_mod": "append"})
         return rows("a")
 
-    with pytest.raises(InvalidInputError, match="output metadata of log/events: there is no setting"):
+    with pytest.raises(InvalidInputError, match="there is no setting"):
         run(lake, events_of(value), partition_key="a")
 
 
@@ -375,5 +375,5 @@ def test_an_empty_partition_of_a_first_backfill_is_published(
 @pytest.mark.parametrize("value", [[{}], pd.DataFrame(index=[1])], ids=["list", "pandas"])
 def test_rows_without_columns_are_refused(lake: LanceResource, value: object) -> None:
     """They would be lost: no file could hold them."""
-    with pytest.raises(InvalidInputError, match="the output has 1 row and no columns to store"):
+    with pytest.raises(InvalidInputError, match="no columns to store"):
         run(lake, events_of(value), partition_key="a")

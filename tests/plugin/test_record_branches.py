@@ -47,7 +47,7 @@ def stall(lake: LanceResource) -> OldStall:
 def record(lake: LanceResource) -> LanceRepository:
     """Record the branches of the lake."""
     repository = LanceRepository.create(lake.root)
-    assert () == repository.record_branches(dry_run=False).left
+    assert () == repository.maintenance.record_branches(dry_run=False).left
     return repository
 
 

@@ -59,12 +59,9 @@ def test_other_columns_are_refused_unless_asked_for(lake: LanceResource) -> None
         "column 'extra' is double and not in the table; lance/schema_evolution is 'refuse'; with 'add_columns' the "
         "output would be accepted"
     )
-    with pytest.raises(SchemaMismatchError, match=r"column 'name' \(string\) is missing in the output"):
+    with pytest.raises(SchemaMismatchError, match="is missing in the output"):
         run(lake, ints(pa.int32(), 2))
-    with pytest.raises(
-        SchemaMismatchError,
-        match=r"'id' is string in the output and int32 .* table.columns.cast\('id', pa.string\(\), branch='dev'\)",
-    ):
+    with pytest.raises(SchemaMismatchError, match=r"pa\.string\(\), branch='dev'\)"):
         run(lake, pa.table({"id": ["x"], "name": ["b"]}), schema_evolution="widen")
     assert table.count_rows("dev") == 1
 
@@ -187,7 +184,7 @@ def test_values_that_fit_are_cast(lake: LanceResource, *, stream: bool) -> None:
     run(lake, fitting.to_reader() if stream else fitting, schema_evolution="add_columns")
     assert ints(pa.int32(), 1, 2) == table.read("dev")
     huge = ints(pa.int64(), 2**40)
-    with pytest.raises(SchemaMismatchError, match=r"column 'id' is int64, the table holds int32, and a value does not"):
+    with pytest.raises(SchemaMismatchError, match="a value does not"):
         run(lake, huge.to_reader() if stream else huge, schema_evolution="add_columns")
     assert table.count_rows("dev") == 2
 
@@ -235,7 +232,7 @@ def test_categories_and_text_in_turn(lake: LanceResource, kinds: Sequence[str], 
 def test_more_categories_than_the_table_can_number(lake: LanceResource, kind: str) -> None:
     """The categories of pandas get wider indices with their number, and so does the column where it may be widened."""
     table = started(lake, TEXTS["categories"](["a"]))
-    with pytest.raises(SchemaMismatchError, match=r"more different values than a dictionary .* with 'widen'"):
+    with pytest.raises(SchemaMismatchError, match="more different values"):
         run(lake, TEXTS[kind](MANY), schema_evolution="add_columns")
     run(lake, TEXTS[kind](MANY), schema_evolution="widen")
     run(lake, TEXTS["categories"](["a"]), schema_evolution="widen")
@@ -378,7 +375,7 @@ def test_policy_of_the_manager_is_the_default(lake: LanceResource) -> None:
     assert ["id", "name"] == table.schema("dev").names
     with pytest.raises(SchemaMismatchError):
         run(lake, more.append_column("x", [[1]]), {"schema_evolution": "add_columns"}, schema_evolution="refuse")
-    with pytest.raises(InvalidInputError, match="schema_evolution is one of refuse, add_columns, widen, replace"):
+    with pytest.raises(InvalidInputError):
         LanceIOManager(lance=lake, schema_evolution="any")
 
 

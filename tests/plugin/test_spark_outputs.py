@@ -94,9 +94,9 @@ def test_keys_of_other_numbers_are_compared_as_those_of_the_table(spark: SparkSe
     upsert("id", "1.0D AS id, 6 AS x")
     upsert("id", "4 AS id, 7.0D AS x")
     for wrong in ("1.5D", "1e300D", "double('NaN')"):
-        with pytest.raises(SchemaMismatchError, match="column 'id' does not fit the table's int64"):
+        with pytest.raises(SchemaMismatchError):
             upsert("id", f"{wrong} AS id")
-    with pytest.raises(InvalidInputError, match="two of the rows have the key id = 1"):
+    with pytest.raises(InvalidInputError):
         upsert("id", "id FROM VALUES (1.0D), (1.0D) AS given(id)")
     expected = [
         {"id": 1, "note": "a", "x": 6.0},
@@ -221,12 +221,12 @@ def test_columns_of_a_table_follow_its_policy(lake: LanceResource, spark: SparkS
     """Numbers are cast or widened, columns are added, and values that do not fit are refused."""
     run(lake, rows(spark, "a", kind="int"), partition_key="a")
     wide = rows(spark, "b", kind="bigint")
-    with pytest.raises(SchemaMismatchError, match="column 'n' is int64 in the output and int32 in the table"):
+    with pytest.raises(SchemaMismatchError):
         run(lake, wide, partition_key="b")
     run(lake, wide, partition_key="b", metadata={"lance/schema_evolution": "add_columns"})
     assert pa.int32() == lake.table(EVENTS).schema("dev").field("n").type
     huge = spark.createDataFrame([("c", 2**40)], "region string, n bigint")
-    with pytest.raises(SchemaMismatchError, match="does not fit"):
+    with pytest.raises(SchemaMismatchError):
         run(lake, huge, partition_key="c", metadata={"lance/schema_evolution": "add_columns"})
     run(lake, huge, partition_key="c", metadata={"lance/schema_evolution": "widen"})
     assert pa.int64() == lake.table(EVENTS).schema("dev").field("n").type

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from lance_dagster import InvalidInputError, Tier
-from lance_dagster.plugin.operate.tiers import tier_predicates
+from lance_dagster.plugin.operate.maintenance_job import tier_predicates
 
 NOW = datetime(2026, 8, 31, 12, tzinfo=UTC)
 WARM, COLD = Tier(to="warm", older_than=timedelta(days=1)), Tier(to="cold", older_than=timedelta(days=31))

@@ -212,7 +212,7 @@ def test_files_cannot_be_upserted(lake: LanceResource) -> None:
     """Staged files cannot be upserted, because the keys of their rows are not known."""
     table = LanceTable.create(lake.uri_of(STOCK), rows("a").schema)
     staged: StagedFiles = table.stage(rows("a", x=1))
-    with pytest.raises(InvalidInputError, match="return Arrow rows or a frame, not StagedFiles"):
+    with pytest.raises(InvalidInputError):
         upsert(lake, staged)
 
 
@@ -237,7 +237,7 @@ def test_core_upsert_limits_what_is_missing(tmp_path: Any) -> None:
     made = table.upsert(rows("a", y=3), on=["id"], when_missing="delete", missing_where="region = 'a'")
     assert (1, 1, 0) == (made.rows_deleted, made.rows_updated, made.rows_added)
     assert {"y", "u"} == set(table.read()["id"].to_pylist())
-    with pytest.raises(InvalidInputError, match="give both"):
+    with pytest.raises(InvalidInputError):
         table.upsert(rows("a", y=3), on=["id"], missing_where="region = 'a'")
 
 

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 """Sensors and conditions that a test evaluates tick by tick, as the daemon does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -38,7 +38,7 @@ READER = dg.AssetKey("reader")
 
 
 class ConditionTicks:
-    """An asset with a condition, evaluated tick by tick."""
+    """An asset with a condition, evaluated tick by tick; `meanwhile` happens when a run makes the asset."""
 
     def __init__(
         self,
@@ -49,13 +49,18 @@ class ConditionTicks:
     ) -> None:
         @dg.asset(key=READER, deps=list(deps), automation_condition=condition)
         def reader() -> None:
-            pass
+            self.meanwhile()
 
         self.reader, self.instance = reader, instance
         found = shop.definitions
         self.definitions = dg.Definitions.merge(found, dg.Definitions([reader]))
         self.cursor: Any = None
+        self.meanwhile: Callable[[], object] = lambda: None
         self.requested()
+
+    def make(self) -> None:
+        """Make the asset."""
+        assert dg.materialize([self.reader], instance=self.instance).success
 
     def requested(self) -> int:
         """Evaluate once; return the number of requested runs of the reader."""

@@ -23,7 +23,7 @@ READS: Mapping[str, Callable[[LanceRepository], object]] = {
     ).count_rows(),
     "status": lambda repository: str(repository.status()),
     "candidates": lambda repository: str(repository.candidates()),
-    "unrecorded branches": lambda repository: str(repository.record_branches()),
+    "unrecorded branches": lambda repository: str(repository.maintenance.record_branches()),
     "log": lambda repository: len(repository.log()),
     "history": lambda repository: len(repository.channels.history("production")),
     "list": lambda repository: (
@@ -45,7 +45,7 @@ def audited(repository: LanceRepository) -> VersionToPublish:
 WRITES: Mapping[str, Callable[[LanceRepository], object]] = {
     "fork": lambda repository: repository.fork("a", "run/9"),
     "publish": lambda repository: repository.publish("run/3", channel="production"),
-    "publish versions": lambda repository: repository.publish_versions(
+    "publish versions": lambda repository: repository.publications.publish_versions(
         {"a": audited(repository)}, plan_again=lambda _: audited(repository), message="audited"
     ),
     "commit": lambda repository: repository.commit("by hand"),
@@ -59,7 +59,7 @@ WRITES: Mapping[str, Callable[[LanceRepository], object]] = {
     "remove a table": lambda repository: repository.remove_table("a"),
     "adopt": lambda repository: repository.adopt(["new"]),
     "create a table": lambda repository: repository.create_table("c", rows().schema),
-    "collect": lambda repository: repository.collect(dry_run=False),
+    "collect": lambda repository: repository.maintenance.collect(dry_run=False),
 }
 
 

@@ -87,12 +87,12 @@ def _revert(repository: LanceRepository, message: str) -> None:
     # The commit is named by its id: a repeated revert must not revert itself.
     repository.revert(next(commit.id for commit in repository.log() if commit.message == message))
     # The operation does not report which tables could not follow.
-    repository.repair()
+    repository.maintenance.repair()
 
 
 def _collect(repository: LanceRepository) -> None:
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
 
 
 def _delete_channel(repository: LanceRepository) -> None:
@@ -152,7 +152,7 @@ def complete(repository: LanceRepository, act: Callable[[LanceRepository], objec
         # A repository tag that is created again creates the missing tags of the tables.
         act(repository)
     elif getattr(done, "lagging", ()):
-        repository.repair()
+        repository.maintenance.repair()
 
 
 def in_a_folder(name: str) -> faults.Operation:

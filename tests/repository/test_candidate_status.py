@@ -57,7 +57,7 @@ def test_what_is_closed_does_not_wait(repository: LanceRepository) -> None:
     gone, left = recorded(repository, "a", "r1", "r1"), recorded(repository, "a", "r2", "r2")
     dropped, merged = recorded(repository, "b", "r2", "r2"), recorded(repository, "a", "r3", "r3")
     assert 3 == repository.status().candidates
-    repository.drop_writes([gone, dropped], merged=[merged], message="over")
+    repository.publications.drop_writes([gone, dropped], merged=[merged], message="over")
     (candidate,) = repository.candidates()
     assert (("r2", (left,)), 1) == ((candidate.id, candidate.tables[0].writes), repository.status().candidates)
     assert "1 candidate recorded by runs" in str(repository.status())
@@ -75,9 +75,9 @@ def test_a_table_that_is_gone_is_shown(repository: LanceRepository, tmp_path: Pa
 def test_the_requests_do_not_grow_with_what_was_published(repository: LanceRepository) -> None:
     """Closed writes behind the oldest open one cost nothing, however many there are."""
     writes = [recorded(repository, "a", f"r{number}", f"r{number}") for number in range(40)]
-    repository.drop_writes(writes[:30], message="over")
+    repository.publications.drop_writes(writes[:30], message="over")
     few = made_by(repository, LanceRepository.candidates)
     more = [recorded(repository, "b", f"s{number}", f"s{number}") for number in range(40)]
-    repository.drop_writes(more, message="over")
+    repository.publications.drop_writes(more, message="over")
     # One listing of the other table, whose files are not read.
     assert few + 1 == made_by(repository, LanceRepository.candidates)

@@ -14,6 +14,7 @@ from lance_dagster import (
     RefNotFoundError,
     TableNotFoundError,
 )
+from tests.raising import raises
 from tests.repository.scripted_repository import FAST, SCHEMA, ids, in_order, new_repository, run, scripted
 from tests.store.scripted import Request
 
@@ -97,11 +98,11 @@ def test_a_rollback_of_a_table_that_was_published_later_is_refused(tmp_path: Pat
     repository.publish(run(repository, 1, "a"), channel=TAG)
     repository.create_table("b", SCHEMA)
     repository.publish(run(repository, 2, "b"), channel=TAG)
-    with pytest.raises(RefNotFoundError, match=r"no version of b at .* the channel first named it later"):
+    with raises(RefNotFoundError, kind="version of b at", ref="production~1"):
         repository.channels.rollback(TAG, tables=["b"], reason="wrong")
-    with pytest.raises(TableNotFoundError, match="has no table 'c'; its tables: a, b"):
+    with pytest.raises(TableNotFoundError):
         repository.channels.rollback(TAG, tables=["c"], reason="wrong")
-    with pytest.raises(InvalidInputError, match="no table is named"):
+    with pytest.raises(InvalidInputError):
         repository.channels.rollback(TAG, tables=[], reason="wrong")
     assert {"a", "b"} == set(repository.at(TAG))
     repository.channels.rollback(TAG, reason="wrong")
@@ -127,7 +128,7 @@ def test_a_rollback_of_one_table_meets_other_moves(tmp_path: Path) -> None:
     assert [[1], [1, 3, 9]] == versions_of(repository, "a", "b")
     assert ["rollback", "promote"] == [entry.action for entry in repository.channels.history(TAG, 2)]
     repository.channels.advance(TAG, f"{TAG}@2", ["a"])
-    with pytest.raises(RefMovedError, match="meanwhile"):
+    with pytest.raises(RefMovedError):
         rolled_back(meanwhile="a")
     assert [[1, 2, 9], [1, 3, 9]] == versions_of(repository, "a", "b")
 
@@ -143,7 +144,7 @@ def test_a_commit_that_was_rolled_back_comes_back_in_all_of_its_tables(tmp_path:
     newest = repository.publish(run(repository, 4, "a")).commit
     assert {"b": withdrawn} == repository.channels.divided(TAG, ["a"])
     assert {} == repository.channels.divided(TAG, ["a", "b"])
-    with pytest.raises(ConflictError, match=r"would see .* in part: .* its versions of b; promote these tables too"):
+    with pytest.raises(ConflictError, match="in part"):
         repository.channels.advance(TAG, newest.id, ["a"])
     assert [[1], [1], [1, 3]] == versions_of(repository, "a", "b", "c")
     repository.channels.advance(TAG, newest.id, ["a", "b"])
@@ -166,13 +167,13 @@ def test_a_promotion_meets_a_rollback_of_one_table(tmp_path: Path, move: str) ->
     channels = scripted(repository.root, script).channels
     if move == "promote":
         # All tables of the commit would move, so a person decides.
-        with pytest.raises(ConflictError, match="was rolled back to"):
+        with pytest.raises(ConflictError, match="was rolled back"):
             channels.promote(TAG, commit.id, since=since)
         assert [[1], [1, 3]] == versions_of(repository, "a", "b")
     else:
         channels.advance(TAG, commit.id, ["b"], since=since)
         assert [[1], [1, 3, 9]] == versions_of(repository, "a", "b")
-        with pytest.raises(ConflictError, match="was rolled back to"):
+        with pytest.raises(ConflictError, match="was rolled back"):
             repository.channels.advance(TAG, commit.id, ["a"], since=since)
 
 
@@ -182,7 +183,7 @@ def test_a_rollback_that_meets_a_collection_is_undone_with_what_it_withdrew(tmp_
     old = repository.head(f"{TAG}@1").id
     (tmp_path / "_repository" / "expired").mkdir()
     (tmp_path / "_repository" / "expired" / old).touch()
-    with pytest.raises(NotFoundError, match="is being collected"):
+    with pytest.raises(NotFoundError):
         repository.channels.rollback(TAG, to=old, reason="older")
     assert [[1, 2, 3], [1, 2]] == [ids(repository, ref)["a"] for ref in (TAG, f"{TAG}~1")]
 

@@ -16,6 +16,7 @@ from lance_dagster import (
     StoreError,
 )
 from lance_dagster.types import CommitRetention
+from tests.raising import raises
 from tests.repository.scripted_repository import Plug, ids, in_order, new_repository, run, scripted
 from tests.store.scripted import PlugPulledError, Request
 
@@ -49,7 +50,7 @@ def test_a_misspelt_channel_is_refused_with_the_nearest_name(tmp_path: Path) -> 
         lambda: repository.channels.delete("prodution", reason="over"),
         lambda: repository.channels.history("prodution"),
     ):
-        with pytest.raises(RefNotFoundError, match=r"no channel 'prodution' in .*; did you mean 'production'"):
+        with raises(RefNotFoundError, kind="channel", ref="prodution"):
             act()
     assert [TAG] == list(repository.channels.list())
     assert [1] == ids(repository, "main")["a"]
@@ -67,7 +68,7 @@ def test_a_promotion_of_a_moved_table_replaces_its_old_name(tmp_path: Path) -> N
     commit = repository.publish(run(repository, 2, "moved")).commit
     repository.channels.advance(TAG, commit.id, ["moved"])
     assert {"moved": [1, 2], "b": [1]} == ids(repository, TAG)
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
     assert "main@3" == repository.table("moved").tags.get(TAG).ref
 
 
@@ -81,7 +82,7 @@ def test_a_publication_does_not_overrun_a_rollback(tmp_path: Path) -> None:
             repository.channels.rollback(TAG, reason="doubled", hold=False)
         return request.send()
 
-    with pytest.raises(ConflictError, match=r"was rolled back to .* doubled; commit .* was published") as refused:
+    with pytest.raises(ConflictError, match="was rolled back") as refused:
         scripted(repository.root, script).publish(branch, channel=TAG)
     assert "promote" in str(refused.value)
     assert ([1], [1, 2, 3]) == (ids(repository, TAG)["a"], ids(repository, "main")["a"])
@@ -129,7 +130,7 @@ def test_a_channel_is_created_on_purpose(tmp_path: Path) -> None:
     repository.channels.create("staging", f"{TAG}~1", reason="review")
     assert [1] == ids(repository, "staging")["a"]
     assert 1 == repository.channels.create("staging", f"{TAG}~1").entry.number
-    with pytest.raises(AlreadyExistsError, match="exists and names commit"):
+    with pytest.raises(AlreadyExistsError):
         repository.channels.create("staging")
     repository.publish(run(repository, 3, "a"), channel="nightly", create_channel=True)
     repository.channels.promote("weekly", "main", create=True)
@@ -141,7 +142,7 @@ def test_a_hold_and_a_release_reach_the_tags(tmp_path: Path) -> None:
     repository = published(tmp_path, 2)
     repository.channels.hold(TAG, reason="audit", who="Ada")
     assert ["audit", "audit"] == holds(repository)
-    with pytest.raises(ProtectedError, match="audit"):
+    with raises(ProtectedError, kind="tag", name="production", refused="move"):
         repository.table("a").tags.move(TAG, "main@1", force=True)
     repository.channels.release(TAG, reason="done")
     assert [None, None] == holds(repository)
@@ -153,9 +154,9 @@ def test_a_held_channel_is_rolled_back_further(tmp_path: Path) -> None:
     first = repository.head(f"{TAG}~2").id
     repository.channels.rollback(TAG, reason="wrong")
     assert ([1, 2], ["wrong", "wrong"]) == (ids(repository, TAG)["a"], holds(repository))
-    with pytest.raises(ProtectedError, match=r"held by .*: wrong"):
+    with raises(ProtectedError, kind="channel", name="production", refused="move"):
         repository.channels.rollback(TAG, reason="forwards", to="main")
-    with pytest.raises(ProtectedError, match=r"held by .*: wrong"):
+    with raises(ProtectedError, kind="channel", name="production", refused="move"):
         repository.channels.rollback(TAG, reason="free", hold=False)
     further = repository.channels.rollback(TAG, reason="worse", to=first)
     assert () == further.lagging
@@ -181,12 +182,12 @@ def test_a_repair_brings_holds_up(tmp_path: Path) -> None:
     with pytest.raises(PlugPulledError):
         scripted(repository.root, plug).channels.hold(TAG, reason="audit")
     assert [None, None] == holds(repository)
-    repository.repair()
+    repository.maintenance.repair()
     assert ["audit", "audit"] == holds(repository)
     plug = Plug(0, lambda request: request.writes and "_refs/tags" in request.key)
     with pytest.raises(PlugPulledError):
         scripted(repository.root, plug).channels.release(TAG, reason="done")
-    repository.repair()
+    repository.maintenance.repair()
     assert [None, None] == holds(repository)
 
 
@@ -201,9 +202,9 @@ def test_a_deleted_channel_is_kept_for_a_while(tmp_path: Path) -> None:
         (entry.action, entry.reason) for entry in repository.channels.history("staging")
     ]
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=timedelta(hours=1), grace=now), dry_run=False)
     assert [1, 2] == ids(repository, old)["a"]
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
     with pytest.raises(NotFoundError):
         repository.at(old)
     assert 3 == repository.channels.create("staging").entry.number
@@ -213,7 +214,7 @@ def test_a_held_channel_is_not_deleted(tmp_path: Path) -> None:
     """A held channel cannot be deleted, which would bypass the hold."""
     repository = published(tmp_path, 1)
     repository.channels.hold(TAG, reason="audit")
-    with pytest.raises(ProtectedError, match="audit"):
+    with raises(ProtectedError, kind="channel", name="production", refused="move"):
         repository.channels.delete(TAG, reason="over")
 
 
@@ -234,7 +235,7 @@ def test_a_tag_that_follows_a_channel_is_not_moved_alone(tmp_path: Path) -> None
     assert "main@3" == tags.move(TAG, "main@3").ref
     assert "main@2" == tags.rollback(TAG, force=True).ref
     tags.delete(TAG, force=True)
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
     assert "main@3" == tags.get(TAG).ref
     repository.channels.delete(TAG, reason="over")
     assert "main@2" == tags.move(TAG, "main@2").ref
@@ -245,5 +246,5 @@ def test_a_tag_that_a_channel_adopted_follows_it(tmp_path: Path) -> None:
     repository = published(tmp_path, 1)
     repository.channels.delete(TAG, reason="over")
     repository.channels.create(TAG, "main")
-    with pytest.raises(ProtectedError, match="follows the channel"):
+    with raises(ProtectedError, kind="tag", name="production", refused="roll back"):
         repository.table("b").tags.move(TAG, "main@1")

@@ -59,7 +59,7 @@ def test_main_says_who_published_and_not_who_brought_it_up(tmp_path: Path, lande
     table = repository.table("orders")
     assert 1 == table.head().number
     if landed_by == "repair":
-        repository.repair()
+        repository.maintenance.repair()
     else:
         repository.publish(run(repository, 2, "orders"), message="the next one")
     landed = table.at("main@2")

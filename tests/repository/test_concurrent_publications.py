@@ -78,7 +78,7 @@ def test_readers_see_one_commit_while_publishers_are_killed(
     record_property("reads", found["reads"])
     record_property("kills", kills)
     again = LanceRepository.open(repository.root, FAST)
-    assert () == again.repair()
+    assert () == again.maintenance.repair()
     checked(again, numbers)
     # Each publication is in the history exactly once, and the tags of the tables follow.
     messages = [commit.message for commit in again.log() if commit.message.startswith("publish")]
@@ -100,7 +100,7 @@ def test_two_publishers_at_once(tmp_path: Path, tables: list[tuple[str, ...]]) -
     again = LanceRepository.open(repository.root, FAST)
     assert (expected, expected) == (ids(again, "main"), ids(again, "production"))
     assert 4 == len(again.log())
-    assert () == again.repair()
+    assert () == again.maintenance.repair()
 
 
 def test_several_publishers_of_one_branch_at_once(tmp_path: Path) -> None:
@@ -120,6 +120,6 @@ def test_eight_publishers_at_once(tmp_path: Path) -> None:
     repository = new_repository(tmp_path, "a", "b")
     race(publish_once, [(repository.root, number, ("a", "b")) for number in range(1, 9)])
     again = LanceRepository.open(repository.root, FAST)
-    again.repair()
+    again.maintenance.repair()
     checked(again, range(1, 9), ("a", "b"))
     assert 10 == len(again.log())

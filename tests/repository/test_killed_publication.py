@@ -105,9 +105,9 @@ def test_a_publication_goes_on_with_the_end_of_a_branch(tmp_path: Path) -> None:
 
     with pytest.raises(PlugPulledError):
         scripted(repository.root, before_the_branch_ends(mark=2, act=die)).publish(branch)
-    assert context_of(repository.table("a")).refs.branch(branch) is not None
+    assert context_of(repository.table("a")).refs.branches.find(branch) is not None
     repository.publish(branch)
-    assert context_of(repository.table("a")).refs.branch(branch) is None
+    assert context_of(repository.table("a")).refs.branches.find(branch) is None
 
 
 def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_put_that_fails_each_time_is_unknown(tmp_path: Path) -> None:
             raise StoreError("the answer is lost")
         return answer
 
-    with pytest.raises(CommitStateUnknownError, match="may or may not have moved"):
+    with pytest.raises(CommitStateUnknownError):
         OPERATIONS["publish"].act(scripted(repository.root, script))
     finished(repository, "publish", either)
 
@@ -175,7 +175,7 @@ def test_a_revert_that_died_after_its_commit_is_finished(tmp_path: Path) -> None
         scripted(repository.root, script).revert(wrong.id)
     repository.revert(wrong.id)
     assert [] == repository.table("a").read("main")["id"].to_pylist()
-    assert () == repository.repair()
+    assert () == repository.maintenance.repair()
 
 
 def test_a_fork_that_died_does_not_change_a_publication_that_is_repeated(tmp_path: Path) -> None:
@@ -241,6 +241,6 @@ def test_a_repository_that_was_half_made_is_none(tmp_path: Path, writes: int) ->
 
     with pytest.raises(PlugPulledError):
         Scripted.create(tmp_path)
-    with pytest.raises(NotFoundError, match="no repository"):
+    with pytest.raises(NotFoundError):
         LanceRepository.open(tmp_path)
     assert ["create the repository"] == [commit.message for commit in LanceRepository.create(tmp_path).log()]

@@ -75,7 +75,7 @@ def test_a_version_that_has_not_landed_survives(tmp_path: Path, kind: str) -> No
         dataset.cleanup_old_versions(
             older_than=timedelta(seconds=0.001), delete_unverified=True, error_if_tagged_old_versions=False
         )
-    repository.collect(ALL, dry_run=False)
+    repository.maintenance.collect(ALL, dry_run=False)
     table.maintenance.collect_garbage(NOW, dry_run=False, grace=NOW)
     expected = [1] if kind == "fast-forward" else [1, 2]
     assert expected == ids(LanceRepository.open(tmp_path, FAST), "main")["a"]
@@ -111,7 +111,7 @@ def test_a_version_that_cannot_land_stays_on_its_branch(tmp_path: Path) -> None:
     assert ([1], [1, 7]) == (ids(repository, "production")["a"], in_order(repository.table("a").read()))
     repository.publish(run(repository, 2, "a"), channel="production")
     assert ([1, 2, 7], [1]) == (ids(repository, "production")["a"], ids(repository, "production~1")["a"])
-    repository.collect(ALL, dry_run=False)
+    repository.maintenance.collect(ALL, dry_run=False)
     repository.publish("run/1", channel="production")
     assert ([], 1) == (refs(repository)[0], len(refs(repository)[1]))
 
@@ -170,5 +170,5 @@ def test_a_lake_from_the_version_before_is_read_and_collected(tmp_path: Path) ->
     assert ("publish run/1", "7") == (table.at("main@2").message, table.at("main@2").properties["ticket"])
     repository.publish("run/1")
     assert ([1], [1, 2]) == (ids(repository, commit.id)["a"], ids(repository, "production")["a"])
-    repository.collect(ALL, dry_run=False)
+    repository.maintenance.collect(ALL, dry_run=False)
     assert ([], ["repository-main-3"]) == refs(repository)

@@ -8,6 +8,7 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable, PublishRefusedError, RefNotFoundError
 from lance_dagster.repository.commits.ref_log import RefLogs
+from tests.raising import raises
 from tests.repository.scripted_repository import FAST, SCHEMA, Plug, ids, new_repository, opened, rows, run, scripted
 from tests.store.scripted import PlugPulledError
 
@@ -55,7 +56,7 @@ def test_a_branch_that_a_table_lost_is_not_published(tmp_path: Path, loss: str) 
     """Nothing is published when a table lost the branch that was forked; the error and the status name the table."""
     repository = forked(tmp_path)
     LOSSES[loss](repository.table("b"))
-    with pytest.raises(PublishRefusedError, match="rows that were written to it are gone") as refused:
+    with pytest.raises(PublishRefusedError) as refused:
         repository.publish(BRANCH, channel="production")
     assert ["b"] == [reason.partition(":")[0] for reason in refused.value.reasons]
     assert ["create the repository", "start"] == [commit.message for commit in reversed(repository.log())]
@@ -128,9 +129,9 @@ def test_a_whole_branch_is_discarded(tmp_path: Path) -> None:
 def test_what_was_not_forked_is_not_discarded(tmp_path: Path) -> None:
     """A misspelt branch or table is an error, and nothing is deleted."""
     repository = forked(tmp_path)
-    with pytest.raises(RefNotFoundError, match="run/2"):
+    with raises(RefNotFoundError, kind="branch", ref="run/2"):
         repository.discard("run/2")
-    with pytest.raises(RefNotFoundError, match="'c'"):
+    with raises(RefNotFoundError, kind="table of the branch", ref="c"):
         repository.discard(BRANCH, tables=["b", "c"])
     assert {BRANCH: ("a", "b")} == repository.status().waiting
 

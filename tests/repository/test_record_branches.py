@@ -62,7 +62,7 @@ def files(repository: LanceRepository) -> list[str]:
 
 def record_all(root: str, _: int) -> int:
     """Record all branches, as one of several processes."""
-    return len(LanceRepository.open(root, FAST).record_branches(dry_run=False).recorded)
+    return len(LanceRepository.open(root, FAST).maintenance.record_branches(dry_run=False).recorded)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_rows_without_a_mark_are_recorded(repository: LanceRepository) -> None:
     table = repository.table("a")
     branch = appended(table, "r1", 1, "d1", "d2", **{"dagster/backfill": "b1"})
     before = table.head(branch)
-    done = repository.record_branches(dry_run=False)
+    done = repository.maintenance.record_branches(dry_run=False)
     expected = WriteRequest(
         candidate="b1",
         run_id="r1",
@@ -99,12 +99,15 @@ def test_a_second_call_records_nothing(repository: LanceRepository) -> None:
     """What is recorded is skipped, also after the write was dropped; new commits of the branch are recorded."""
     table = repository.table("a")
     branch = appended(table, "r1", 1, "d1")
-    repository.record_branches(dry_run=False)
-    assert ((), ()) == (repository.record_branches().recorded, repository.record_branches(dry_run=False).recorded)
-    repository.drop_writes(waiting(repository), message="discard")
-    assert () == repository.record_branches(dry_run=False).recorded
+    repository.maintenance.record_branches(dry_run=False)
+    assert ((), ()) == (
+        repository.maintenance.record_branches().recorded,
+        repository.maintenance.record_branches(dry_run=False).recorded,
+    )
+    repository.publications.drop_writes(waiting(repository), message="discard")
+    assert () == repository.maintenance.record_branches(dry_run=False).recorded
     table.append(rows(2), branch=branch, properties=about("r1", "d2"), partitions=["d2"])
-    (again,) = repository.record_branches(dry_run=False).recorded
+    (again,) = repository.maintenance.record_branches(dry_run=False).recorded
     assert [("d2",)] == [request.partitions for request in again.writes]
 
 
@@ -112,10 +115,10 @@ def test_a_dry_run_writes_nothing(repository: LanceRepository) -> None:
     """The default names the same branches and writes no file."""
     appended(repository.table("a"), "r1", 1)
     before = files(repository)
-    found = repository.record_branches()
+    found = repository.maintenance.record_branches()
     assert before == files(repository)
     assert (True, ["run/r1"]) == (found.dry_run, [each.branch for each in found.recorded])
-    assert found.recorded == repository.record_branches(dry_run=False).recorded
+    assert found.recorded == repository.maintenance.record_branches(dry_run=False).recorded
 
 
 def test_racing_processes_record_each_commit_once(repository: LanceRepository) -> None:
@@ -129,10 +132,10 @@ def test_racing_processes_record_each_commit_once(repository: LanceRepository) -
 def test_a_call_that_died_is_completed(repository: LanceRepository) -> None:
     """A write that was put before its commit was claimed gets the commit, and no second write is made."""
     branch = appended(repository.table("a"), "r1", 1)
-    request = repository.record_branches().recorded[0].writes[0]
+    request = repository.maintenance.record_branches().recorded[0].writes[0]
     table_id = repository.table_id("a")
     first = repository.record.put(table_id, request, repository.table("a").head(branch).id)
-    assert () == repository.record_branches(dry_run=False).recorded
+    assert () == repository.maintenance.record_branches(dry_run=False).recorded
     assert [first] == waiting(repository)
     assert first.mark == repository.record.mark_of(table_id, first.commit_id)
 
@@ -141,7 +144,7 @@ def test_numbers_follow_the_commits(repository: LanceRepository) -> None:
     """The order of the numbers is that of the commits, and not of the names of the branches."""
     for run in ("r2", "r9", "r1"):
         overwritten(repository.table("a"), run, 1)
-    repository.record_branches(dry_run=False)
+    repository.maintenance.record_branches(dry_run=False)
     assert ["run/r2", "run/r9", "run/r1"] == [write.request.branch for write in waiting(repository)]
 
 
@@ -154,7 +157,7 @@ def test_an_attempt_replaces_the_one_before(repository: LanceRepository) -> None
     table.restore("main", branch=second, properties={"dagster/run_id": "r2", "dagster/step_key": "a"})
     table.append(rows(1), branch=second, properties=about("r2", "d1"), partitions=["d1"])
     table.append(rows(2), branch=second, properties=about("r2", "d2"), partitions=["d2"])
-    repository.record_branches(dry_run=False)
+    repository.maintenance.record_branches(dry_run=False)
     writes = [(write.request.run_id, write.request.origin, write.request.replaces) for write in waiting(repository)]
     assert [("r1", "r1", ()), ("r2", "r1", (1,)), ("r2", "r1", ())] == writes
     assert ["run/r1", "run/r2", "run/r2"] == [write.request.branch for write in waiting(repository)]
@@ -170,7 +173,7 @@ def test_the_mode_comes_from_the_claims(repository: LanceRepository) -> None:
     table.overwrite(rows(1), branch=branch, properties=about("r1") | {asset: "b"})
     table.replace_where("id = 1", rows(1), branch=branch, properties=about("r1") | {asset: "c"})
     table.upsert(rows(1), on=["id"], branch=branch, properties=about("r1") | {asset: "d"})
-    (found,) = repository.record_branches().recorded
+    (found,) = repository.maintenance.record_branches().recorded
     assert ["append", "overwrite", "replace", "upsert"] == [request.mode for request in found.writes]
 
 
@@ -183,7 +186,10 @@ def test_published_rows_and_marked_rows_are_skipped(repository: LanceRepository)
     request = WriteRequest(candidate="r3", run_id="r3", origin="r3", branch=marked, work="w", mode="append")
     mark = repository.record.put(repository.table_id("a"), request).mark
     table.append(rows(3), branch=marked, properties=about("r3") | {WRITE_MARK: mark})
-    assert ((), ()) == (repository.record_branches().recorded, repository.record_branches().left)
+    assert ((), ()) == (
+        repository.maintenance.record_branches().recorded,
+        repository.maintenance.record_branches().left,
+    )
 
 
 def test_tables_that_are_not_registered_are_looked_at(repository: LanceRepository) -> None:
@@ -193,8 +199,11 @@ def test_tables_that_are_not_registered_are_looked_at(repository: LanceRepositor
         appended(table, "r1", 1)
     repository.table_id("removed")
     repository.remove_table("removed")
-    assert (["lines"], ["a"]) == ([each.table for each in repository.record_branches().recorded], repository.tables())
-    repository.record_branches(dry_run=False)
+    assert (["lines"], ["a"]) == (
+        [each.table for each in repository.maintenance.record_branches().recorded],
+        repository.tables(),
+    )
+    repository.maintenance.record_branches(dry_run=False)
     assert (["a", "lines"], 1) == (repository.tables(), len(waiting(repository, "lines")))
 
 
@@ -202,7 +211,7 @@ def test_a_copy_of_a_table_is_left_alone(repository: LanceRepository) -> None:
     """A folder that was copied has the identity of the other table, and its branches are listed with that reason."""
     appended(repository.table("a"), "r1", 1)
     shutil.copytree(f"{repository.root}/a.lance", f"{repository.root}/copy.lance")
-    done = repository.record_branches(dry_run=False)
+    done = repository.maintenance.record_branches(dry_run=False)
     assert (["a"], ["copy"]) == ([each.table for each in done.recorded], [each.table for each in done.left])
     assert "was copied or moved" in done.left[0].reason
 
@@ -211,10 +220,12 @@ def test_chosen_runs_alone_are_recorded(repository: LanceRepository) -> None:
     """Other runs wait for the next call; an unknown run is an error with the names that are near."""
     for run in ("r1", "r2"):
         appended(repository.table("a"), run, 1, run)
-    assert ["run/r2"] == [each.branch for each in repository.record_branches(["r2"], dry_run=False).recorded]
-    assert ["run/r1"] == [each.branch for each in repository.record_branches(dry_run=False).recorded]
+    assert ["run/r2"] == [
+        each.branch for each in repository.maintenance.record_branches(["r2"], dry_run=False).recorded
+    ]
+    assert ["run/r1"] == [each.branch for each in repository.maintenance.record_branches(dry_run=False).recorded]
     with pytest.raises(RefNotFoundError, match="run/r1"):
-        repository.record_branches(["r3"])
+        repository.maintenance.record_branches(["r3"])
 
 
 def without_run_id(table: LanceTable) -> None:
@@ -282,7 +293,7 @@ def test_what_is_unclear_is_left_alone(
 ) -> None:
     """A branch that does not say enough is listed with the reason, and nothing is written for it."""
     prepare(repository.table("a"))
-    (left,) = [each for each in repository.record_branches(dry_run=False).left if each.branch == "run/r1"]
+    (left,) = [each for each in repository.maintenance.record_branches(dry_run=False).left if each.branch == "run/r1"]
     assert reason in left.reason
     assert [] == [write for write in waiting(repository) if write.request.branch == "run/r1"]
 
@@ -293,18 +304,18 @@ def test_older_rows_do_not_supersede_recorded_ones(repository: LanceRepository) 
     overwritten(table, "r1", 1)
     request = WriteRequest(candidate="r2", run_id="r2", origin="r2", branch="run/r2", work="w", mode="overwrite")
     newer = repository.record.put(repository.table_id("a"), request)
-    (left,) = repository.record_branches(dry_run=False).left
+    (left,) = repository.maintenance.record_branches(dry_run=False).left
     assert "write 1 of run/r2 (overwrite), of the same rows, is recorded already" in left.reason
-    repository.drop_writes([newer], message="discard")
-    assert ["run/r1"] == [each.branch for each in repository.record_branches(dry_run=False).recorded]
+    repository.publications.drop_writes([newer], message="discard")
+    assert ["run/r1"] == [each.branch for each in repository.maintenance.record_branches(dry_run=False).recorded]
 
 
 def test_an_older_run_is_not_recorded_behind_a_newer_one(repository: LanceRepository) -> None:
     """Runs that were recorded one by one keep the order of their commits."""
     for run in ("r1", "r2", "r3"):
         overwritten(repository.table("a"), run, 1)
-    repository.record_branches(["r2"], dry_run=False)
-    done = repository.record_branches(dry_run=False)
+    repository.maintenance.record_branches(["r2"], dry_run=False)
+    done = repository.maintenance.record_branches(dry_run=False)
     assert (["run/r3"], ["run/r1"]) == ([each.branch for each in done.recorded], [each.branch for each in done.left])
 
 
@@ -312,7 +323,7 @@ def test_the_rows_are_published_once(repository: LanceRepository) -> None:
     """A recorded append and a later one of the same work exclude each other, as if both runs had recorded theirs."""
     table = repository.table("a")
     appended(table, "r1", 1)
-    repository.record_branches(dry_run=False)
+    repository.maintenance.record_branches(dry_run=False)
     (first,) = waiting(repository)
     again = WriteRequest(
         candidate="r1", run_id="r2", origin="r2", branch="run/r2", work=first.request.work, mode="append"

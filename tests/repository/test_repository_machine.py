@@ -225,7 +225,7 @@ class Repository(RuleBasedStateMachine):
     @rule()
     def repair(self) -> None:
         """A repair finds nothing, because nothing lags behind after an operation."""
-        assert () == self.repository.repair()
+        assert () == self.repository.maintenance.repair()
 
     @precondition(lambda self: self.model.promotions)
     @rule(table=picks)
@@ -239,7 +239,7 @@ class Repository(RuleBasedStateMachine):
         dataset.tags.update(CHANNEL, dataset.version)
         moved = {state.name for state in self.repository.status().tables if state.moved_tags}
         assert {name} >= moved
-        self.repository.repair()
+        self.repository.maintenance.repair()
         assert not any(state.moved_tags for state in self.repository.status().tables)
 
     @rule(table=picks)
@@ -289,7 +289,7 @@ class Repository(RuleBasedStateMachine):
         """Commits that no ref names are deleted, except the last promotions; garbage of tables is deleted too."""
         now = timedelta(0)
         repository = self.repository
-        repository.collect(CommitRetention(promotions=promotions, keep_for=now, grace=now), dry_run=False)
+        repository.maintenance.collect(CommitRetention(promotions=promotions, keep_for=now, grace=now), dry_run=False)
         for name in repository.tables():
             repository.table(name).maintenance.collect_garbage(now, dry_run=False, grace=now)
         self.model.readable = min(self.model.readable, promotions)
@@ -373,7 +373,7 @@ def test_a_channel_behind_collected_commits(tmp_path: Path) -> None:
     for number in (2, 3):
         repository.publish(run(repository, number, "a"))
     now = timedelta(0)
-    repository.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=now, grace=now), dry_run=False)
     assert [None] == [channel.behind for channel in LanceRepository.open(tmp_path, FAST).status().channels]
     repository.channels.promote(CHANNEL)
     late = LanceRepository.open(tmp_path, FAST).channels.promote(CHANNEL, first.id, forward_only=True)

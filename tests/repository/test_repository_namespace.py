@@ -115,7 +115,7 @@ def test_a_table_is_described_with_its_version(repository: LanceRepository) -> N
     assert (repository.table("shop/orders").uri, 2) == (found.location, found.version)
     assert repository.head("production").id == (found.properties or {})["commit"]
     namespace.table_exists(TableExistsRequest(id=["shop", "orders"]))
-    with pytest.raises(lance_namespace.TableNotFoundError, match=r"no table 'shop/order' .*: customers, shop/eu/lines"):
+    with pytest.raises(lance_namespace.TableNotFoundError, match="customers, shop/eu/lines"):
         namespace.table_exists(TableExistsRequest(id=["shop", "order"]))
     with pytest.raises(
         lance_namespace.TableVersionNotFoundError, match="at version 2 at production, and the namespace has"

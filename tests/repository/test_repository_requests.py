@@ -62,10 +62,10 @@ def counted(root: Path) -> Iterator[tuple[str, int]]:
     yield "look at the status of 5 tables", made_by(repository, lambda again: again.status())
     now = timedelta(0)
     least = CommitRetention(promotions=1, keep_for=now, grace=now)
-    going = len(repository.collect(least, dry_run=True).commits)
+    going = len(repository.maintenance.collect(least, dry_run=True).commits)
     yield (
         f"collect {going} commits of 5 tables",
-        made_by(repository, lambda again: again.collect(least, dry_run=False)),
+        made_by(repository, lambda again: again.maintenance.collect(least, dry_run=False)),
     )
 
 

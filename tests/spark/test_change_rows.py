@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 from lance_dagster import read_changes
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.table import LanceTable
+from tests.raising import raises
 from tests.spark.samples import schema_of
 
 
@@ -46,10 +47,10 @@ def test_what_cannot_be_compared_is_refused_at_once(spark: SparkSession, tmp_tab
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64()))
     table.append(pa.table({"id": [1, 1]}))
     assert [] == read_changes(spark, table, "main", "main").collect()
-    with pytest.raises(RefNotFoundError, match="mian"):
+    with raises(RefNotFoundError, ref="mian"):
         read_changes(spark, table, "mian")
-    with pytest.raises(InvalidInputError, match="id"):
+    with pytest.raises(InvalidInputError):
         read_changes(spark, table, "main@1", on=["id"])
     table.columns.rename("id", "_change_type")
-    with pytest.raises(InvalidInputError, match="a change feed has a column '_change_type', and so has the table"):
+    with pytest.raises(InvalidInputError):
         read_changes(spark, table, "main@1")

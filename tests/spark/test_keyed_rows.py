@@ -73,9 +73,7 @@ def test_an_upsert_by_spark_is_the_one_of_the_table(
 
 def test_an_unknown_column_is_told_beside_all_of_the_table(spark: SparkSession, table: LanceTable) -> None:
     """Columns that the frame leaves out are among them."""
-    with pytest.raises(
-        SchemaMismatchError, match="the table has no 'more'; the table's columns are id, region, x, note"
-    ):
+    with pytest.raises(SchemaMismatchError, match="columns are id, region, x, note"):
         upsert_frame(spark.sql("SELECT 1L AS id, 2L AS x, 3L AS more"), table, ["id"])
 
 
@@ -226,7 +224,7 @@ def test_keys_that_spark_cannot_compare_are_refused(
 ) -> None:
     """The error is raised before any job, and says which types are possible."""
     table = LanceTable.create(tmp_table_uri, schema_of(key=kind))
-    with pytest.raises(InvalidInputError, match=r"column 'key' is .*; give columns of single values that Spark has"):
+    with pytest.raises(InvalidInputError, match="columns of single values"):
         upsert_frame(spark.range(1).selectExpr(f"{key} AS key"), table, ["key"])
 
 
@@ -246,7 +244,7 @@ def test_values_that_spark_cannot_keep_are_not_changed(
     table = LanceTable.create(tmp_table_uri, schema_of(id=pa.int64(), note=pa.string(), kept=kind))
     table.append(pa.table({"id": [1, 2], "note": ["a", "b"], "kept": pa.array([value] * 2, kind)}))
     frame = spark.sql("SELECT 1L AS id, 'new' AS note")
-    with pytest.raises(InvalidInputError, match=r"column 'kept' is .*; give the rows to LanceTable.upsert"):
+    with pytest.raises(InvalidInputError, match=r"LanceTable\.upsert"):
         upsert_frame(frame, table, ["id"])
     table.upsert(frame.toArrow(), on=["id"])
     assert 1 == delete_keys(spark.sql("SELECT 2L AS id"), table, ["id"]).rows_deleted

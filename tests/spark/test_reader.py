@@ -34,6 +34,7 @@ from lance_dagster.spark.spark_schema import arrow_for_spark, readable_schema
 from lance_dagster.spark.writer import coalesced
 from lance_dagster.table import LanceTable
 from lance_dagster.types import StagedFile
+from tests.raising import raises
 from tests.spark.samples import rows, schema_of
 
 
@@ -73,7 +74,7 @@ def test_row_versions_are_refused_where_lance_keeps_none(spark: SparkSession, tm
         lance.write_dataset(pa.table({"id": [number]}), tmp_table_uri, mode="append" if number else "create")
     table = LanceTable.open(tmp_table_uri)
     for name in ("_row_created_at_version", "_row_last_updated_at_version"):
-        with pytest.raises(InvalidInputError, match=f"no column '{name}': Lance keeps .* with stable row ids"):
+        with pytest.raises(InvalidInputError):
             read_table(spark, table, columns=["id", name])
     assert [0, 1] == sorted(row.id for row in read_table(spark, table, columns=["id", "_rowid"]).collect())
 
@@ -264,17 +265,17 @@ def test_a_wrong_column_or_filter_is_refused_at_once(
 def test_an_action_raises_the_error_of_the_table(spark: SparkSession, numbers: LanceTable) -> None:
     """A filter that fails for some value, and a damaged file, are told as `LanceTable.read` tells them."""
     failing = "cast(concat('a', cast(id as string)) as int) = 1"
-    with pytest.raises(InvalidInputError, match="cannot evaluate the filter"):
+    with pytest.raises(InvalidInputError):
         read_table(spark, numbers, filter=failing).collect()
     for file in sorted((Path(numbers.uri) / "data").iterdir()):
         file.write_bytes(bytes(len(file.read_bytes())))
-    with pytest.raises(CorruptFileError, match="is damaged"):
+    with pytest.raises(CorruptFileError):
         read_table(spark, numbers).collect()
 
 
 def test_an_unknown_ref_is_refused_at_once(spark: SparkSession, numbers: LanceTable) -> None:
     """The error is that of the table."""
-    with pytest.raises(RefNotFoundError, match="prodution"):
+    with raises(RefNotFoundError, ref="prodution"):
         read_table(spark, numbers, ref="prodution")
 
 

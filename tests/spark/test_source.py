@@ -42,7 +42,7 @@ def test_a_table_of_a_repository_is_read_at_a_commit(spark: SparkSession, tmp_pa
     assert [1] == [row.id for row in read_table(spark, lake.at("production")["shop/orders"]).collect()]
     with pytest.raises(AnalysisException, match="names its ref"):
         spark.read.format(FORMAT).option("ref", "main").load(uri)
-    with pytest.raises(InvalidInputError, match="at the commit of its view"):
+    with pytest.raises(InvalidInputError):
         read_table(spark, lake.at("production")["shop/orders"], "main@1")
 
 
@@ -94,9 +94,9 @@ def test_a_schema_given_for_the_read_chooses_columns(spark: SparkSession, tmp_ta
     assert [{"twice": 0}, {"twice": 2}] == [
         row.asDict() for row in read.schema("twice long").load(tmp_table_uri).collect()
     ]
-    with pytest.raises(AnalysisException, match="is not the table's, where it is twice bigint"):
+    with pytest.raises(AnalysisException, match="twice bigint"):
         read.schema("twice string").load(tmp_table_uri).collect()
-    with pytest.raises(AnalysisException, match="has NOT NULL for id, which may be null in the table; leave NOT NULL"):
+    with pytest.raises(AnalysisException, match="leave NOT NULL"):
         read.schema(spark.range(1).schema).load(tmp_table_uri).collect()
 
 
@@ -185,7 +185,7 @@ def test_a_view_of_a_ref_is_one_version(spark: SparkSession, tmp_table_uri: str)
     try:
         table.append(pa.table({"id": [2]}))
         assert [1] == [row.id for row in spark.sql("SELECT id FROM orders").collect()]
-        with pytest.raises(AnalysisException, match="a view that is read and written has the option branch instead"):
+        with pytest.raises(AnalysisException, match="the option branch instead"):
             spark.sql("INSERT INTO orders VALUES (3)")
         for options, said in (("ref 'main', branch 'main'", "not both"), ("branch 'main@1'", "main@1")):
             with pytest.raises(AnalysisException, match=said):

@@ -119,7 +119,7 @@ def test_vectors_inside_of_structs(spark: SparkSession, tmp_table_uri: str, *, b
     assert schema_of(id=pa.int64(), page=page, pages=pages) == table.schema()
     assert frame.orderBy("id").collect() == read_table(spark, table).orderBy("id").collect()
     wrong = spark.createDataFrame([(9, (1, [1.0]), None)], NESTED)
-    with pytest.raises(SchemaMismatchError, match=r"column 'page' does not fit"):
+    with pytest.raises(SchemaMismatchError):
         write_table(wrong, tmp_table_uri, mode="append")
     upsert_frame(frame.where("id = 2"), table, ["id"])
     assert table.maintenance.verify(deep=True).ok

@@ -29,6 +29,7 @@ from lance_dagster.format import layout
 from lance_dagster.history.refs.branch_deletion import FENCE_SECONDS
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT
+from tests.raising import raises
 from tests.repository.reads_and_writes import READS, WRITES, prepared
 from tests.table_factory import SCHEMA, contents, entries
 
@@ -195,19 +196,19 @@ class AccessScenarios:
         publisher.commit("publish run 1")
         publisher.channels.create("production", reason="run 1 passed")
         run = LanceRepository.open(root, role("runs"))
-        first = run.pinned("1", "production")
+        first = run.publications.pinned("1", "production")
         assert first is not None
         assert 2 == first["orders"].count_rows()
         LanceTable.open(table.uri, role("publisher")).append(entries("b", 1))
         publisher.commit("more")
         publisher.channels.promote("production", reason="more")
-        again = run.pinned("1", "production")
+        again = run.publications.pinned("1", "production")
         assert again is not None
         assert first.commit.id == again.commit.id
         before = publisher.channels.history("production"), publisher.head()
         if self.knows_conditions:
             with self.refused("runs"):
-                run.pin_again("1", "production", publisher.head().id)
+                run.publications.pin_again("1", "production", publisher.head().id)
         for change in (
             lambda: run.channels.rollback("production", reason="quick"),
             lambda: run.channels.hold("production", reason="quick"),
@@ -242,7 +243,7 @@ class AccessScenarios:
         store = open_store(uri, role("reader"))
         rows = store.list("data")
         publisher, maintenance = (LanceTable.open(uri, role(name)).maintenance for name in ("publisher", "maintenance"))
-        with pytest.raises(PermissionRefusedError, match="AccessDenied"):
+        with pytest.raises(PermissionRefusedError):
             publisher.collect_garbage(timedelta(0), dry_run=False, grace=timedelta(0))
         assert rows == store.list("data")
         with self.refused("publisher", "s3:DeleteObject on"):
@@ -276,7 +277,7 @@ class AccessScenarios:
         with pytest.raises(PermissionRefusedError):
             LanceTable.open(uri, role("reader")).branches.create("run/1")
         # pylance writes this file.
-        with pytest.raises(PermissionRefusedError, match="the credentials need the permission to write there"):
+        with raises(PermissionRefusedError, known=True):
             LanceTable.open(uri, role("reader")).append(entries("a", 1))
         assert {} == publisher.branches.list()
 
@@ -285,7 +286,7 @@ class AccessScenarios:
         self, role: Role, uri: str, wrong: dict[str, str]
     ) -> None:
         """Whoever reads the error corrects the key, and does not ask for a permission."""
-        with pytest.raises(PermissionRefusedError, match="correct the key and its secret") as caught:
+        with raises(PermissionRefusedError, known=False) as caught:
             LanceTable.open(uri, role("admin") | wrong)
         assert "permission" not in caught.value.hint
         assert caught.value.hint == pickle.loads(pickle.dumps(caught.value)).hint  # noqa: S301 - its own bytes

@@ -13,6 +13,7 @@ from lance_dagster import LanceTable
 from lance_dagster.errors import PermissionRefusedError
 from lance_dagster.store import open_store
 from tests.conftest import CHECKOUT, request, server
+from tests.raising import raises
 from tests.store.access_scenarios import AccessScenarios, Role, policies
 from tests.table_factory import SCHEMA
 
@@ -97,7 +98,7 @@ def test_a_table_opened_anew_has_the_present_credentials(
     options = {name: value for name, value in role("admin").items() if "key" not in name}
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
-    with pytest.raises(PermissionRefusedError, match="the credentials are wrong or have expired"):
+    with raises(PermissionRefusedError, known=False):
         LanceTable.open(uri, options)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "admin-secret")
     LanceTable.create(uri, SCHEMA, storage_options=options)
@@ -112,5 +113,5 @@ def test_a_table_opened_anew_has_the_present_credentials(
         table = LanceTable.open(uri, options)
         if name == "publisher":
             table.tags.create("kept", "main")
-    with pytest.raises(PermissionRefusedError, match="role/reader is not authorized"):
+    with pytest.raises(PermissionRefusedError):
         table.tags.create("another", "main")

@@ -115,7 +115,7 @@ def test_a_response_that_is_late_is_not_waited_for(storage: S3Storage) -> None:
     assert b"1" == store.get("a")
     set_faults(storage, {"kind": "slow", "part": "a", "seconds": 5.0, "times": 10**6})
     try:
-        with pytest.raises(StoreError, match=r"cannot read .*/x/a: .*gave up after 1 s of retries"):
+        with pytest.raises(StoreError, match="gave up after 1 s of retries"):
             store.get("a")
     finally:
         set_faults(storage)
@@ -131,7 +131,7 @@ def test_azure_does_not_wait_for_a_response_that_is_late() -> None:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
         options = {"account_name": "a", "skip_signature": "true", "endpoint": endpoint, "allow_http": "true"}
         store = open_store("az://c/t", options | {"timeout": "200ms", "client_retry_timeout": "1"})
-        with pytest.raises(StoreError, match=r"cannot read az://c/t/a: .*0[.]2.*gave up after 1 s of retries"):
+        with pytest.raises(StoreError, match=r"0[.]2.*gave up after 1 s of retries"):
             store.get("a")
 
 
@@ -175,7 +175,7 @@ def test_a_folder_of_azure_is_no_object() -> None:
 def test_a_timeout_without_its_unit_is_refused(uri: str, name: str, value: str) -> None:
     """The error names the option and its units."""
     options = {"account_name": "a"} if uri.startswith("az") else {}
-    with pytest.raises(InvalidInputError, match=f"option {name} is a whole number above zero with a unit, ms, s or m"):
+    with pytest.raises(InvalidInputError, match=f"option {name} .*ms, s or m"):
         open_store(uri, {**options, name: value})
 
 
@@ -211,10 +211,10 @@ def test_what_would_not_work_is_refused(uri: str, options: dict[str, str], said:
 )
 def test_a_token_with_a_line_break_is_refused_and_not_shown(uri: str, option: str) -> None:
     """As it is read from a file; no header can hold it, and the clients' errors would show it."""
-    with pytest.raises(InvalidInputError, match=f"option '{option}' has a line break") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         open_store(uri, {option: f"{SECRET}\n"})
     assert SECRET not in str(caught.value)
-    with pytest.raises(InvalidInputError, match=f"option '{option}' has an unpaired surrogate") as caught:
+    with pytest.raises(InvalidInputError) as caught:
         open_store(uri, {option: f"{SECRET}\ud800"})
     assert SECRET not in str(caught.value)
 
@@ -399,7 +399,7 @@ def test_a_refusal_after_a_lost_answer_does_not_hide_what_landed(storage: S3Stor
     set_faults(storage, {"kind": "reset_after", **write}, {"kind": "403", **write, "times": 99})
     try:
         assert 2 == table.append(entries("a", 1)).number
-        with pytest.raises(PermissionRefusedError, match="the storage refused to write"):
+        with pytest.raises(PermissionRefusedError):
             table.append(entries("b", 1))
     finally:
         set_faults(storage)
@@ -440,8 +440,6 @@ def test_a_key_that_is_given_as_a_path_is_not_shown(options: dict[str, str], mon
     """Google's library quotes the path of a file that is missing, and somebody may give the content of the file."""
     if not options:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", KEY_TEXT)
-    with pytest.raises(
-        StoreError, match="is the path of a file; its content is given as service_account_key"
-    ) as caught:
+    with pytest.raises(StoreError, match="content is given as service_account_key") as caught:
         open_store("gs://b/t", options).get("a")
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -57,7 +57,7 @@ def test_a_bucket_that_does_not_exist_is_a_clear_error(s3_storage: S3Storage) ->
         lambda: store.compare_and_swap("a", b"1", "tag"),
         lambda: store.list("a"),
     ):
-        with pytest.raises(StoreError, match=r"-missing.*; create the bucket, or correct its name"):
+        with pytest.raises(StoreError, match="create the bucket"):
             verb()
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_answer_is_a_store_error() -> None:
     """A wrong endpoint is reported by every verb as a failure of the storage."""
     endpoint = f"http://127.0.0.1:{free_port()}"
     options = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "endpoint": endpoint, "allow_http": "true"}
-    with pytest.raises(StoreError, match="gave up after 1 s of retries; check the endpoint") as caught:
+    with pytest.raises(StoreError, match="check the endpoint") as caught:
         S3Store("s3://bucket/table", options | {"client_retry_timeout": "1"}).list("a")
     assert SECRET not in str(caught.value)
 
@@ -106,11 +106,11 @@ def test_requests_are_repeated_by_time_and_not_by_number(s3_storage: S3Storage) 
     quick = S3Store(s3_storage.uri, {**s3_storage.storage_options, "client_retry_timeout": "1"})
     set_faults(s3_storage, {"kind": "503", "method": "GET", "part": "first", "times": 10**6})
     try:
-        with pytest.raises(StoreError, match="gave up after 1 s of retries; run fewer writers at once"):
+        with pytest.raises(StoreError, match="fewer writers at once"):
             quick.get("first")
     finally:
         set_faults(s3_storage)
-    with pytest.raises(InvalidInputError, match="client_retry_timeout is a number of seconds, not 'soon'"):
+    with pytest.raises(InvalidInputError):
         S3Store(s3_storage.uri, {**s3_storage.storage_options, "client_retry_timeout": "soon"})
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_key_is_a_store_error(s3_storage: S3Storage) -> None:
 
 def test_options_are_checked_before_anything_is_sent() -> None:
     """Options are checked before a request is sent, since pylance would ignore an unknown one."""
-    with pytest.raises(InvalidInputError, match="unknown storage option 'aws_secret_acces_key'"):
+    with pytest.raises(InvalidInputError):
         open_store("s3://bucket/table", {"aws_secret_acces_key": SECRET})
 
 
@@ -144,7 +144,7 @@ def test_secrets_are_in_no_text(s3_storage: S3Storage) -> None:
 def test_a_table_on_s3_lives_a_whole_life(s3_storage: S3Storage) -> None:
     """Create, append, branch, replace, merge, tag, move, read: the same as on a disk."""
     uri, options = f"{s3_storage.uri}/lake/table", s3_storage.storage_options
-    with pytest.raises(TableNotFoundError, match="no Lance table at s3://"):
+    with pytest.raises(TableNotFoundError):
         LanceTable.open(uri, options)
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2, 3))
@@ -244,9 +244,7 @@ def test_a_server_that_never_answers_is_not_called_one_that_ignores_conditions(s
     def through(method: str, arguments: dict[str, Any], send: Callable[..., Any]) -> object:  # noqa: ARG001 - all alike
         raise OSError("no route to the server")
 
-    with pytest.raises(
-        StoreError, match=r"cannot tell whether .* obeys If-None-Match.*no route.*; try again"
-    ) as raised:
+    with pytest.raises(StoreError, match="cannot tell whether") as raised:
         UnreliableStore(s3_storage, through).put_if_absent("key", b"1")
     assert not isinstance(raised.value, ConditionalPutUnsupportedError)
 
@@ -268,14 +266,14 @@ def test_servers_that_ignore_conditions_are_told_apart(s3_storage: S3Storage) ->
         # The table may have been copied from a server that obeys conditions.
         if begun:
             plain.put(PROBE_OBJECT, b"1")
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             UnreliableStore(s3_storage, puts).put_if_absent("key", b"1")
         context = context_on(UnreliableStore(s3_storage, puts))
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-None-Match"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             create(context, SCHEMA, {})
         plain.put("ref", b"1")
         _, tag = plain.get_with_etag("ref") or (b"", "")
-        with pytest.raises(ConditionalPutUnsupportedError, match="ignores If-Match on writes"):
+        with pytest.raises(ConditionalPutUnsupportedError):
             UnreliableStore(s3_storage, swaps).compare_and_swap("ref", b"2", tag)
         assert b"1" == plain.get("ref")
         store = UnreliableStore(s3_storage, deletions)

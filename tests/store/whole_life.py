@@ -14,7 +14,7 @@ from tests.table_factory import SCHEMA, contents, entries
 def live_a_whole_life(storage: S3Storage) -> None:
     """Create, append, branch, replace, merge, tag, move, collect; pylance reads and writes it with the same options."""
     uri, options = f"{storage.uri}/lake/table", dict(storage.storage_options)
-    with pytest.raises(TableNotFoundError, match="no Lance table at "):
+    with pytest.raises(TableNotFoundError):
         LanceTable.open(uri, options)
     table = LanceTable.create(f"{uri}/", SCHEMA, storage_options=options)
     table.append(entries("a", 1, 2, 3))

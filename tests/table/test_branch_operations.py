@@ -12,6 +12,7 @@ from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions
 from lance_dagster.store import open_store
 from tests.conftest import S3Storage
+from tests.raising import raises
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, contents, entries
 
@@ -129,7 +130,7 @@ def test_the_newest_version_of_a_branch_that_may_not_be_there(remote: LanceTable
 def test_errors_of_names_lead_somewhere(remote: LanceTable) -> None:
     """The nearest names are in the error."""
     remote.branches.create("run/17")
-    with pytest.raises(RefNotFoundError, match="did you mean 'run/17'"):
+    with raises(RefNotFoundError, ref="run/71", hint="did you mean 'run/17'?"):
         remote.branches.rename("run/71", "run/18")
-    with pytest.raises(RefNotFoundError, match="did you mean 'run/17'"):
+    with raises(RefNotFoundError, ref="run/71", hint="did you mean 'run/17'?"):
         remote.branches.set_metadata("run/71", {"a": "b"})

@@ -14,6 +14,7 @@ from lance_dagster.transactions.base_paths import (
     with_base,
     with_root_base,
 )
+from tests.raising import raises
 
 ROOT = BasePath(id=1, path="/t", name="root", is_dataset_root=True)
 COLD = BasePath(id=2, path="/cold", name="cold")
@@ -58,7 +59,7 @@ def test_files_are_listed_by_place() -> None:
 
 def test_a_file_under_no_known_base_is_an_error() -> None:
     """The manifest is inconsistent."""
-    with pytest.raises(CorruptFileError, match="a base path 4 that it does not have"):
+    with raises(CorruptFileError, path="/t/_versions/18446744073709551606.manifest"):
         file_references(manifest(fragment(0, 4), bases=(ROOT,)), "/t")
 
 
@@ -126,9 +127,7 @@ def test_new_files_are_named_through_the_root_or_a_base() -> None:
 
 def test_a_branch_that_calls_the_table_something_else_is_not_written_to() -> None:
     """Clean-up would delete the new file as unused."""
-    with pytest.raises(
-        InvalidInputError, match=r"branch 'run' looks for the table's files elsewhere than /t: .*relocate"
-    ):
+    with pytest.raises(InvalidInputError):
         with_root_base((), manifest(bases=(BasePath(id=1, path="/t/", name="root"),), branch="run"), "/t")
 
 

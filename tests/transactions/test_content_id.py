@@ -20,6 +20,7 @@ from lance_dagster.format.model import (
     WriterVersion,
 )
 from lance_dagster.transactions.content_id import content_id
+from tests.raising import raises
 
 DELETED = {7: BitMap([1, 3]), 8: BitMap([1, 3]), 9: BitMap([1])}
 FILE = DataFile(path="a.lance", fields=(0, 1), column_indices=(0, 1), major=2, minor=1, size=100)
@@ -125,5 +126,5 @@ def test_what_a_reader_could_tell_counts(other: Manifest) -> None:
 
 def test_a_damaged_sequence_of_row_ids_is_named() -> None:
     """The damage is an error, not another content."""
-    with pytest.raises(CorruptFileError, match="here"):
+    with raises(CorruptFileError, path="here"):
         content(with_second(row_ids=row_id_range(10, 4)))

@@ -16,6 +16,7 @@ from lance_dagster.format.codec import decode_row_ids, decode_versions, encode_r
 from lance_dagster.format.model import DataFile, Fragment
 from lance_dagster.format.transaction import REWRITE_COLUMNS, Update
 from lance_dagster.transactions.row_lineage import restamped, stamped
+from tests.raising import raises
 from tests.table_factory import as_pylance, context_of, entries, new_table
 
 
@@ -87,7 +88,7 @@ def test_rows_with_new_values_are_updated_in_place(said: dict[str, Any]) -> None
 def test_offsets_that_cannot_be_are_refused(bitmap: bytes) -> None:
     """The fragment does not have such rows, or the offsets cannot be read."""
     operation = Update(updated_fragments=(fragment(5),), mode=REWRITE_COLUMNS, updated_offset_bitmaps={0: bitmap})
-    with pytest.raises(CorruptFileError, match="fragment 0"):
+    with raises(CorruptFileError, path="fragment 0"):
         list(restamped(operation, 7))
 
 

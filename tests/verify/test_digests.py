@@ -126,5 +126,5 @@ def test_digests_on_object_storage(s3_storage: S3Storage) -> None:
 
 def test_the_option_is_true_or_false(tmp_path: Path) -> None:
     """Any other value is refused when the table is opened."""
-    with pytest.raises(InvalidInputError, match="record_digests is 'yes'"):
+    with pytest.raises(InvalidInputError):
         LanceTable.open(new_table(tmp_path).uri, {"record_digests": "yes"})

@@ -51,6 +51,7 @@ from tests.damage import (
 )
 from tests.format.codec.framing import changed
 from tests.placement.tables_with_bases import TABLES_OF as PLACES
+from tests.raising import raises
 from tests.store.scripted import Request, ScriptedStore
 from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
@@ -812,7 +813,7 @@ def test_one_version_can_be_looked_at(tmp_path: Path, maker: str) -> None:
     assert ((), 1, True) == (earlier.problems, earlier.versions, earlier.ok)
     assert not table.maintenance.verify("production").ok
     assert table.maintenance.verify("run").ok
-    with pytest.raises(RefNotFoundError, match="did you mean 'production'"):
+    with raises(RefNotFoundError, kind="branch or tag", ref="prodution"):
         table.maintenance.verify("prodution")
 
 
@@ -963,9 +964,9 @@ def test_a_storage_format_without_version_is_found_and_left_out(tmp_path: Path) 
 def test_a_version_that_does_not_exist_is_no_sound_one(tmp_path: Path) -> None:
     """A report about no version would say that nothing is wrong."""
     table = new_table(tmp_path, entries("a", 1))
-    with pytest.raises(VersionNotFoundError, match="has no version 99"):
+    with pytest.raises(VersionNotFoundError):
         table.maintenance.verify("main@99")
-    with pytest.raises(VersionNotFoundError, match="has no version 99"):
+    with pytest.raises(VersionNotFoundError):
         table.maintenance.record_digests("main@99")
 
 
@@ -1027,7 +1028,7 @@ def test_a_tag_of_a_detached_version_is_no_error(tmp_path: Path) -> None:
     again = LanceTable.open(table.uri)
     (problem,) = again.maintenance.verify().problems
     assert (WARNING, "_refs/tags/detached.json") == (problem.severity, problem.path)
-    with pytest.raises(VersionNotFoundError, match="is detached, and pylance alone reads it"):
+    with pytest.raises(VersionNotFoundError):
         again.read("detached")
     again.maintenance.collect_garbage(timedelta(0), grace=timedelta(0), dry_run=False)
     assert 2 == lance.dataset(table.uri, version="detached").count_rows()

@@ -18,7 +18,7 @@ from lance_dagster.errors import RefNotFoundError
 
 if TYPE_CHECKING:
     from lance_dagster.repository import LanceRepository
-    from lance_dagster.repository.channel_moves import Channel, TableMove
+    from lance_dagster.repository.channel_moves import Channel
     from lance_dagster.repository.commits.snapshot import RefEntry, TableVersion
 
 _with_channel = click.option("--channel", default="production", show_default=True, help="The channel.")
@@ -116,7 +116,10 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
     document = {
         **_move_document(before, rolled_back),
         "dry_run": options["dry_run"],
-        "tables": [_table_move_document(move) for move in rolled_back.moves],
+        "tables": [
+            {"name": move.name, "before": _version(move.before), "after": _version(move.after)}
+            for move in rolled_back.moves
+        ],
         "left": list(rolled_back.left),
     }
     first = [f"{channel}: dry run, nothing changed"] if options["dry_run"] else _move_lines(before, rolled_back)
@@ -269,10 +272,6 @@ def _table_lines(channel: "Channel", *, is_dry_run: bool) -> list[str]:
         f"not taken back, though the same promotions moved it: {', '.join(channel.left)}; --tables takes more names"
     )
     return [*(f"  {printable(str(move))}" for move in channel.moves), *([remaining] if channel.left else [])]
-
-
-def _table_move_document(move: "TableMove") -> dict[str, str | None]:
-    return {"name": move.name, "before": _version(move.before), "after": _version(move.after)}
 
 
 def _version(at: "TableVersion | None") -> str | None:

@@ -308,7 +308,7 @@ def repair(repository: "LanceRepository", output: Output) -> None:
     """Bring main and the tags of every table up to the repository; print those that could not be brought up."""
     # What still lags is a warning, and the exit code is 0: readers of the repository see the right versions already.
     with busy("repairing"):
-        lagging = repository.repair()
+        lagging = repository.maintenance.repair()
     output.write(lagging_documents(lagging), lagging_lines(lagging) or ["all tables follow the repository"])
 
 
@@ -332,7 +332,7 @@ def free(repository: "LanceRepository", output: Output, **options: Unpack[_FreeO
 
     retention = CommitRetention(promotions=options["promotions"], keep_for=options["keep_for"])
     with busy("looking at commits, versions and files"):
-        freed = repository.free(options["older_than"], retention=retention, dry_run=options["dry_run"])
+        freed = repository.maintenance.free(options["older_than"], retention=retention, dry_run=options["dry_run"])
     output.write(_freed_document(freed), [printable(line) for line in _freed_lines(freed)])
     # After the output is printed: it says which table is damaged.
     sys.exit(DONE if freed.ok else REFUSED)
@@ -419,7 +419,9 @@ def record(repository: "LanceRepository", output: Output, runs: tuple[str, ...],
     No branch changes. Branches that do not say enough are listed with the reason and left alone.
     """
     with busy("reading the branches of runs"):
-        records = repository.record_branches([run.removeprefix("run/") for run in runs] or None, dry_run=dry_run)
+        records = repository.maintenance.record_branches(
+            [run.removeprefix("run/") for run in runs] or None, dry_run=dry_run
+        )
     lines = [
         f"{entry.branch} of {entry.table}: {counted(len(entry.writes), 'write')} of candidate "
         f"{entry.writes[0].candidate}"

@@ -40,7 +40,10 @@ def tables(repository: "LanceRepository", output: Output, ref: str) -> None:
         pending = [name for name in repository.tables() if name not in view] if ref == "main" else []
     # Programs get the same keys for all tables, with null where nothing is known yet.
     documents = committed + [{"name": name, "uri": repository.table(name).uri, "version": None} for name in pending]
-    rows = [(table["name"], table["version"], _rows(table["rows"])) for table in committed]
+    rows = [
+        (table["name"], table["version"], "" if table["rows"] is None else counted(table["rows"], "row"))
+        for table in committed
+    ]
     rows += [(name, "not committed yet", "") for name in pending]
     output.write([{"rows": None, **table} for table in documents], aligned(rows) or [f"no table at {ref}"])
 
@@ -63,10 +66,6 @@ def _version_of(view: "RepositoryView", name: str) -> "Version | None":
 
 def _text(view: "RepositoryView", name: str) -> str | None:
     return str(_version_of(view, name) or f"{view[name].at} is gone") if name in view else None
-
-
-def _rows(number: int | None) -> str:
-    return "" if number is None else counted(number, "row")
 
 
 @click.command()

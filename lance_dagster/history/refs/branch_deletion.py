@@ -23,7 +23,8 @@ what belongs to one branch *id*, however late its requests arrive. In the exampl
    where step 3 came so late that a writer may have acknowledged a version that step 2 did not list. While the file says
    "deleting", no other branch can have written a listed key.
 7. Delete the branch's file, by compare-and-delete. Where the storage cannot do that, only one process may send the
-   request, and a writer that wants the name waits until the request cannot arrive any more (`Refs.adopt_removal`).
+   request, and a writer that wants the name waits until the request cannot arrive any more
+   (`BranchFiles.adopt_removal`).
 8. If the file changed after step 3, read the branch again: a second process may have finished the deletion and a third
    process recovered the branch, with the same id and numbers. Then put the versions back that step 6 deleted, and
    delete them once more if a later deletion may have missed them, and so on.
@@ -188,7 +189,7 @@ def _marked(branch: Branch, refs: Refs, why: Closing) -> Branch:
         marks = {STATE: CLOSING, CLOSING_ID: own, BEFORE_CLOSING: current.state}
         return with_metadata(current, {**marks, RESETTING: why.resetting, LAST: recorded})
 
-    return refs.change_branch(branch, marked)
+    return refs.branches.change(branch, marked)
 
 
 def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
@@ -206,7 +207,7 @@ def _reopen(closing: Branch, refs: Refs, versions: Versions) -> None:
         reached = CREATING if RECOVERING in current.metadata else reached
         return with_metadata(current, {STATE: reached, RESETTING: None, CLOSING_ID: None, BEFORE_CLOSING: None})
 
-    refs.change_branch(closing, reopened)
+    refs.branches.change(closing, reopened)
 
 
 def _refuse_newer(name: str, newest: int, why: Closing, refs: Refs) -> None:
@@ -249,7 +250,7 @@ def _listed(closing: Branch, versions: Versions) -> _Listed:
 def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
     """Take a branch from "closing" to "deleting", if the file still belongs to the same attempt."""
     if closing.state == DELETING and closing.last is not None:
-        return ClosedBranch(refs.adopt_removal(closing))
+        return ClosedBranch(refs.branches.adopt_removal(closing))
     highest = f"{_highest(closing, listed.newest)} {int(time.time())}"
 
     def sealed(current: Branch) -> Branch:
@@ -258,8 +259,8 @@ def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
             return current
         return with_metadata(current, {STATE: DELETING, LAST: highest, **own})
 
-    own = refs.remover()
-    changed = refs.change_branch(closing, sealed)
+    own = refs.branches.removal_right.mark()
+    changed = refs.branches.change(closing, sealed)
     if changed.state != DELETING:
         return ClosedBranch(changed)
     # The branch had the name from its mark on, so the listed keys are its own. They are all of them where only commits
@@ -274,7 +275,7 @@ def _sealed(closing: Branch, listed: _Listed, refs: Refs) -> ClosedBranch:
 
 def _with_right(deleting: Branch, own: Mapping[str, str], refs: Refs) -> Branch:
     """Return a branch whose file this process may delete, given the mark that it may have put there."""
-    return deleting if deleting.metadata.get(REMOVER) == own.get(REMOVER) else refs.adopt_removal(deleting)
+    return deleting if deleting.metadata.get(REMOVER) == own.get(REMOVER) else refs.branches.adopt_removal(deleting)
 
 
 def _highest(branch: Branch, newest: int) -> int:
@@ -294,9 +295,9 @@ def abandon_creation(branch: Branch, refs: Refs, versions: Versions) -> None:
         recorded = current.metadata.get(LAST, highest)
         return with_metadata(current, {STATE: DELETING, LAST: recorded, **own})
 
-    own = refs.remover()
+    own = refs.branches.removal_right.mark()
     # The mark is written first: another process that is about to finish the creation finds it.
-    changed = refs.change_branch(branch, marked)
+    changed = refs.branches.change(branch, marked)
     if changed.state == DELETING:
         finish_deleting(_with_right(changed, own, refs), refs, versions)
 
@@ -329,7 +330,7 @@ def finish_deleting_many(
         if emptied is None:
             continue
         try:
-            removed = refs.remove_branch(emptied.branch, emptied.etag)
+            removed = refs.branches.remove(emptied.branch, emptied.etag)
         except ConflictError:
             put_back(emptied.branch, emptied.numbers, refs, versions)
             raise
@@ -368,7 +369,7 @@ def empty_branch(
             below, deleting = listed, (branch, branch.etag)
         else:
             _, below = together(store, put_fence, lambda: [entry.key for entry in store.walk(root)])
-            read = refs.read_deleting(branch)
+            read = refs.branches.read_deleting(branch)
             if read is None:
                 return None
             deleting = read
@@ -422,7 +423,7 @@ def put_back(branch: Branch, deleted: Collection[int], refs: Refs, versions: Ver
 
 def _is_kept(branch: Branch, refs: Refs) -> bool:
     """Tell whether a branch exists and its deletion is not certain."""
-    current = refs.branch(branch.name)
+    current = refs.branches.find(branch.name)
     return current is not None and current.id == branch.id and current.state != DELETING
 
 
@@ -444,7 +445,7 @@ def restore_version(name: str, number: int, data: bytes, versions: Versions, *, 
 
 def _with_last(branch: Branch, number: int, refs: Refs) -> Branch:
     highest = f"{number} {int(time.time())}"
-    return refs.change_branch(branch, lambda current: with_metadata(current, {LAST: highest}))
+    return refs.branches.change(branch, lambda current: with_metadata(current, {LAST: highest}))
 
 
 def _manifests_of(keys: list[str], folder: str) -> dict[int, str]:
@@ -504,7 +505,7 @@ def refuse_renaming(branch: Branch, do: str, refs: Refs) -> None:
     Raises:
         ConflictError: It is being renamed.
     """
-    new = refs.renamed_to(branch)
+    new = refs.branches.renamed_to(branch)
     if new is not None:
         raise ConflictError(
             f"cannot {do} branch {branch.name!r} of {refs.store.uri}: it is being renamed to {new!r}; "

@@ -110,7 +110,7 @@ class BranchFence:
             CommitConflictError: The head belongs to a deleted branch of the name, or the branch is being reset or
                 renamed.
         """
-        branch = known or self.refs.branch(self.name)
+        branch = known or self.refs.branches.find(self.name)
         if branch is not None and branch.state != READY and RESETTING in branch.metadata:
             # The commit must not be retried automatically: it was made from the branch as it was before the reset.
             raise being_reset(branch, self.refs, in_flight=True)
@@ -123,7 +123,7 @@ class BranchFence:
         }
         if head.number < branch.first or branch_ids != {branch.id}:
             raise self._branch_deleted(head)
-        target = self.refs.renamed_to(branch)
+        target = self.refs.branches.renamed_to(branch)
         if target is not None:
             raise CommitConflictError(
                 f"cannot commit to {self.name} of {self.refs.store.uri}: it is being renamed to {target}",
@@ -177,11 +177,11 @@ class BranchFence:
         Raises:
             CommitConflictError: The version does not stay.
         """
-        branch = self.refs.branch(self.name)
+        branch = self.refs.branches.find(self.name)
         if branch is not None and branch.id == _branch_id(ids_before):
             if _ids(branch) != ids_before:
                 return "recovered"
-            target = self.refs.renamed_to(branch)
+            target = self.refs.branches.renamed_to(branch)
             if target is not None:
                 return f"renamed to {target}"
             # A deletion in state "closing" can be taken back, and then the version stays. The deletion at the end of a
@@ -235,7 +235,7 @@ def withdraw(version: State, path: str, branch: Branch | None, refs: Refs) -> bo
             return False
         mark = layout.branch_fence_file(version.branch, WITHDRAWN, int(time.time()), version.id)
         put_once(store, mark, b"")
-        if refs.branch(version.branch) != branch:
+        if refs.branches.find(version.branch) != branch:
             # A recovery took the name: without its fence file, the manifest stays for the next recovery too.
             store.delete(mark)
             return False
@@ -308,7 +308,7 @@ def refuse_dropped(name: str, number: int, refs: Refs) -> None:
     Raises:
         ConflictError: The version is about to be dropped.
     """
-    branch = None if name == layout.MAIN else refs.branch(name)
+    branch = None if name == layout.MAIN else refs.branches.find(name)
     dropped = None if branch is None else dropped_versions(branch)
     if dropped is not None and number in dropped:
         target = f"{name}@{dropped.target}"

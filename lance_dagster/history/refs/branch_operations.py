@@ -102,7 +102,7 @@ def create_branch(
     newest, is_tag = together(refs.store, partial(versions.newest_or_none, name), partial(_is_tag, name, refs))
     if newest is None and not is_tag:
         # Most names are free. The put decides between two callers: the second caller gets the branch of the first.
-        added = refs.add_branch(described)
+        added = refs.branches.add(described)
         if added.id == described.id:
             return _finish_creating(added, refs, versions)
     existing = branch_of_name(name, refs, versions)
@@ -110,13 +110,13 @@ def create_branch(
         replaced = _replace_deleted(existing, parent, refs, versions, metadata=metadata)
         if replaced is not None:
             return _finish_creating(replaced, refs, versions)
-        existing = refs.branch(name)
+        existing = refs.branches.find(name)
     # An unfinished creation from the same version is taken over: the crash may have been our own.
     created = existing is not None and existing.state == CREATING and existing.parent == str(parent)
     if existing is None:
         refuse_tagged(name, refs)
         refuse_leftovers(name, versions)
-        existing = refs.add_branch(described)
+        existing = refs.branches.add(described)
         created = existing.id == described.id
     if existing.state != READY:
         existing = _finish_creating(existing, refs, versions)
@@ -150,7 +150,7 @@ def retire_branch(newest: State, refs: Refs, versions: Versions) -> None:
     Raises:
         ConflictError: As for `delete_branch`; or it has a newer version; or it is gone.
     """
-    branch = newest.of or refs.branch_to_change(newest.branch)
+    branch = newest.of or refs.branches.stored(newest.branch)
     if branch is None:
         raise RefMovedError(newest.branch, str(newest), "nothing")
     delete_up_to(branch, newest.number, refs, versions)
@@ -181,7 +181,7 @@ def delete_branches(names: Iterable[str], refs: Refs, versions: Versions) -> dic
     Raises:
         ProtectedError: A branch is protected.
     """
-    remaining = {name: branch for name in names if (branch := refs.branch(name)) is not None}
+    remaining = {name: branch for name in names if (branch := refs.branches.find(name)) is not None}
     refusals: dict[str, ConflictError] = {}
     for branch in remaining.values():
         refuse_protected_branch("delete", branch.name, refs.store)
@@ -260,7 +260,7 @@ def _replaced(closed: ClosedBranch, successor: Branch, refs: Refs, versions: Ver
         return successor
 
     with suppress(RefMovedError):
-        return refs.change_branch(dead, replaced)
+        return refs.branches.change(dead, replaced)
     put_back(emptied.branch, emptied.numbers, refs, versions)
     return None
 
@@ -274,15 +274,15 @@ def delete_renamed(branch: Branch, refs: Refs, versions: Versions) -> None:
 
 def branch_of_name(name: str, refs: Refs, versions: Versions) -> Branch | None:
     """Return the branch of a name, after deleting the unfinished copy of a rename that cannot be finished any more."""
-    branch = refs.branch(name)
+    branch = refs.branches.find(name)
     if branch is None or branch.state != CREATING or RENAMED_FROM not in branch.metadata:
         return branch
-    old = refs.branch(branch.metadata[RENAMED_FROM])
+    old = refs.branches.find(branch.metadata[RENAMED_FROM])
     if old is not None and old.id == branch.id:
         return branch
     # The rename ended before it marked the old branch, which was deleted since: nothing was copied.
     abandon_creation(branch, refs, versions)
-    return refs.branch(name)
+    return refs.branches.find(name)
 
 
 def refuse_tagged(name: str, refs: Refs) -> None:
@@ -297,7 +297,7 @@ def refuse_tagged(name: str, refs: Refs) -> None:
 
 def _is_tag(name: str, refs: Refs) -> bool:
     # No program gives a tag a name with a slash.
-    return "/" not in name and refs.tag(name) is not None
+    return "/" not in name and refs.tags.find(name) is not None
 
 
 def refuse_recent(branch: Branch, name: str, refs: Refs, versions: Versions) -> None:
@@ -336,7 +336,7 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
     """Return a branch, after checking that it exists, is not protected or being renamed, and has no references."""
     if name == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be deleted: every Lance program looks for it")
-    branch = refs.branch_to_change(name)
+    branch = refs.branches.stored(name)
     if branch is None:
         raise refs.branch_not_found(name)
 
@@ -351,7 +351,7 @@ def _unused(name: str, do: str, refs: Refs) -> Branch:
 
 
 def _describe_new(name: str, parent: State, refs: Refs, versions: Versions, *, metadata: Mapping[str, str]) -> Branch:
-    of = None if parent.branch == layout.MAIN else refs.branch(parent.branch)
+    of = None if parent.branch == layout.MAIN else refs.branches.find(parent.branch)
     size = versions.manifest_size(parent)
     return new_branch(name, of, version=parent.number, manifest_size=size, metadata=metadata)
 
@@ -392,7 +392,7 @@ def _finish_creating(branch: Branch, refs: Refs, versions: Versions, properties:
     first = create_first(versions, Proposal(transaction, with_feature_flags(forked)), branch.name)
     # The state comes last: a branch that is ready has a version, and a writer never finds it empty.
     try:
-        ready = refs.set_branch_state(branch, READY)
+        ready = refs.branches.set_state(branch, READY)
     except ConflictError:
         if first is not None:
             _take_back_first(branch, first, refs, versions)
@@ -418,7 +418,7 @@ def _refuse_other_work(branch: Branch, refs: Refs) -> None:
 
 def _take_back_first(branch: Branch, first: State, refs: Refs, versions: Versions) -> None:
     """Delete the first manifest of a branch that was deleted while it was created, if it came after the deletion."""
-    current = refs.branch(branch.name)
+    current = refs.branches.find(branch.name)
     # No other branch of the name uses the number while the fence stands; what another program put there stays.
     if current is None or current.id != branch.id or current.state == DELETING:
         withdraw(first, versions.manifest_path(branch.name, first.number), current, refs)
@@ -433,7 +433,7 @@ def refuse_dying_parent(branch: Branch, refs: Refs, versions: Versions) -> None:
     """
     if branch.parent_branch == layout.MAIN:
         return
-    parent = refs.branch(branch.parent_branch)
+    parent = refs.branches.find(branch.parent_branch)
     # The lineage is compared too: the parent may have been deleted and another branch made under its name.
     if parent is None or parent.state != READY or parent.lineage != branch.lineage[:-1]:
         abandon_creation(branch, refs, versions)
@@ -459,7 +459,7 @@ def _above_fences(branch: Branch, refs: Refs, versions: Versions) -> Branch:
         # Once it has a version, its numbers have begun.
         return with_metadata(current, {FIRST: str(lowest)}) if current.state == CREATING else current
 
-    return refs.change_branch(branch, raised)
+    return refs.branches.change(branch, raised)
 
 
 def refuse_leftovers(name: str, versions: Versions) -> None:
@@ -490,7 +490,7 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Br
         RefMovedError: The branch was deleted meanwhile.
     """
     refuse_reserved_keys(updates)
-    branch = refs.branch(name)
+    branch = refs.branches.find(name)
     if branch is None or branch.state != READY:
         raise refs.branch_not_found(name)
-    return refs.change_branch(branch, lambda current: with_metadata(current, dict(updates)))
+    return refs.branches.change(branch, lambda current: with_metadata(current, dict(updates)))

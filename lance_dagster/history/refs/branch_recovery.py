@@ -131,7 +131,7 @@ def recover_branch(name: str, refs: Refs, versions: Versions) -> Branch:
         CorruptFileError: A file that the newest version names was deleted, or the copy of a version is damaged.
     """
     check_branch_name(name)
-    branch = refs.branch(name)
+    branch = refs.branches.find(name)
     if branch is not None and branch.state == READY and versions.newest(name) is not None:
         return branch
     if branch is not None:
@@ -171,7 +171,7 @@ def _refuse_without_files(name: str, series: _Series, refs: Refs, versions: Vers
             f"{missing} was deleted, and the branch has the same versions under the name {aliases[0]!r}; "
             f"recover {aliases[0]!r}"
         )
-        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
+        raise RefNotFoundError(name, refs.branches.known(), refs.store.uri, "branch", instead)
     if missing is not None:
         raise CorruptFileError(missing, f"it was deleted, so branch {name!r} cannot be recovered")
 
@@ -226,7 +226,7 @@ def _taken_over(branch: Branch, newest: int, refs: Refs, versions: Versions) -> 
         completed = current.state == READY and versions.newest(branch.name) is not None
         return current if completed else _begun(current, newest, refs)
 
-    return refs.change_branch(branch, begun)
+    return refs.branches.change(branch, begun)
 
 
 def _series(
@@ -309,7 +309,7 @@ def _with_name_taken(name: str, series: _Series, refs: Refs, versions: Versions)
     _refuse_without_files(name, series, refs, versions)
     parent = _fork_point(name, transaction.operation, refs, versions)
     begun = _begun(_described(name, first, transaction.uuid, parent), series.newest, refs)
-    branch = refs.add_branch(begun)
+    branch = refs.branches.add(begun)
     if branch.id != begun.id:
         raise ConflictError(f"cannot recover branch {name!r} of {refs.store.uri}: another branch took its name")
     own = branch.metadata.get(RECOVERING) == begun.metadata[RECOVERING]
@@ -367,7 +367,7 @@ def _with_last(branch: Branch, series: _Series, refs: Refs) -> Branch:
             raise _overtaken(branch, refs)
         return with_metadata(current, {LAST: f"{newest} {int(time.time())}"})
 
-    return refs.change_branch(branch, recorded)
+    return refs.branches.change(branch, recorded)
 
 
 def _is_same(current: Branch, branch: Branch) -> bool:
@@ -383,16 +383,16 @@ def _overtaken(branch: Branch, refs: Refs) -> ConflictError:
 
 def _refuse_renamed(name: str, branch_id: str, newest: int, refs: Refs) -> None:
     """Refuse an earlier name of a branch that was renamed, if the later name has a file or copies of later versions."""
-    branches = [branch for branch in refs.branches().values() if branch.id == branch_id and branch.name != name]
+    branches = [branch for branch in refs.branches.all().values() if branch.id == branch_id and branch.name != name]
     if branches:
         instead = f"the branch is called {branches[0].name!r} now"
-        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
+        raise RefNotFoundError(name, refs.branches.known(), refs.store.uri, "branch", instead)
     # Copies are listed after the files: a branch that was deleted between the two lists has left copies by then.
     copies = {alias: number for alias, number in newest_copies_of(refs.store, branch_id).items() if alias != name}
     latest = max(copies, key=lambda alias: copies[alias], default=name)
     if copies.get(latest, 0) > newest:
         instead = f"the branch has later versions under the name {latest!r}, which was deleted; recover {latest!r}"
-        raise RefNotFoundError(name, refs.known(), refs.store.uri, "branch", instead)
+        raise RefNotFoundError(name, refs.branches.known(), refs.store.uri, "branch", instead)
 
 
 def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) -> Branch:
@@ -417,9 +417,9 @@ def _completed(branch: Branch, series: _Series, refs: Refs, versions: Versions) 
         return with_metadata(current, {STATE: READY, RECOVERING: None, RECOVERED: recovery_id, LAST: None})
 
     try:
-        return refs.change_branch(branch, ready)
+        return refs.branches.change(branch, ready)
     except ConflictError:
-        stored = refs.branch(branch.name)
+        stored = refs.branches.find(branch.name)
         # The branch was deleted meanwhile, so the versions that were put after the deletion are deleted. No other
         # branch of the name has these numbers, which are below the fence.
         if stored is None or stored.id != branch.id or stored.state == DELETING:
@@ -447,9 +447,9 @@ def _copies(name: str, versions: Versions) -> Iterator[_StoredVersion]:
 
 def _fork_point(name: str, fork: Clone, refs: Refs, versions: Versions) -> _ForkPoint:
     of = fork.ref_name or layout.MAIN
-    parent = None if of == layout.MAIN else refs.branch(of)
+    parent = None if of == layout.MAIN else refs.branches.find(of)
     if of != layout.MAIN and parent is None:
-        raise RefNotFoundError(of, refs.known(), refs.store.uri, "branch", f"{name!r} was forked from it")
+        raise RefNotFoundError(of, refs.branches.known(), refs.store.uri, "branch", f"{name!r} was forked from it")
     state = versions.find(of, fork.ref_version)
     return parent, fork.ref_version, 0 if state is None else versions.manifest_size(state)
 

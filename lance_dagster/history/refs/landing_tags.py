@@ -54,7 +54,7 @@ def without_landed_tags(branch: str, delete: Callable[[], None], refs: Refs, ver
     try:
         delete()
     except ConflictError:
-        tags = (refs.tag(name) for name in refs.tag_names(LANDING_PIN))
+        tags = (refs.tags.find(name) for name in refs.tags.names(LANDING_PIN))
         landed = [
             tag.name
             for tag in tags

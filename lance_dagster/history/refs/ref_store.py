@@ -85,56 +85,75 @@ class ListedRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class Refs:
-    """The branches and tags of one table."""
+class RemovalRight:
+    """The right to delete the file of a ref, where the storage cannot delete conditionally: one process has it."""
+
+    store: Store
+
+    def mark(self) -> dict[str, str]:
+        """Return the mark of a process that is going to delete the file of a ref; empty where no mark is needed."""
+        # A server that ignores the condition of a deletion would let a late request delete the next ref of the name.
+        return {} if self.store.deletes_conditionally() else {REMOVER: f"{uuid.uuid4().hex} {int(time.time())}"}
+
+    def may_send(self, branch: Branch) -> bool:
+        """Tell whether a deletion that is sent now is certain to arrive before another process may take it over."""
+        since = branch.metadata.get(REMOVER, "").rpartition(" ")[2]
+        # A third of the time: the rest is for the request itself, and for clocks of two machines that differ. A mark
+        # from the future is not fresh either, since it says nothing about how old it is.
+        fresh = since.isdigit() and abs(time.time() - int(since)) < REMOVAL_SECONDS / 3
+        return self.store.deletes_conditionally() or fresh
+
+    def is_free(self, ref: Branch | Tag) -> bool:
+        """Tell whether the file of a ref that is being removed may be replaced, or removed by this process."""
+        since = ref.metadata.get(REMOVER, "").rpartition(" ")[2]
+        old = not since.isdigit() or time.time() - int(since) > REMOVAL_SECONDS
+        return self.store.deletes_conditionally() or old
+
+    def elsewhere(self, kind: str, name: str) -> ConflictError:
+        """Return the error for a ref whose file another process has the right to delete."""
+        return ConflictError(
+            f"{kind} {name!r} of {self.store.uri} is being deleted by another process, and this storage cannot delete "
+            f"conditionally; if that was interrupted, the name is free {REMOVAL_SECONDS // 60} minutes later"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFiles:
+    """The files of the branches of one table."""
 
     store: Store
     # As they were read last, by name, with their ETags: a listing shows which of them are still the same.
-    _known_branches: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
-    _known_tags: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
 
-    def branches(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
+    @property
+    def removal_right(self) -> RemovalRight:
+        """The right to delete a file."""
+        return RemovalRight(self.store)
+
+    def all(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, including branches that are being created or deleted.
 
         Branches whose names begin with an exempt prefix are not read.
         """
         if pattern is not None:
             check_string("pattern", pattern)
-        return self._all_branches(layout.parse_branch_file_name, pattern, exempt=exempt)
+        files = self.store.list_with_etags(layout.BRANCHES)
+        return self.read(_named(files, layout.parse_branch_file_name, pattern, exempt))
 
-    def tags(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
-        """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
-        if pattern is not None:
-            check_string("pattern", pattern)
-        # A negative limit would leave out the last tags.
-        limit = optional_limit("limit", limit)
-        listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern)
-        return _read_all(dict(islice(listed.items(), limit)), self._known_tags, self.tag_to_change)
-
-    def branch(self, name: str) -> Branch | None:
+    def find(self, name: str) -> Branch | None:
         """Read one branch, or return None."""
         path = _file_of(layout.BRANCHES, name, "the name of a branch")
         data = None if path is None else self.store.get(path)
         return None if data is None else parse_branch(name, data, f"{self.store.uri}/{path}")
 
-    def branch_to_change(self, name: str) -> Branch | None:
+    def stored(self, name: str) -> Branch | None:
         """Read one branch with the tag of its file, so that a change need not read it again; or return None."""
         path = _file_of(layout.BRANCHES, name, "the name of a branch")
-        return None if path is None else self._stored_branch(name, path)
-
-    def tag_to_change(self, name: str) -> Tag | None:
-        """Read one tag with the tag of its file, so that a change need not read it again; or return None."""
-        path = _file_of(layout.TAGS, name, "the name of a tag")
-        tag = None if path is None else self._stored_tag(name, path)
-        return None if tag is None or REMOVER in tag.metadata else tag
+        return None if path is None else self._stored(name, path)
 
     def remembered(self, branch: str) -> Branch | None:
         """Return a branch as this process read or wrote it last; None where it did not. Nothing is asked."""
-        return self._known_branches.get(branch)
-
-    def remembered_tag(self, tag: str) -> Tag | None:
-        """Return a tag as this process read or wrote it last; None where it did not. Nothing is asked."""
-        return self._known_tags.get(tag)
+        return self._known.get(branch)
 
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
@@ -144,114 +163,31 @@ class Refs:
         """
         return _file_of(layout.BRANCHES, branch, "the name of a branch") is not None
 
-    def tag(self, name: str) -> Tag | None:
-        """Read one tag, or return None."""
-        path = _file_of(layout.TAGS, name, "the name of a tag")
-        data = None if path is None else self.store.get(path)
-        tag = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
-        # A marked tag counts as deleted: its remover may already have sent the request, which has no condition on such
-        # storage.
-        return None if tag is None or REMOVER in tag.metadata else tag
-
-    def listed(self) -> ListedRefs:
-        """List the tags, the branches and the rules of protection with one request for each page."""
-        files: dict[str, dict[str, str]] = {layout.TAGS: {}, layout.BRANCHES: {}, layout.REFS: {}}
-        for entry in sorted(self.store.walk(layout.REFS), key=attrgetter("key")):
-            folder, _, file = entry.key.rpartition("/")
-            files.get(folder, {})[file] = entry.etag
-        has_protection = layout.PROTECTION.rpartition("/")[2] in files[layout.REFS]
-        return ListedRefs(files[layout.TAGS], files[layout.BRANCHES], has_protection)
-
-    def referrers_of(self, branch: str, listed: ListedRefs | None = None) -> list[str]:
-        """Describe the tags and branches that refer to a branch, including branches that are being created."""
-        # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
-        # there was, and they refer only to `main` and to their own kind.
-        repository_refs = (layout.PUBLISHED, layout.PIN)
-        exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else repository_refs
-
-        # No branch is its own parent, so its file need not be read.
-        def other_branch(file: str) -> str | None:
-            return None if (name := layout.parse_branch_file_name(file)) == branch else name
-
-        tags, branches = self._all_refs(listed or self.listed(), other_branch, exempt)
-        users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
-        return users + [f"branch {child.name!r}" for child in branches.values() if child.parent_branch == branch]
-
-    def referrers(self) -> dict[str, list[str]]:
-        """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
-        users: dict[str, list[str]] = {}
-        # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
-        tags, branches = self._all_refs(self.listed(), layout.parse_branch_file_name)
-        for tag in tags.values():
-            users.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
-        for branch in branches.values():
-            users.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
-        return users
-
-    def branch_names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str) -> list[str]:
         """List the branches whose names begin with a prefix, unfinished ones included, without reading any."""
         names = (layout.parse_branch_file_name(file) for file in self.store.list(layout.BRANCHES))
         return [name for name in names if name is not None and name.startswith(prefix)]
 
-    def tag_names(self, prefix: str) -> list[str]:
-        """List the tags whose names begin with a prefix, without reading any."""
-        names = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
-        return [name for name in names if name is not None and name.startswith(prefix)]
-
-    def branch_not_found(self, name: str) -> RefNotFoundError:
-        """Return the error for a name that no branch has; it says what the name stands for instead."""
-        # One more request is made, only for the message: a tag may have been named where a branch must be named.
-        if self.tag(name) is not None:
-            instead = "that is a tag; name a branch"
-        elif (version_of := branch_of_version(name)) is not None:
-            instead = f"that is a version; name a branch, such as {version_of!r}"
-        else:
-            instead = self._unfinished(name)
-        return RefNotFoundError(name, self.known(), self.store.uri, "branch", instead)
-
-    def _unfinished(self, name: str) -> str:
-        """Say what is being done to a branch that has a file and cannot be used; else return an empty string."""
-        branch = self.branch(name)
-        if branch is None or branch.state == READY:
-            return ""
-        if RESETTING in branch.metadata:
-            return "it is being reset; if that was interrupted, resetting it again finishes it"
-        if RECOVERING in branch.metadata and branch.state == CREATING:
-            return "it is being recovered; if that was interrupted, recovering it again finishes it"
-        if branch.state == CREATING:
-            return "it is being created; if that was interrupted, creating it again finishes it"
-        return "it is being deleted; if that was interrupted, deleting it again finishes it"
-
-    def tag_not_found(self, name: str) -> RefNotFoundError:
-        """Return the error for a name that no tag has."""
-        return RefNotFoundError(name, self.known_tags(), self.store.uri, "tag")
-
     def known(self) -> list[str]:
         """Return the names of the branches that are ready, `main` included, for the hint of an error."""
-        ready = [branch.name for branch in self.branches().values() if branch.state == READY]
+        ready = [branch.name for branch in self.all().values() if branch.state == READY]
         # Nobody names the branches of publications by hand, and each publication has its own branch.
         return [layout.MAIN, *(name for name in ready if not name.startswith(layout.PUBLISHED))]
 
-    def known_tags(self) -> list[str]:
-        """Return the names of the tags that no repository keeps for its commits, for the hint of an error."""
-        pins = (layout.PIN, layout.BRANCH_PIN, layout.LANDING_PIN)
-        # A table may have very many tags of a repository, so none is read.
-        return [name for name in self.tag_names("") if not name.startswith(pins)]
-
-    def add_branch(self, branch: Branch) -> Branch:
+    def add(self, branch: Branch) -> Branch:
         """Create a branch's file unless there is one; return the branch that has the name afterwards."""
         path, data = layout.branch_file(branch.name), branch_file_of(branch)
-        if self._put_once(path, data):
+        if _put_once(self.store, path, data):
             return self._with_etag(branch, self.store.written_tag(path, data))
         # Another writer took the name. The caller decides what that means, by the id of the branch.
         # It is read again, for the put says only that some file was there.
-        existing = self.branch(branch.name)
+        existing = self.find(branch.name)
         if existing is None:
             # The name was free again before it could be read. Whoever had it may be deleting versions in the folder.
             raise StoreError(f"branch {branch.name!r} of {self.store.uri} came and went while it was made; try again")
         return existing
 
-    def change_branch(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch:
+    def change(self, branch: Branch, change: Callable[[Branch], Branch]) -> Branch:
         """Replace a branch's file with what `change` returns, by compare-and-swap.
 
         Args:
@@ -268,7 +204,7 @@ class Refs:
             return changed
         # A bounded number of times: two programs that take back each other's change would never end.
         for _ in range(_ATTEMPTS):
-            current = self._stored_branch(branch.name, path)
+            current = self._stored(branch.name, path)
             if current is not None and current == changed:
                 # The attempt before succeeded, and the client reported the answer to its own second request.
                 return current
@@ -305,28 +241,18 @@ class Refs:
         """Return a branch with the ETag of its file, and keep it, where the store tells the ETag."""
         branch = replace(branch, etag=etag or "")
         if etag:
-            self._known_branches[branch.name] = branch
+            self._known[branch.name] = branch
         return branch
 
-    def _stored_branch(self, name: str, path: str) -> Branch | None:
+    def _stored(self, name: str, path: str) -> Branch | None:
         stored = self.store.get_with_etag(path)
         if stored is None:
             return None
         branch = replace(parse_branch(name, stored[0], f"{self.store.uri}/{path}"), etag=stored[1])
-        self._known_branches[name] = branch
+        self._known[name] = branch
         return branch
 
-    def _stored_tag(self, name: str, path: str) -> Tag | None:
-        stored = self.store.get_with_etag(path)
-        if stored is None:
-            return None
-        tag = replace(parse_tag(name, stored[0], f"{self.store.uri}/{path}"), etag=stored[1])
-        # A marked tag counts as deleted.
-        if REMOVER not in tag.metadata:
-            self._known_tags[name] = tag
-        return tag
-
-    def set_branch_state(self, branch: Branch, state: BranchState) -> Branch:
+    def set_state(self, branch: Branch, state: BranchState) -> Branch:
         """Record the step of a branch's creation. This is idempotent, since any process may finish the creation.
 
         Raises:
@@ -346,7 +272,7 @@ class Refs:
             mark = {RESETTING: None, LAST: None} if state == READY else {}
             return current if current.state == state else with_metadata(current, {STATE: state, **mark})
 
-        return self.change_branch(branch, marked)
+        return self.change(branch, marked)
 
     def read_deleting(self, branch: Branch) -> tuple[Branch, str] | None:
         """Read a branch that is being deleted and the ETag of its file; None when another process finished that.
@@ -366,10 +292,10 @@ class Refs:
         # Another process got the right to delete the file while this process slept. Two unconditional requests could be
         # on their way then, and the later request would delete the next branch of the name.
         if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
-            raise self._removed_elsewhere("branch", branch.name)
+            raise self.removal_right.elsewhere("branch", branch.name)
         return current, stored[1]
 
-    def remove_branch(self, branch: Branch, etag: str) -> bool:
+    def remove(self, branch: Branch, etag: str) -> bool:
         """Delete the file of a branch that is being deleted, which frees the name.
 
         Args:
@@ -384,7 +310,7 @@ class Refs:
         """
         path = layout.branch_file(branch.name)
         for _ in range(_ATTEMPTS):
-            if self._may_send_removal(branch) and self.store.compare_and_delete(path, etag):
+            if self.removal_right.may_send(branch) and self.store.compare_and_delete(path, etag):
                 return True
             # A refused deletion means other bytes, or an answer to the second of two equal requests: only the file
             # tells.
@@ -399,14 +325,9 @@ class Refs:
         """Return the name that a rename under way gives to a branch, or None."""
         # Both files have to say so: a rename that was abandoned leaves a mark on the old branch alone.
         name = branch.metadata.get(RENAMING_TO)
-        target = self.branch(name) if name else None
+        target = self.find(name) if name else None
         same = target is not None and (target.id, target.metadata.get(RENAMED_FROM)) == (branch.id, branch.name)
         return name if same else None
-
-    def remover(self) -> dict[str, str]:
-        """Return the mark of a process that is going to delete the file of a ref; empty where no mark is needed."""
-        # A server that ignores the condition of a deletion would let a late request delete the next ref of the name.
-        return {} if self.store.deletes_conditionally() else {REMOVER: f"{uuid.uuid4().hex} {int(time.time())}"}
 
     def adopt_removal(self, branch: Branch) -> Branch:
         """Get the right to delete the file of a branch that another process began to delete.
@@ -419,45 +340,157 @@ class Refs:
             return branch
 
         def marked(current: Branch) -> Branch:
-            if not self._is_free(current):
-                raise self._removed_elsewhere("branch", branch.name)
-            return with_metadata(current, self.remover())
+            if not self.removal_right.is_free(current):
+                raise self.removal_right.elsewhere("branch", branch.name)
+            return with_metadata(current, self.removal_right.mark())
 
-        return self.change_branch(branch, marked)
+        return self.change(branch, marked)
 
     def _refreshed(self, branch: Branch) -> Branch:
         """Return a branch whose file this process may delete, after renewing that right where it is old."""
-        if self._may_send_removal(branch):
+        if self.removal_right.may_send(branch):
             return branch
 
         def marked(current: Branch) -> Branch:
             if current.metadata.get(REMOVER) != branch.metadata.get(REMOVER):
-                raise self._removed_elsewhere("branch", branch.name)
-            return with_metadata(current, self.remover())
+                raise self.removal_right.elsewhere("branch", branch.name)
+            return with_metadata(current, self.removal_right.mark())
 
-        return self.change_branch(branch, marked)
+        return self.change(branch, marked)
 
-    def _may_send_removal(self, branch: Branch) -> bool:
-        """Tell whether a deletion that is sent now is certain to arrive before another process may take it over."""
-        since = branch.metadata.get(REMOVER, "").rpartition(" ")[2]
-        # A third of the time: the rest is for the request itself, and for clocks of two machines that differ. A mark
-        # from the future is not fresh either, since it says nothing about how old it is.
-        fresh = since.isdigit() and abs(time.time() - int(since)) < REMOVAL_SECONDS / 3
-        return self.store.deletes_conditionally() or fresh
+    def read(self, listed: Mapping[str, str]) -> dict[str, Branch]:
+        """Read the branches of these names, which a listing gave with the ETags of their files."""
+        return _read_all(listed, self._known, self.stored)
 
-    def _is_free(self, ref: Branch | Tag) -> bool:
-        """Tell whether the file of a ref that is being removed may be replaced, or removed by this process."""
-        since = ref.metadata.get(REMOVER, "").rpartition(" ")[2]
-        old = not since.isdigit() or time.time() - int(since) > REMOVAL_SECONDS
-        return self.store.deletes_conditionally() or old
 
-    def _removed_elsewhere(self, kind: str, name: str) -> ConflictError:
-        return ConflictError(
-            f"{kind} {name!r} of {self.store.uri} is being deleted by another process, and this storage cannot delete "
-            f"conditionally; if that was interrupted, the name is free {REMOVAL_SECONDS // 60} minutes later"
-        )
+@dataclass(frozen=True, slots=True)
+class TagFiles:
+    """The files of the tags of one table."""
 
-    def remove_tag(self, tag: Tag) -> None:
+    store: Store
+    # As they were read last, by name, with their ETags, as for branches.
+    _known: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def removal_right(self) -> RemovalRight:
+        """The right to delete a file."""
+        return RemovalRight(self.store)
+
+    def all(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
+        """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
+        if pattern is not None:
+            check_string("pattern", pattern)
+        # A negative limit would leave out the last tags.
+        limit = optional_limit("limit", limit)
+        listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern)
+        return self.read(dict(islice(listed.items(), limit)))
+
+    def read(self, listed: Mapping[str, str]) -> dict[str, Tag]:
+        """Read the tags of these names, which a listing gave with the ETags of their files."""
+        return _read_all(listed, self._known, self.stored)
+
+    def find(self, name: str) -> Tag | None:
+        """Read one tag, or return None."""
+        path = _file_of(layout.TAGS, name, "the name of a tag")
+        data = None if path is None else self.store.get(path)
+        tag = None if data is None else parse_tag(name, data, f"{self.store.uri}/{path}")
+        # A marked tag counts as deleted: its remover may already have sent the request, which has no condition on such
+        # storage.
+        return None if tag is None or REMOVER in tag.metadata else tag
+
+    def stored(self, name: str) -> Tag | None:
+        """Read one tag with the tag of its file, so that a change need not read it again; or return None."""
+        path = _file_of(layout.TAGS, name, "the name of a tag")
+        tag = None if path is None else self._stored(name, path)
+        return None if tag is None or REMOVER in tag.metadata else tag
+
+    def remembered(self, tag: str) -> Tag | None:
+        """Return a tag as this process read or wrote it last; None where it did not. Nothing is asked."""
+        return self._known.get(tag)
+
+    def names(self, prefix: str) -> list[str]:
+        """List the tags whose names begin with a prefix, without reading any."""
+        names = (layout.parse_tag_file_name(file) for file in self.store.list(layout.TAGS))
+        return [name for name in names if name is not None and name.startswith(prefix)]
+
+    def not_found(self, name: str) -> RefNotFoundError:
+        """Return the error for a name that no tag has."""
+        return RefNotFoundError(name, self.known(), self.store.uri, "tag")
+
+    def known(self) -> list[str]:
+        """Return the names of the tags that no repository keeps for its commits, for the hint of an error."""
+        pins = (layout.PIN, layout.BRANCH_PIN, layout.LANDING_PIN)
+        # A table may have very many tags of a repository, so none is read.
+        return [name for name in self.names("") if not name.startswith(pins)]
+
+    def add(self, tag: Tag) -> Tag:
+        """Create a tag.
+
+        Raises:
+            AlreadyExistsError: There is a tag of that name.
+        """
+        marked = _with_write_id(tag)
+        path = layout.tag_file(tag.name)
+        if not _put_once(self.store, path, tag_file_of(marked)) and not self._replaced_removed(path, marked):
+            remedy = Remedy("{} moves it", Call("tags.move", (tag.name, tag.ref)))
+            raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
+        return marked
+
+    def swap(self, tag: Tag, expected: str | None = None) -> Tag:
+        """Point an existing tag elsewhere, by compare-and-swap.
+
+        Args:
+            tag: The tag to store.
+            expected: The version that the stored tag has to name, such as `main@9`; None for any.
+
+        Raises:
+            RefMovedError: It names another version, or was moved between reading and writing.
+            RefNotFoundError: There is no such tag.
+        """
+
+        def moved(current: Tag) -> Tag:
+            if expected is not None and current.ref != expected:
+                raise RefMovedError(tag.name, expected, current.ref)
+            return replace(tag, created_at=current.created_at)
+
+        return self.change(tag.name, moved)
+
+    def change(
+        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, stored: Tag | None = None
+    ) -> Tag:
+        """Replace a tag's file with what `change` returns, by compare-and-swap.
+
+        Args:
+            name: The name of the tag.
+            change: Gets the stored tag and returns the tag to store; the same tag when there is nothing to change. It
+                is called again when another writer changed the file first.
+            follow: Whether to change a tag that another writer moved meanwhile, at its new version.
+            stored: The tag as `tag_to_change` has just read it, so that it is not read again at first.
+
+        Raises:
+            RefMovedError: It was moved between reading and writing.
+            RefNotFoundError: There is no such tag.
+        """
+        check_string("the name of a tag", name)
+        path = layout.tag_file(name)
+        for _ in range(_ATTEMPTS):
+            current, stored = stored or (self._stored(name, path) if is_path_inside(name) else None), None
+            if current is None or REMOVER in current.metadata:
+                raise self.not_found(name)
+            changed = change(current)
+            if changed == current:
+                return current
+            marked = _with_write_id(changed)
+            if self._swapped(path, marked, current.etag):
+                self._keep(path, marked)
+                return marked
+            now = self.find(name)
+            # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
+            if now is None or (now.ref != current.ref and not follow):
+                raise RefMovedError(name, current.ref, now.ref if now else "nothing")
+        raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")
+
+    def remove(self, tag: Tag) -> None:
         """Delete a tag as it was read.
 
         Raises:
@@ -477,23 +510,10 @@ class Refs:
                     return
                 continue
             # From here on the tag counts as deleted, and a writer that wants its name waits until it is gone.
-            marked = _with_write_id(with_metadata(current, self.remover()))
+            marked = _with_write_id(with_metadata(current, self.removal_right.mark()))
             if self._swapped(path, marked, stored[1]):
                 expected = marked
         raise StoreError(f"cannot delete tag {tag.name!r} of {self.store.uri}: it keeps changing")
-
-    def add_tag(self, tag: Tag) -> Tag:
-        """Create a tag.
-
-        Raises:
-            AlreadyExistsError: There is a tag of that name.
-        """
-        marked = _with_write_id(tag)
-        path = layout.tag_file(tag.name)
-        if not self._put_once(path, tag_file_of(marked)) and not self._replaced_removed(path, marked):
-            remedy = Remedy("{} moves it", Call("tags.move", (tag.name, tag.ref)))
-            raise AlreadyExistsError(f"tag {tag.name!r} of {self.store.uri} exists", remedy=remedy)
-        return marked
 
     def _replaced_removed(self, path: str, tag: Tag) -> bool:
         """Replace the file of a tag whose removal was interrupted; return whether that was done.
@@ -506,70 +526,26 @@ class Refs:
         if stored is None or current is None or REMOVER not in current.metadata:
             return False
         # Until then, the request of the process that removes the old tag could arrive late and delete the new tag.
-        if not self._is_free(current):
-            raise self._removed_elsewhere("tag", tag.name)
+        if not self.removal_right.is_free(current):
+            raise self.removal_right.elsewhere("tag", tag.name)
         return self._swapped(path, tag, stored[1])
 
-    def swap_tag(self, tag: Tag, expected: str | None = None) -> Tag:
-        """Point an existing tag elsewhere, by compare-and-swap.
+    def _stored(self, name: str, path: str) -> Tag | None:
+        stored = self.store.get_with_etag(path)
+        if stored is None:
+            return None
+        tag = replace(parse_tag(name, stored[0], f"{self.store.uri}/{path}"), etag=stored[1])
+        # A marked tag counts as deleted.
+        if REMOVER not in tag.metadata:
+            self._known[name] = tag
+        return tag
 
-        Args:
-            tag: The tag to store.
-            expected: The version that the stored tag has to name, such as `main@9`; None for any.
-
-        Raises:
-            RefMovedError: It names another version, or was moved between reading and writing.
-            RefNotFoundError: There is no such tag.
-        """
-
-        def moved(current: Tag) -> Tag:
-            if expected is not None and current.ref != expected:
-                raise RefMovedError(tag.name, expected, current.ref)
-            return replace(tag, created_at=current.created_at)
-
-        return self.change_tag(tag.name, moved)
-
-    def change_tag(
-        self, name: str, change: Callable[[Tag], Tag], *, follow: bool = False, stored: Tag | None = None
-    ) -> Tag:
-        """Replace a tag's file with what `change` returns, by compare-and-swap.
-
-        Args:
-            name: The name of the tag.
-            change: Gets the stored tag and returns the tag to store; the same tag when there is nothing to change. It
-                is called again when another writer changed the file first.
-            follow: Whether to change a tag that another writer moved meanwhile, at its new version.
-            stored: The tag as `tag_to_change` has just read it, so that it is not read again at first.
-
-        Raises:
-            RefMovedError: It was moved between reading and writing.
-            RefNotFoundError: There is no such tag.
-        """
-        check_string("the name of a tag", name)
-        path = layout.tag_file(name)
-        for _ in range(_ATTEMPTS):
-            current, stored = stored or (self._stored_tag(name, path) if is_path_inside(name) else None), None
-            if current is None or REMOVER in current.metadata:
-                raise self.tag_not_found(name)
-            changed = change(current)
-            if changed == current:
-                return current
-            marked = _with_write_id(changed)
-            if self._swapped(path, marked, current.etag):
-                self._keep_tag(path, marked)
-                return marked
-            now = self.tag(name)
-            # A move may not overwrite another move that it has not seen; a change of metadata may follow the tag.
-            if now is None or (now.ref != current.ref and not follow):
-                raise RefMovedError(name, current.ref, now.ref if now else "nothing")
-        raise StoreError(f"cannot change tag {name!r} of {self.store.uri}: it keeps changing")
-
-    def _keep_tag(self, path: str, tag: Tag) -> None:
+    def _keep(self, path: str, tag: Tag) -> None:
         """Keep a tag that was written, where the store tells the ETag of its file."""
         data = tag_file_of(tag)
         etag = self.store.written_tag(path, data)
         if etag:
-            self._known_tags[tag.name] = replace(parse_tag(tag.name, data, f"{self.store.uri}/{path}"), etag=etag)
+            self._known[tag.name] = replace(parse_tag(tag.name, data, f"{self.store.uri}/{path}"), etag=etag)
 
     def _swapped(self, path: str, tag: Tag, etag: str) -> bool:
         try:
@@ -589,12 +565,81 @@ class Refs:
 
     def _is_stored(self, tag: Tag) -> bool:
         """Tell whether the stored tag comes from this very write."""
-        now = self.tag(tag.name)
+        now = self.find(tag.name)
         return now is not None and now.metadata.get(WRITE_ID) == tag.metadata[WRITE_ID]
 
-    def _put_once(self, path: str, data: bytes) -> bool:
-        """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
-        return self.store.put_if_absent(path, data) or self.store.get(path) == data
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """The branches and tags of one table, and what refers to what."""
+
+    store: Store
+    branches: BranchFiles = field(init=False, compare=False, repr=False)
+    tags: TagFiles = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make the two groups of files; the class is frozen."""
+        object.__setattr__(self, "branches", BranchFiles(self.store))
+        object.__setattr__(self, "tags", TagFiles(self.store))
+
+    def listed(self) -> ListedRefs:
+        """List the tags, the branches and the rules of protection with one request for each page."""
+        files: dict[str, dict[str, str]] = {layout.TAGS: {}, layout.BRANCHES: {}, layout.REFS: {}}
+        for entry in sorted(self.store.walk(layout.REFS), key=attrgetter("key")):
+            folder, _, file = entry.key.rpartition("/")
+            files.get(folder, {})[file] = entry.etag
+        has_protection = layout.PROTECTION.rpartition("/")[2] in files[layout.REFS]
+        return ListedRefs(files[layout.TAGS], files[layout.BRANCHES], has_protection)
+
+    def referrers_of(self, branch: str, listed: ListedRefs | None = None) -> list[str]:
+        """Describe the tags and branches that refer to a branch, including branches that are being created."""
+        # Branches and tags that a repository keeps for its commits are not read: there are some for every publication
+        # there was, and they refer only to `main` and to their own kind.
+        repository_refs = (layout.PUBLISHED, layout.PIN)
+        exempt = () if branch.startswith(layout.PUBLISHED) or branch == layout.MAIN else repository_refs
+
+        # No branch is its own parent, so its file need not be read.
+        def other_branch(file: str) -> str | None:
+            return None if (name := layout.parse_branch_file_name(file)) == branch else name
+
+        tags, branches = self._all_refs(listed or self.listed(), other_branch, exempt)
+        users = [f"tag {tag.name!r}" for tag in tags.values() if tag.branch == branch]
+        return users + [f"branch {child.name!r}" for child in branches.values() if child.parent_branch == branch]
+
+    def referrers(self) -> dict[str, list[str]]:
+        """Describe the tags and branches that refer to each branch, as `referrers_of` does for one."""
+        users: dict[str, list[str]] = {}
+        # Every file is read once for all branches: `referrers_of` for each of them would read all files for each.
+        tags, branches = self._all_refs(self.listed(), layout.parse_branch_file_name)
+        for tag in tags.values():
+            users.setdefault(tag.branch, []).append(f"tag {tag.name!r}")
+        for branch in branches.values():
+            users.setdefault(branch.parent_branch, []).append(f"branch {branch.name!r}")
+        return users
+
+    def branch_not_found(self, name: str) -> RefNotFoundError:
+        """Return the error for a name that no branch has; it says what the name stands for instead."""
+        # One more request is made, only for the message: a tag may have been named where a branch must be named.
+        if self.tags.find(name) is not None:
+            instead = "that is a tag; name a branch"
+        elif (version_of := branch_of_version(name)) is not None:
+            instead = f"that is a version; name a branch, such as {version_of!r}"
+        else:
+            instead = self._unfinished(name)
+        return RefNotFoundError(name, self.branches.known(), self.store.uri, "branch", instead)
+
+    def _unfinished(self, name: str) -> str:
+        """Say what is being done to a branch that has a file and cannot be used; else return an empty string."""
+        branch = self.branches.find(name)
+        if branch is None or branch.state == READY:
+            return ""
+        if RESETTING in branch.metadata:
+            return "it is being reset; if that was interrupted, resetting it again finishes it"
+        if RECOVERING in branch.metadata and branch.state == CREATING:
+            return "it is being recovered; if that was interrupted, recovering it again finishes it"
+        if branch.state == CREATING:
+            return "it is being created; if that was interrupted, creating it again finishes it"
+        return "it is being deleted; if that was interrupted, deleting it again finishes it"
 
     def _all_refs(
         self, listed: ListedRefs, name_of: Callable[[str], str | None], exempt: tuple[str, ...] = ()
@@ -604,16 +649,14 @@ class Refs:
         branches = _named(listed.branches, name_of, None, exempt)
         return together(
             self.store,
-            partial(_read_all, tags, self._known_tags, self.tag_to_change),
-            partial(_read_all, branches, self._known_branches, self.branch_to_change),
+            partial(self.tags.read, tags),
+            partial(self.branches.read, branches),
         )
 
-    def _all_branches(
-        self, name_of: Callable[[str], str | None], pattern: str | None = None, *, exempt: tuple[str, ...] = ()
-    ) -> dict[str, Branch]:
-        """Read the branches whose files have a name, match a pattern and do not begin with an exempt prefix."""
-        listed = _named(self.store.list_with_etags(layout.BRANCHES), name_of, pattern, exempt)
-        return _read_all(listed, self._known_branches, self.branch_to_change)
+
+def _put_once(store: Store, path: str, data: bytes) -> bool:
+    """Put if absent; an equal object counts as success, since the answer to the first request may be lost."""
+    return store.put_if_absent(path, data) or store.get(path) == data
 
 
 def _named(

@@ -84,7 +84,7 @@ def rename_branch(old: str, new: str, refs: Refs, versions: Versions) -> Branch:
     check_branch_name(new)
     if old == layout.MAIN:
         raise InvalidInputError(f"main of {refs.store.uri} cannot be renamed: every Lance program looks for it")
-    branch, target = refs.branch(old), refs.branch(new)
+    branch, target = refs.branches.find(old), refs.branches.find(new)
     if branch is None:
         # An earlier attempt lost its answer after it had deleted the old name.
         if target is not None and target.state == READY and target.metadata.get(RENAMED_FROM) == old:
@@ -132,10 +132,10 @@ def _copy_branch(branch: Branch, new: str, refs: Refs, versions: Versions, *, be
         _copy_files(marked, new, versions)
         _copy_versions(marked, target, versions)
         _copy_missing(marked, new, versions)
-        return refs.set_branch_state(target, READY)
+        return refs.branches.set_state(target, READY)
     except (RefMovedError, VersionNotFoundError) as error:
         # Another process may have finished the rename, and deleted the versions under the old name.
-        renamed = refs.branch(new)
+        renamed = refs.branches.find(new)
         if (
             renamed is not None
             and renamed.state == READY
@@ -160,7 +160,7 @@ def _with_last(marked: Branch, target: Branch, refs: Refs, versions: Versions) -
             return current
         return with_metadata(current, {LAST: f"{newest} {int(time.time())}"})
 
-    return refs.change_branch(target, recorded)
+    return refs.branches.change(target, recorded)
 
 
 def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Branch:
@@ -174,7 +174,7 @@ def _take_name(branch: Branch, new: str, refs: Refs, versions: Versions) -> Bran
     if target is None:
         own = {RENAMED_FROM: branch.name, RENAMING_TO: None, RENAME_ID: uuid.uuid4().hex, LAST: None}
         copy = with_metadata(branch, {STATE: CREATING, **own})
-        target = refs.add_branch(replace(copy, name=new))
+        target = refs.branches.add(replace(copy, name=new))
     if not _is_copy(target, branch):
         raise AlreadyExistsError(f"branch {new!r} of {refs.store.uri} exists, forked from {target.parent}")
     return target
@@ -192,7 +192,7 @@ def _mark_renaming(branch: Branch, target: Branch, refs: Refs) -> Branch:
             branch_deletion.refuse_renaming(current, "rename", refs)
         return with_metadata(current, mark)
 
-    return refs.change_branch(branch, marked)
+    return refs.branches.change(branch, marked)
 
 
 def _copy_files(branch: Branch, new: str, versions: Versions) -> None:
@@ -249,30 +249,30 @@ def rename_tag(old: str, new: str, refs: Refs) -> Tag:
         ProtectedError: The tag is immutable or held, or one of the names is protected.
     """
     check_tag_name(new)
-    tag, target = refs.tag(old), refs.tag(new)
+    tag, target = refs.tags.find(old), refs.tags.find(new)
     if tag is None:
         # An earlier attempt lost its answer after it had removed the old name.
         if target is not None and target.metadata.get(RENAMED_FROM) == old:
             return target
-        raise refs.tag_not_found(old)
+        raise refs.tags.not_found(old)
     refuse_protected_tag("rename", old, refs.store)
     refuse_protected_tag("rename", new, refs.store)
-    if refs.branch(new) is not None:
+    if refs.branches.find(new) is not None:
         raise AlreadyExistsError(f"{new!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     if target is not None and not _is_made_from(target, tag):
         raise AlreadyExistsError(f"tag {new!r} of {refs.store.uri} exists and names {target.ref}")
     # The mark changes the file, so a concurrent move fails its compare-and-swap and reads the tag again.
-    marked = refs.change_tag(old, lambda current: _marked_tag(current, new))
+    marked = refs.tags.change(old, lambda current: _marked_tag(current, new))
     if target is None:
         own = {RENAMING_TO: None, RENAMED_FROM: old, RENAMED_WRITE: marked.metadata[WRITE_ID]}
-        target = refs.add_tag(replace(with_metadata(marked, own), name=new))
+        target = refs.tags.add(replace(with_metadata(marked, own), name=new))
     # The old tag is removed last, so that one of the two names always resolves.
     try:
-        refs.remove_tag(marked)
+        refs.tags.remove(marked)
     except RefMovedError:
         # The old tag was moved meanwhile. It stays, and the copy of its former state is removed.
         with suppress(RefMovedError):
-            refs.remove_tag(target)
+            refs.tags.remove(target)
         raise
     return target
 

@@ -84,7 +84,7 @@ def _attempt_reset(target: State, refs: Refs, versions: Versions, properties: Ma
     committed = reset_target(head.transaction) == target.number
     dropped = Dropped(target.number, head.number - 1 if committed else max(head.number, target.number))
     mark = f"{dropped} {uuid.uuid4().hex}"
-    marked = refs.change_branch(branch, lambda current: _with_mark(current, mark, refs))
+    marked = refs.branches.change(branch, lambda current: _with_mark(current, mark, refs))
     try:
         # Once a reset is committed under a mark, a process that refers to a dropped version finds the mark and
         # withdraws, so the search is not repeated.
@@ -97,9 +97,10 @@ def _attempt_reset(target: State, refs: Refs, versions: Versions, properties: Ma
         # An earlier attempt, whose mark was taken away, committed the reset. Versions that got references since then
         # stay.
         if committed:
-            return refs.branch(branch.name)
+            return refs.branches.find(branch.name)
         raise
-    if dropped_versions(stored := refs.branch(branch.name) or marked) is None or stored.metadata[DROPPING] != mark:
+    stored = refs.branches.find(branch.name) or marked
+    if dropped_versions(stored) is None or stored.metadata[DROPPING] != mark:
         return None
     _drop(marked, dropped, versions)
     return _without_mark(marked, mark, refs)
@@ -109,7 +110,7 @@ def _branch_to_reset(target: State, refs: Refs) -> Branch:
     name, uri = target.branch, refs.store.uri
     if name == MAIN:
         raise InvalidInputError(f"main of {uri} cannot be reset; restore an older version instead")
-    branch = refs.branch(name)
+    branch = refs.branches.find(name)
     if branch is None or branch.state != READY:
         raise refs.branch_not_found(name)
     refuse_protected_branch("reset", name, refs.store)
@@ -131,7 +132,7 @@ def _without_mark(branch: Branch, mark: str, refs: Refs) -> Branch:
     def unmarked(current: Branch) -> Branch:
         return with_metadata(current, {DROPPING: None}) if current.metadata.get(DROPPING) == mark else current
 
-    return refs.change_branch(branch, unmarked)
+    return refs.branches.change(branch, unmarked)
 
 
 def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versions) -> None:
@@ -144,13 +145,13 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
     # The earlier versions of a tag count too: the next rollback goes to one of them.
     needs = [
         f"tag {tag.name!r} {'names' if str(recorded) == tag.ref else 'named'} {recorded}"
-        for tag in refs.tags().values()
+        for tag in refs.tags.all().values()
         for recorded in sorted(recorded_versions(tag), key=str)
         if recorded.branch_id in ("", branch.id)
         and (at := recorded.version_ref) is not None
         and (at.branch == name and at.number in dropped)
     ]
-    neighbours = [neighbour for neighbour in refs.branches().values() if neighbour.name != name]
+    neighbours = [neighbour for neighbour in refs.branches.all().values() if neighbour.name != name]
     needs += [
         f"branch {neighbour.name!r} was forked from {neighbour.parent}"
         for neighbour in neighbours

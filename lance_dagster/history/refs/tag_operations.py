@@ -127,7 +127,7 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     # A ref expression would be ambiguous. The opposite race, a branch created at the same time, is found when the
     # name is resolved.
     refuse = partial(refuse_protected_tag, "create", name, refs.store, target.state.branch)
-    branch, _ = together(refs.store, partial(refs.branch, name), refuse)
+    branch, _ = together(refs.store, partial(refs.branches.find, name), refuse)
     if branch is not None:
         raise AlreadyExistsError(f"{name!r} is a branch of {refs.store.uri}; a tag of that name would be ambiguous")
     first = Tag(name=name, branch=target.state.branch, version=target.state.number)
@@ -136,14 +136,14 @@ def create_tag(name: str, target: TagTarget, refs: Refs, versions: Versions, *, 
     branch_id = ready_branch_id(first.branch, refs)
     described = _tag_moved_to(replace(first, metadata=own), target, branch_id, versions, moves=())
     # The tag is written before the branch is checked: a deletion that marks the branch after the check finds the tag.
-    tag = refs.add_tag(described)
+    tag = refs.tags.add(described)
     try:
         refuse_gone(tag, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         # The tag is removed only as it was made here: another process may have moved it to a version that stays.
         with suppress(RefMovedError):
-            refs.remove_tag(tag)
+            refs.tags.remove(tag)
         raise
     return tag
 
@@ -188,14 +188,14 @@ def move_tag(
 
     # The id is read before the swap, so that the check afterwards compares with the branch that was meant.
     branch_id = ready_branch_id(target.state.branch, refs)
-    tag = refs.change_tag(name, moved, stored=stored)
+    tag = refs.tags.change(name, moved, stored=stored)
     try:
         refuse_gone(tag, branch_id, refs)
         _keep_version(target.state, branch_id, versions)
     except (RefNotFoundError, VersionNotFoundError, ConflictError):
         if before is not None:
             # The tag is put back only if it still names our version: another process may have moved it on.
-            refs.swap_tag(before, tag.ref)
+            refs.tags.swap(before, tag.ref)
         raise
     return tag
 
@@ -215,7 +215,7 @@ def hold_tag(name: str, hold: HoldRequest, refs: Refs) -> Tag:
     """
     # The hold follows a move of the tag: a hold that failed because of a move would leave the tag free for the next
     # move.
-    return refs.change_tag(name, lambda current: _held(current, hold), follow=True)
+    return refs.tags.change(name, lambda current: _held(current, hold), follow=True)
 
 
 def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
@@ -235,7 +235,7 @@ def release_tag(name: str, reason: str, who: str, refs: Refs) -> Tag:
         return with_metadata(current, {HOLDS: encoded_holds([*older, ended])})
 
     # It follows a move by a program that knows no holds: the hold is released wherever the tag is.
-    return refs.change_tag(name, released, follow=True)
+    return refs.tags.change(name, released, follow=True)
 
 
 def _held(tag: Tag, request: HoldRequest) -> Tag:
@@ -306,9 +306,9 @@ def delete_tag(
         ProtectedError: The tag is protected or held; or it is immutable, and `force` is False.
         RefMovedError: The tag was moved or changed at the same time; it stays.
     """
-    tag = refs.tag(name)
+    tag = refs.tags.find(name)
     if tag is None:
-        raise refs.tag_not_found(name)
+        raise refs.tags.not_found(name)
     if expected is not None and tag != expected:
         raise RefMovedError(name, expected.ref, tag.ref)
     # A held tag is refused even with `force`: a tag that is deleted and created again would be free to move.
@@ -318,7 +318,7 @@ def delete_tag(
         refuse_immutable("delete", tag)
     guard(tag)
     # The tag is not deleted by its name alone: it may have been held or moved since it was checked.
-    refs.remove_tag(tag)
+    refs.tags.remove(tag)
 
 
 def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Tag:
@@ -329,7 +329,7 @@ def set_metadata(name: str, updates: Mapping[str, str | None], refs: Refs) -> Ta
         InvalidInputError: A key is reserved by this package.
     """
     refuse_reserved_keys(updates)
-    return refs.change_tag(name, lambda current: with_metadata(current, dict(updates)), follow=True)
+    return refs.tags.change(name, lambda current: with_metadata(current, dict(updates)), follow=True)
 
 
 def refuse_immutable(do: str, tag: Tag, target: str | None = None) -> None:
@@ -396,7 +396,7 @@ def _with_branch_id(tag: Tag, refs: Refs) -> tuple[TagMove, ...]:
     # The id is recorded while the branch exists: later its name may belong to another branch, whose version of that
     # number would be taken for the version of this branch.
     if not newest.after_id:
-        branch = None if tag.branch == MAIN else refs.branch(tag.branch)
+        branch = None if tag.branch == MAIN else refs.branches.find(tag.branch)
         newest = replace(newest, after_id=MAIN if tag.branch == MAIN else branch.id if branch else "")
     return (*older, newest)
 
@@ -458,7 +458,7 @@ def ready_branch_id(name: str, refs: Refs) -> str:
     # `main` is never deleted and made again, so its name identifies it.
     if name == MAIN:
         return MAIN
-    branch = refs.branch(name)
+    branch = refs.branches.find(name)
     if branch is None or branch.state != READY:
         raise refs.branch_not_found(name)
     refuse_renaming(branch, "tag", refs)

@@ -136,7 +136,11 @@ class Write:
         Raises:
             InvalidInputError: The asset's `partition_expr` is missing or does not fit the schema.
         """
-        return self._filter(self.keys, schema) if self.keys else None
+        if not self.keys:
+            return None
+        return partition_filter(
+            self.keys, schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
+        )
 
     def tally(self, schema: pa.Schema) -> RowTally:
         """Return the tally of the write's rows: it counts the rows of each partition, and the rows outside of them.
@@ -173,11 +177,6 @@ class Write:
                 partition_expr=self.partition_expr,
                 consequence=f"{f'{hint}; ' if hint else ''}nothing was committed",
             )
-
-    def _filter(self, keys: tuple[str, ...], schema: pa.Schema) -> PartitionFilter:
-        return partition_filter(
-            keys, schema, definition=self.definition, partition_expr=self.partition_expr, asset=self.asset
-        )
 
 
 def _refuse_wiping(asset: str, keys: tuple[str, ...], mode: WriteMode, in_run: str | None) -> None:

@@ -8,13 +8,19 @@ failed.
 The job changes no rows and may run while others write and publish. Compaction commits to `main`, and a run branch that
 was forked before merges into the compacted `main` without a conflict. The collection deletes no file that a branch, a
 tag or a writer may need.
+
+Tiers are base paths to which the job moves the data files of rows of a certain age, which is by a column of dates or
+timestamps, or by the partition that a row was written for. A table with several tiers has its rows at the tier of the
+greatest age that they have reached, so no file is moved twice in one run.
 """
 
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
@@ -22,15 +28,18 @@ from pydantic import Field
 
 from lance_dagster.errors import InvalidInputError, LanceDagsterError, TableNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.sql_text import instant
 from lance_dagster.format.validation import check_class, check_flag, check_options, require_sequence
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.checks.check_arguments import require_duration
-from lance_dagster.plugin.operate.tiers import Tier, tier_predicates
 from lance_dagster.plugin.resource import LanceResource, SparkResource
 from lance_dagster.plugin.table_asset import RESOURCE_KEY, TableAsset, WatchedTable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lance_dagster.gc.garbage_report import GarbageReport
+    from lance_dagster.plugin.io.partition_values import PartitionValues
     from lance_dagster.table import LanceTable
     from lance_dagster.verify.manifest_rules import Problem
 
@@ -39,6 +48,33 @@ _SHOWN = 20
 _REPOSITORY = "repository"
 _DIGITS = 8
 Report = dict[str, dg.MetadataValue | str | int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A base path for the data files of rows that are older than a span.
+
+    Attributes:
+        to: The name of the base path, which `maintenance.add_base` has added to the table.
+        older_than: The age of the rows.
+        column: The column, or SQL expression, that says how old a row is: a date, a timestamp, in UTC where it has no
+            time zone, or text that begins with a date such as `2026-05-01`; None for the `lance/partition_expr` of the
+            asset. A partition counts from its beginning.
+
+    Raises:
+        InvalidInputError: The age is not a duration, or a name is not text.
+    """
+
+    to: str
+    older_than: timedelta
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the attributes."""
+        require_duration("older_than", self.older_than)
+        for what, name in (("to", self.to), ("column", self.column)):
+            if not (isinstance(name, str) and name) and not (what == "column" and name is None):
+                raise InvalidInputError(f"{what} of a Tier has to be a name, not {name!r}")
 
 
 class MaintenanceConfig(dg.Config):
@@ -213,7 +249,7 @@ def _repository_op(name: str, resource_key: str, options: MaintenanceOptions) ->
             return
         from lance_dagster.repository.collect_commits import CommitRetention
 
-        collection = repository.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
+        collection = repository.maintenance.collect(CommitRetention(keep_for=age), dry_run=config.dry_run)
         context.add_output_metadata(
             {
                 f"lance/commits_{'would_remove' if collection.dry_run else 'removed'}": len(collection.commits),
@@ -360,3 +396,62 @@ def _identifiers(tables: Sequence[WatchedTable]) -> list[str]:
         else f"{name}_{hashlib.sha256(repr(watched_table.key.path).encode()).hexdigest()[:_DIGITS]}"
         for name, watched_table in zip(plain, tables, strict=True)
     ]
+
+
+def tier_predicates(
+    tiers: Sequence[Tier], schema: "pa.Schema", *, partition_expr: str | None, now: datetime, asset: str
+) -> list[tuple[Tier, str]]:
+    """Return the predicate of the rows of each tier; the oldest tier comes last.
+
+    Args:
+        tiers: The tiers.
+        schema: The columns of the table.
+        partition_expr: The column or SQL expression of the partitions, for tiers without a column.
+        now: The time that ages are counted from.
+        asset: The asset's name, for error messages.
+
+    Raises:
+        InvalidInputError: A column does not exist or has no age.
+    """
+    ordered = sorted(tiers, key=lambda tier: tier.older_than)
+    predicates = []
+    for tier, following in pairwise((*ordered, None)):
+        if tier is None:
+            continue
+        values = _age_values(tier, schema, partition_expr, asset)
+        predicate = f"{values.sql} < {_age_limit(values, now - tier.older_than, asset)}"
+        if following is not None:
+            older = _age_values(following, schema, partition_expr, asset)
+            predicate += f" AND {older.sql} >= {_age_limit(older, now - following.older_than, asset)}"
+        predicates.append((tier, predicate))
+    return predicates
+
+
+def _age_values(tier: Tier, schema: "pa.Schema", partition_expr: str | None, asset: str) -> "PartitionValues":
+    # Imported in a run, as all modules are that loading a code location does not need.
+    from lance_dagster.plugin.io.partition_values import PartitionValues
+
+    column = tier.column or partition_expr
+    if column is None:
+        raise InvalidInputError(
+            f"{asset} has no lance/partition_expr of one dimension, so nothing says how old its rows are; give "
+            f"Tier(to={tier.to!r}, column=...) a column"
+        )
+    return PartitionValues.of(column, schema, asset)
+
+
+def _age_limit(values: "PartitionValues", moment: datetime, asset: str) -> str:
+    """Return a moment as a value of a column, in SQL."""
+    import pyarrow as pa
+
+    utc, kind = moment.astimezone(UTC), values.kind
+    if pa.types.is_date(kind):
+        return f"date '{utc:%Y-%m-%d}'"
+    if pa.types.is_timestamp(kind):
+        return instant(utc) if kind.tz is not None else f"timestamp '{utc:%Y-%m-%d %H:%M:%S}'"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return f"'{utc:%Y-%m-%d}'"
+    raise InvalidInputError(
+        f"column {values.name!r} of {asset} is {kind}, which has no age; give a date, a timestamp or text such as "
+        "2026-05-01"
+    )

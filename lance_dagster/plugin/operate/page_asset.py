@@ -64,7 +64,7 @@ def build_page_asset(
     )
     def lake_page(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         # Imported only in a run, as all modules are that loading a code location does not need.
-        from lance_dagster.page.lake_page import PageOptions, lake_page as page_of
+        from lance_dagster.page.lake_page import PageOptions, page_and_facts
         from lance_dagster.store import open_store
 
         lance: LanceResource = getattr(context.resources, resource_key)
@@ -76,7 +76,8 @@ def build_page_asset(
             "dagster_url": address,
             "preview_rows": options.get("preview_rows", 0),
         }
-        data = page_of(repository, **chosen).encode()
+        page, facts = page_and_facts(repository, **chosen)
+        data = page.encode()
         if path is None:
             open_store(lance.tables_root(), lance.connection_options).put(FILE, data)
         else:
@@ -85,7 +86,11 @@ def build_page_asset(
         return dg.MaterializeResult(
             metadata={
                 "page": dg.MetadataValue.path(place),
-                "candidates": len(repository.candidates()),
+                "candidates": len(facts.candidates),
+                # Dagster plots numbers over time, on the page of the asset.
+                "lance/rows_published": facts.rows,
+                "lance/rows_waiting": facts.rows_waiting,
+                "lance/rows_rejected": facts.rows_rejected,
                 "lance/bytes": len(data),
             }
         )

@@ -296,7 +296,8 @@ def _spec(key: dg.AssetKey, metadata: dict[str, object], branch: str, lance: Lan
     )
     return dg.AssetSpec(
         dg.AssetKey([branch, *key.path]),
-        description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it.",
+        description=f"Every version of the branch {branch} of {key.to_user_string()}, whoever committed it. A sensor "
+        "materializes this node, so that Dagster shows commits of other programs too; no run makes it.",
         # Dagster allows fewer characters in the name of a group than Lance in the name of a branch.
         group_name=re.sub(r"\W", "_", branch, flags=re.ASCII),
         kinds={"lance"},
@@ -341,7 +342,7 @@ def _materialization(news: "News") -> dg.AssetMaterialization:
         "lance/recreated": news.is_recreated or None,
     }
     if news.move is not None:
-        extra |= _about(news.move)
+        extra |= {md.EVENT: str(news.move), **_about(news.move)}
     return version_materialization(dg.AssetKey([news.ref, *news.table.key.path]), news.version, **extra)
 
 
@@ -366,8 +367,10 @@ def version_materialization(
     about = {"lance/run_id": version.properties.get(md.RUN_ID), **extra}
     return dg.AssetMaterialization(
         asset_key=key,
-        description=version.message or None,
+        # On a promoted node, the message of a version that the channel went back to would look like a publication.
+        description=str(extra.get(md.EVENT) or version.message) or None,
         metadata={
+            **({md.EVENT: extra[md.EVENT]} if extra.get(md.EVENT) else {}),
             **md.version_metadata(version),
             md.ROW_COUNT: version.rows,
             "lance/operation": version.operation,

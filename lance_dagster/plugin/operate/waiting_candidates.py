@@ -140,7 +140,9 @@ class WaitingCandidates:
             elif head is None or write not in self.record.on_branch(table, head):
                 lost.append(write)
         if merged or lost:
-            self.record.repository.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
+            self.record.repository.publications.drop_writes(
+                lost, merged=merged, message="close the writes of runs that are over"
+            )
             self.record.refresh()
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:

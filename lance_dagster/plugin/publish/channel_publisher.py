@@ -275,7 +275,7 @@ class ChannelPublisher:
         # Whoever promotes the commit after this publisher died has to promote it as a rollback.
         about = self.about if restored is None else {**self.about, RESTORES: restored.commit.id}
         try:
-            published = self.repository.publish_versions(
+            published = self.repository.publications.publish_versions(
                 {name: self._wanted(publication) for name, publication in current.items()},
                 plan_again=again,
                 message=commit_message(publications, self.about),
@@ -480,7 +480,7 @@ class ChannelPublisher:
             if publication.landed is None or publication.landed.number > _MANY_HELD // 2
         ]
         for name in [self.repository.name_of(publication.table) for publication in many]:
-            held = self.repository.held_versions(name)
+            held = self.repository.maintenance.held_versions(name)
             if held > _MANY_HELD:
                 return (
                     f"{held} branches and tags of {name} hold versions for old commits of the repository: schedule the "
@@ -514,7 +514,7 @@ class ChannelPublisher:
     def catch_up(self, names: Sequence[str]) -> None:
         """Bring `main` and the tags of tables up to the channel: a publisher may have died before they followed."""
         # What does not follow, such as a tag that is held, is reported by the publication itself.
-        self.repository.follow(self.channel, names)
+        self.repository.publications.follow(self.channel, names)
 
     def newest_promotion(self) -> list[PromotedCommit]:
         """Return the commit of `main` that the channel got last when the step started; none where it was moved back."""
@@ -546,7 +546,7 @@ class ChannelPublisher:
             names = tuple(name for name in commit.changed_from(parent) if name in commit.tables)
             # The tags of the channel must not name versions that `main` of a table lacks. Where another program was
             # there first, a person decides which rows stay.
-            if self.repository.land(commit, names) or not self._is_on_main(commit, names):
+            if self.repository.publications.land(commit, names) or not self._is_on_main(commit, names):
                 continue
             # Readers of a tag that is held alone see the commit in no table.
             tags = (find_tag(self.repository.table(name), self.channel) for name in names)
@@ -664,7 +664,7 @@ class ChannelPublisher:
         }
         if self.chain.run_id is not None:
             # Downstream steps of this run read what it published, even if the run read the channel before.
-            self.repository.pin_again(self.chain.run_id, self.channel, moved.commit)
+            self.repository.publications.pin_again(self.chain.run_id, self.channel, moved.commit)
 
         def promoted(lagging: Publication) -> Publication:
             name = self.repository.name_of(lagging.table)

@@ -100,10 +100,12 @@ def candidate_audited() -> dg.AutomationCondition:  # type: ignore[type-arg]
 def tag_moved() -> dg.AutomationCondition:  # type: ignore[type-arg]
     """Return a condition that holds when the tag of a promoted node among the dependencies moved to another version.
 
-    A publication that changes nothing requests no run. A rollback does: the readers of the tag have to follow it.
+    A publication that changes nothing requests no run. A rollback does: the readers of the tag have to follow it. A
+    move while the asset is being made requests one more run, because that run may have read the version before.
     """
     moved = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
-    return _once("tag_moved", moved, ~dg.AutomationCondition.any_deps_missing())
+    complete = ~dg.AutomationCondition.any_deps_missing()
+    return (_once("moved", moved, complete) | (_moved_unread(moved) & complete)).with_label("tag_moved")
 
 
 def newer_than(asset: TableAsset) -> dg.AutomationCondition:  # type: ignore[type-arg]
@@ -118,6 +120,20 @@ def newer_than(asset: TableAsset) -> dg.AutomationCondition:  # type: ignore[typ
     key = asset_key_of(asset)
     updated = dg.AutomationCondition.asset_matches(key, dg.AutomationCondition.newly_updated())
     return _once(f"newer_than({key.to_user_string()})", updated, ~dg.AutomationCondition.in_progress())
+
+
+def _moved_unread(moved: dg.AutomationCondition) -> dg.AutomationCondition:  # type: ignore[type-arg]
+    """Return a condition that holds where a run made the asset, and a dependency moved since that run began.
+
+    For Dagster, an asset that is updated has handled all events of the same tick and before. But what moved after the
+    run had read its inputs is not among its rows.
+    """
+    running = dg.AutomationCondition.in_progress()
+    updated = dg.AutomationCondition.newly_updated()
+    # `since` compares the times of two events of one tick only where both are plain updates.
+    after_it = dg.AutomationCondition.any_deps_match(updated).since(updated) & updated
+    during_it = (moved & running).since(dg.AutomationCondition.newly_requested())
+    return (after_it | during_it) & ~running
 
 
 def _once(

@@ -97,6 +97,17 @@ class Publication:
         return f"{self.name}: from {self.previous.ref if self.previous else 'nowhere'} to {self.promoted_to}"
 
     @property
+    def event(self) -> str:
+        """What happened to the tag, such as `promoted: main@2 -> main@3`; a rollback says so."""
+        to, kind, target = str(self.promoted_to), self.about.get("lance/rollback"), self.about.get(md.ROLLED_BACK_TO)
+        # What a publisher promoted that died is there already when another publisher reports it.
+        move = f"{self.previous.ref} -> {to}" if self.previous and self.previous.ref != to else to
+        if kind is None:
+            return f"promoted: {move}"
+        content = "" if target == to else f", the content of {target}"
+        return f"rolled back ({kind}): {move}{content}"
+
+    @property
     def lagging(self) -> list[str]:
         """The branches and tags of tables that could not follow the channel of a repository, and why."""
         return self._noted(md.LAGGING)

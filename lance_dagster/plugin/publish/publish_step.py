@@ -45,7 +45,7 @@ _LOGGED = 20  # the most tables that one log line names
 # What a person looks for on the page of a promoted node, in this order; then everything else, and at the end what names
 # the version for programs.
 _FIRST = (
-    *(md.CHANGES, md.ROWS_ADDED, md.ROWS_REMOVED, md.ROWS_CHANGED, md.REASON, md.WHO, "lance/rollback"),
+    *(md.EVENT, md.CHANGES, md.ROWS_ADDED, md.ROWS_REMOVED, md.ROWS_CHANGED, md.REASON, md.WHO, "lance/rollback"),
     *("lance/from", md.MOVED_TO, md.PUBLISHED_RUN),
 )
 _LAST = (
@@ -163,6 +163,7 @@ class PublishStep:
                     # Dagster takes no results of nodes that the run does not select.
                     event = dg.AssetMaterialization(
                         publication.promoted,
+                        description=publication.event,
                         metadata=dict(result.metadata or {}),
                         partition=key,
                         tags=md.data_version_tags(publication.promoted_to or publication.version),
@@ -349,6 +350,8 @@ def _promoted_result(
     previous = publication.previous
     changes = change_entries(publication.table, version, previous.ref, previous.ref) if previous else {}
     about = {
+        # Dagster's results have no description, which would say it on the page of the node.
+        md.EVENT: publication.event + (f": {moved[md.REASON]}" if moved.get(md.REASON) else ""),
         "lance/from": previous.ref if previous else "",
         md.MOVED_TO: str(version),
         "lance/merged": ", ".join(map(str, publication.sources)),

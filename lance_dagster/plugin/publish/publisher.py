@@ -128,7 +128,8 @@ def build_publisher(
             the `LanceResource` among the resources; `lance` if left out. `stale_checks`, what happens when the
             merge has to be audited again and a blocking check is a plain `@asset_check`, which cannot be evaluated
             on it: `"refuse"` if left out, or `"accept"`, which is recorded on the promoted node. `group_name`, the
-            group of the promoted nodes; named after the tag if left out. `backfill_policy`, for a publisher with
+            group of the promoted nodes; if left out the tag, and for `publish_marts`, whose candidates are computed
+            from what other publishers promote, `production_marts`. `backfill_policy`, for a publisher with
             partitions; that of the candidates if left out and all have the same. Dagster puts only assets with equal
             policies into one run of a backfill, so give it where the candidates are given by key.
 
@@ -141,10 +142,10 @@ def build_publisher(
     _check_arguments(tables, tag, unchecked, options)
     specs = [spec for table in tables for spec in _specs_of(table)]
     keys = _different_keys(specs)
-    nodes = _after_split_assets(_nodes_of(specs, tag, partitions_def, options.get("group_name")), tables)
+    name = publisher_name(tag) if name is None else require_name("name", name)
+    nodes = _after_split_assets(_nodes_of(specs, tag, partitions_def, _group(specs, tag, name, options)), tables)
     resource_key = options.get("resource_key", RESOURCE_KEY)
     named = _named_checks(checks, keys)
-    name = publisher_name(tag) if name is None else require_name("name", name)
     waits = any(node.spec.skippable for node in nodes)
 
     @dg.op(
@@ -298,6 +299,22 @@ def _input_of(node: PromotedNode) -> str:
 
 def _output_of(node: PromotedNode) -> str:
     return _name_of(node.promoted)
+
+
+def _group(specs: Sequence[dg.AssetSpec], tag: str, name: str, options: PublisherOptions) -> str | None:
+    """Return the group of the promoted nodes; None for the group of the tag.
+
+    Where candidates are computed from nodes of other publishers of the tag, these nodes and those in one group would
+    make a cycle of groups in Dagster's graph: `production`, `marts`, `production`. The publisher `publish_marts` has
+    the group `production_marts`.
+    """
+    if group_name := options.get("group_name"):
+        return group_name
+    own = {promoted_key(spec.key, tag) for spec in specs}
+    promoted_by_others = (dep.asset_key for spec in specs for dep in spec.deps if dep.asset_key not in own)
+    label = name.replace(publisher_name(tag), "").removeprefix("publish_").strip("_")
+    follows = any(key.path[0] == tag for key in promoted_by_others)
+    return re.sub(r"\W", "_", f"{tag}_{label}", flags=re.ASCII) if follows and label else None
 
 
 def _name_of(key: dg.AssetKey) -> str:

@@ -60,7 +60,7 @@ class RecordView:
 
     def follow(self) -> None:
         """Take the newest commit that the repository object has read since: the commit that a publication follows."""
-        newest = self.repository.newest_read()
+        newest = self.repository.publications.newest_read()
         if newest is not None and newest.id != self.head.id:
             self.refresh()
             self.__dict__["head"] = newest
@@ -154,7 +154,7 @@ class RecordView:
     def version_with(self, published: Iterable[RecordedWrite]) -> tuple[RecordedWrite, Version] | None:
         """Return the newest of some published writes of a table, and the version of `main` that first had it."""
         newest = max(published, key=lambda write: write.number, default=None)
-        commit = None if newest is None else self.repository.commit_with(newest)
+        commit = None if newest is None else self.repository.publications.commit_with(newest)
         if newest is None or commit is None:
             return None
         view = self.repository.at(commit.id)

@@ -61,7 +61,11 @@ def about_rollback(publication: Publication, withdrawn: list[str], *, kind: str,
         kind: The kind of the rollback.
         partitioned: Whether the promoted node has partitions, all of which the rollback moves.
     """
-    about: dict[str, object] = {"lance/rollback": kind, "lance/withdrawn": withdrawn}
+    about: dict[str, object] = {
+        "lance/rollback": kind,
+        md.ROLLED_BACK_TO: str(publication.version),
+        "lance/withdrawn": withdrawn,
+    }
     if partitioned:
         about[md.SCOPE] = "all partitions: a tag names one version of the whole table"
     return replace(publication, about=about)

@@ -78,7 +78,9 @@ class TagChanges:
         if not writes:
             return
         message = f"discard {self.run.config.discard}: {self.run.config.reason}"
-        commit = self.run.publisher.repository.drop_writes(writes, message=message, properties=self.run.about)
+        commit = self.run.publisher.repository.publications.drop_writes(
+            writes, message=message, properties=self.run.about
+        )
         self.run.record.refresh()
         if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
             raise ConflictError(
@@ -134,7 +136,8 @@ class TagChanges:
         self.run.context.log.info("%s of %s is %s", changed, node.candidate.to_user_string(), change)
         # A materialization would start the readers, although no row changed.
         about = {f"lance/{change}": changed, **scope, **self.run.about}
-        self.run.context.log_event(dg.AssetObservation(node.promoted, metadata=about))
+        description = f"{change}: {changed}: {self.run.config.reason}"
+        self.run.context.log_event(dg.AssetObservation(node.promoted, description=description, metadata=about))
 
     def _scope(self, named: Mapping[str, TableView], change: str) -> dict[str, str]:
         """Return the metadata that says, and log, that a hold or release is about all tables of the channel."""

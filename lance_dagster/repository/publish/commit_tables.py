@@ -183,3 +183,8 @@ def run_audit(audit: Callable[[T], object], tables: T) -> None:
     answer = audit(tables)
     if answer is not None:
         raise InvalidInputError(f"audit raises to refuse and returns nothing; it returned {reprlib.repr(answer)}")
+
+
+def stage_nothing(name: str, dest: TableVersion | None) -> None:
+    """Stage nothing, for a commit that only removes or renames tables, or closes recorded writes."""
+    del name, dest

@@ -369,7 +369,7 @@ def _delete_published(context: TableContext, branch: str, published: State, head
     """
     if head is None:
         # An interrupted publication deleted the branch, or began to delete it.
-        present = context.refs.branch(branch)
+        present = context.refs.branches.find(branch)
         if present is not None and present.state in (CLOSING, DELETING):
             delete_branch(branch, context.refs, context.versions)
         return

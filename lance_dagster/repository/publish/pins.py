@@ -77,7 +77,7 @@ def pin(context: TableContext, version: State) -> None:
     # The deletion of a run branch ignores tags with the first prefix, and is refused by tags with the second.
     name = f"{PIN}{version.number}" if version.branch == MAIN else f"{BRANCH_PIN}{version.id[:_DIGITS]}"
     for _ in range(_PINS):
-        tag = context.refs.tag(name)
+        tag = context.refs.tags.find(name)
         if tag is None:
             # Another process may create the same tag at this moment; then it is read again.
             with suppress(AlreadyExistsError):
@@ -89,7 +89,7 @@ def pin(context: TableContext, version: State) -> None:
             # A collection deletes a tag only with the content that it read, so a renewed tag stays. Where a collection
             # was faster, the tag is created again.
             with suppress(RefMovedError, RefNotFoundError):
-                context.refs.change_tag(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
+                context.refs.tags.change(name, lambda tag: replace(tag, updated_at=pendulum.now("UTC")))
                 return
     raise ConflictError(
         f"other processes changed tag {name!r} of {context.uri} during each of {_PINS} attempts; try again"
@@ -100,7 +100,7 @@ def pin_newest(context: TableContext, version: State) -> None:
     """Keep a version of `main` that this process has just committed; one request."""
     # Another process may have created the tag.
     with suppress(AlreadyExistsError):
-        context.refs.add_tag(_tag(f"{PIN}{version.number}", version, {}))
+        context.refs.tags.add(_tag(f"{PIN}{version.number}", version, {}))
 
 
 def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
@@ -116,19 +116,19 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
         VersionNotFoundError: The version was collected meanwhile.
     """
     context, source = landing.context, landing.source
-    branch = source.of or context.refs.branch(source.branch)
+    branch = source.of or context.refs.branches.find(source.branch)
     name = f"{LANDING_PIN}{source.id[:_DIGITS]}-{uuid.uuid4().hex[:_RANDOM_DIGITS]}"
-    context.refs.add_tag(_tag(name, source, {LANDING: _recorded(landing)}))
+    context.refs.tags.add(_tag(name, source, {LANDING: _recorded(landing)}))
     # A deletion, rename or reset marks the branch first and then lists the tags; here the tag comes first and the mark
     # is read second. So the deletion sees the tag, or this process sees the mark.
     present, is_there = together(
         context.store,
-        lambda: context.refs.branch(source.branch),
+        lambda: context.refs.branches.find(source.branch),
         lambda: is_newest or context.versions.find(source.branch, source.number, fresh=True) is not None,
     )
     if branch is None or present is None or (present.id, present.state) != (branch.id, READY):
         problem: Exception = context.refs.branch_not_found(source.branch)
-    elif context.refs.renamed_to(present) is not None or source.number in (dropped_versions(present) or ()):
+    elif context.refs.branches.renamed_to(present) is not None or source.number in (dropped_versions(present) or ()):
         problem = ConflictError(f"branch {source.branch!r} of {context.uri} is being renamed or reset; publish again")
     elif not is_there:
         problem = VersionNotFoundError(f"{source} of {context.uri} was collected meanwhile")
@@ -140,7 +140,7 @@ def hold_until_landed(landing: Landing, *, is_newest: bool) -> str:
 
 def recorded_options(context: TableContext, at: TableVersion) -> MergeOptions | None:
     """Return the message and properties for `main` that a landing tag has; None where there is no such tag."""
-    tag = context.refs.tag(at.pin) if at.pin else None
+    tag = context.refs.tags.find(at.pin) if at.pin else None
     if tag is None or LANDING not in tag.metadata:
         return None
     record = parsed_json(tag.metadata[LANDING])

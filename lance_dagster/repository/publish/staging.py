@@ -253,7 +253,7 @@ def _with_branch(context: TableContext, state: State) -> State:
     """Return a version with its branch, so that the branch is not read again for each look at its lineage."""
     if state.of is not None or state.branch == MAIN:
         return state
-    return replace(state, of=context.refs.branch(state.branch))
+    return replace(state, of=context.refs.branches.find(state.branch))
 
 
 def capture(context: TableContext, table_id: str, head: State) -> TableVersion:

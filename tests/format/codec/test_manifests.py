@@ -22,6 +22,7 @@ from lance_dagster.format.codec import (
 from lance_dagster.format.model import Flag, Fragments
 from tests.format.codec.framing import bare_message_of, changed, framed, message_of
 from tests.format.histories import OPERATIONS, files, spilled, written
+from tests.raising import raises
 
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 both_kinds_of_row_ids = pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
@@ -77,19 +78,19 @@ def test_row_lineage_in_files_of_its_own_is_refused_by_name(tmp_path: Path) -> N
     """Earlier versions can be read; the error names the flag or the fragment's field."""
     written(tmp_path, spilled, stable_row_ids=True)
     first, *others = files(tmp_path, "*.manifest")
-    with pytest.raises(UnsupportedFeatureError, match="feature flag 2048"):
+    with raises(UnsupportedFeatureError, flags=("feature flag 2048",)):
         decode_manifest_file(first.read_bytes(), str(first))
     for path in others:
         decode_manifest_file(path.read_bytes(), str(path))
     data = changed(first.read_bytes(), lambda message: _without_flags(message, 2048))
-    with pytest.raises(UnsupportedFeatureError, match="spilled row lineage"):
+    with raises(UnsupportedFeatureError, flags=("spilled row lineage",)):
         list(decode_manifest_file(data, "m")[0].fragments)
 
 
 def test_field_ids_that_are_not_given_twice_are_refused_by_name(manifest: bytes) -> None:
     """The flag of tables that count field ids is refused, because the package does not count them."""
     data = changed(manifest, lambda message: setattr(message, "writer_feature_flags", 32768))
-    with pytest.raises(UnsupportedFeatureError, match="feature flag 32768"):
+    with raises(UnsupportedFeatureError, flags=("feature flag 32768",)):
         decode_manifest_file(data, "m")
 
 
@@ -200,7 +201,7 @@ def test_a_fragment_with_something_unknown_is_kept_and_not_changed(
 def test_two_fragments_of_one_id_are_damage(manifest: bytes) -> None:
     """Changes identify fragments by id."""
     data = changed(manifest, lambda message: message.fragments.append(message.fragments[1]))
-    with pytest.raises(CorruptFileError, match=r"^m is damaged: two of its fragments have the id 1"):
+    with pytest.raises(CorruptFileError, match="two of its fragments"):
         _ = decode_manifest_file(data, "m")[0].rows
 
 
@@ -212,14 +213,14 @@ def test_more_rows_deleted_than_there_are_is_damage(manifest: bytes) -> None:
         fragment.deletion_file.num_deleted_rows = 6
         message.fragments[0] = fragment.SerializeToString()
 
-    with pytest.raises(CorruptFileError, match="fragment 0 has more rows deleted than it holds"):
+    with pytest.raises(CorruptFileError, match="more rows deleted"):
         _ = decode_manifest_file(changed(manifest, delete_too_many), "m")[0].rows
 
 
 def test_a_manifest_cut_off_anywhere_is_damaged(manifest: bytes) -> None:
     """No prefix of a manifest is valid, and the error names the file."""
     for length in range(len(manifest)):
-        with pytest.raises(CorruptFileError, match=r"^table/1\.manifest is damaged: "):
+        with raises(CorruptFileError, path="table/1.manifest"):
             decode_manifest_file(manifest[:length], "table/1.manifest")
 
 

@@ -52,7 +52,7 @@ def assert_free(table: LanceTable, name: str) -> None:
     """The name can be deleted, created, committed to and deleted again, whatever a failed actor left."""
     for old, new in (("run", "new"), ("new", "run")):
         # An interrupted renaming is completed by repeating it.
-        found = context_of(table).refs.branch(new)
+        found = context_of(table).refs.branches.find(new)
         if found is not None and found.state != READY and "lance_dagster.renamed_from" in found.metadata:
             with suppress(LanceDagsterError):
                 table.branches.rename(old, new)

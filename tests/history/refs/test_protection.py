@@ -14,6 +14,7 @@ from lance_dagster.errors import CorruptFileError, InvalidInputError, ProtectedE
 from lance_dagster.store import LocalStore
 from lance_dagster.types import Protection
 from tests.process_race import race
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table
 
@@ -83,7 +84,7 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
         lambda: table.branches.rename("release/1", "old"),
         lambda: table.branches.rename("run/1", "release/2"),
     ):
-        with pytest.raises(ProtectedError, match=r"protected by the pattern 'release/\*' in .*; branches.unprotect\("):
+        with raises(ProtectedError, kind="branch"):
             act()
     table.branches.unprotect(["release/*"])
     table.branches.delete("release/1")
@@ -92,19 +93,19 @@ def test_a_protected_branch_stays(table: LanceTable) -> None:
 
 def test_a_protected_tag_names_what_was_merged(table: LanceTable) -> None:
     """It moves only along main and protected branches, and cannot be deleted or renamed."""
-    with pytest.raises(ProtectedError, match=r"cannot create tag 'v1': .* versions of main .* merge 'run/1' first"):
+    with raises(ProtectedError, kind="tag", name="v1", refused="create"):
         table.tags.create("v1", "run/1")
     table.tags.create("v1", "release/1", immutable=True)
     table.tags.move("production", "main@2")
     table.tags.move("production", "main@3")
-    with pytest.raises(ProtectedError, match=r"cannot move tag 'production': .* unlike 'run/1'; merge 'run/1' first"):
+    with raises(ProtectedError, kind="tag", name="production", refused="move"):
         table.tags.move("production", "run/1")
     assert "main@2" == table.tags.rollback("production").ref
-    with pytest.raises(ProtectedError, match=r"cannot delete tag 'v1': it is protected by the .*; tags.unprotect\("):
+    with raises(ProtectedError, kind="tag", name="v1", refused="delete"):
         table.tags.delete("v1", force=True)
     table.tags.create("other", "run/1")
     for old, new in (("production", "live"), ("other", "v2")):
-        with pytest.raises(ProtectedError, match="cannot rename tag"):
+        with raises(ProtectedError, kind="tag", refused="rename"):
             table.tags.rename(old, new)
     table.tags.unprotect(["v*"])
     table.tags.delete("v1", force=True)
@@ -142,9 +143,9 @@ def test_patterns_are_added_and_taken_back(table: LanceTable) -> None:
     table.branches.protect(["main", "hot*"])
     assert ("hot*", "main", "release/*") == table.branches.protection().branches
     assert ("main", "release/*") == table.branches.unprotect(["hot*"]).branches
-    with pytest.raises(InvalidInputError, match=r"'hot\*' is not a protected pattern; .* are main, release/\*"):
+    with pytest.raises(InvalidInputError):
         table.branches.unprotect(["hot*"])
-    with pytest.raises(InvalidInputError, match="a pattern cannot be empty"):
+    with pytest.raises(InvalidInputError):
         table.tags.protect([""])
     table.branches.unprotect(["main", "release/*"])
     table.tags.unprotect(["production", "v*"])
@@ -156,12 +157,10 @@ def test_a_pattern_is_short(table: LanceTable) -> None:
     """A long pattern takes time by the square of its length, at each commit."""
     for act in (table.branches.protect, table.tags.protect):
         act(["a" * 256])
-        with pytest.raises(
-            InvalidInputError, match=r"at most 256 characters, and the pattern that starts with '\[+' has 257"
-        ):
+        with pytest.raises(InvalidInputError):
             act(["[" * 257])
     for look in (table.branches.list, table.tags.list):
-        with pytest.raises(InvalidInputError, match="at most 256 characters"):
+        with pytest.raises(InvalidInputError):
             look("[" * 257)
 
 
@@ -183,7 +182,7 @@ def test_what_cannot_be_read_protects_everything(table: LanceTable, content: byt
         lambda: table.tags.move("other", "run/1"),
         lambda: table.branches.protect(["a"]),
     ):
-        with pytest.raises(CorruptFileError, match=r"_refs/protection\.json is damaged"):
+        with raises(CorruptFileError, path=str(Path(table.uri) / "_refs/protection.json")):
             act()
 
 
@@ -263,7 +262,7 @@ def test_branches_and_tags_are_protected_by_one_write(table: LanceTable) -> None
     found = through(table, script).branches.protect(["hot"], tags=["x*"])
     assert (("hot", "main", "release/*"), ("production", "v*", "x*")) == (found.branches, found.tags)
     assert 1 == len(writes)
-    with pytest.raises(InvalidInputError, match="'y' is not a protected pattern"):
+    with pytest.raises(InvalidInputError):
         table.branches.unprotect(["hot"], tags=["y"])
     assert found == table.branches.protection()
     table.branches.unprotect(["hot"], tags=["x*"])

@@ -20,6 +20,7 @@ from lance_dagster.history.refs.branch_operations import delete_up_to
 from lance_dagster.store import LocalStore
 from tests.backdating import DAY, age, files
 from tests.history.refs.schedule_tables import assert_free, copied, made_template
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import as_pylance, contents, context_on, entries, new_table, sorted_rows
 
@@ -77,7 +78,7 @@ def test_a_branch_without_a_file_that_it_needs_is_not_recovered(tmp_path: Path, 
     # Of the data files, the newest one is the branch's own.
     path = max(Path(table.uri, lost).iterdir(), key=lambda found: found.stat().st_mtime_ns)
     path.unlink()
-    with pytest.raises(CorruptFileError, match=f"{path.name}.*was deleted, so branch 'run' cannot be recovered"):
+    with raises(CorruptFileError, path=str(path)):
         table.branches.recover("run")
     assert before - {path.relative_to(table.uri).as_posix()} == files(table)
     assert {} == table.branches.list()
@@ -128,11 +129,11 @@ def test_a_renamed_branch_does_not_come_back_under_its_old_name(template: LanceT
     """Both would have one id, and the merge of the second one would be taken for that of the first."""
     table = LanceTable.open(copied(template))
     table.branches.rename("run", "new")
-    with pytest.raises(RefNotFoundError, match=r"no branch 'run' .*; the branch is called 'new' now"):
+    with pytest.raises(RefNotFoundError, match="the branch is called 'new' now"):
         table.branches.recover("run")
     table.branches.delete("new")
     assert table.branches.recover("run").id == template.branches.get("run").id
-    with pytest.raises(RefNotFoundError, match=r"no branch 'new' .*; the branch is called 'run' now"):
+    with pytest.raises(RefNotFoundError, match="the branch is called 'run' now"):
         table.branches.recover("new")
     table.append(entries("new", 1), branch="run")
     table.merge("run")
@@ -147,9 +148,7 @@ def test_an_old_name_without_its_files_does_not_come_back(tmp_path: Path) -> Non
     table.overwrite(entries("o", 1), branch="run")
     table.branches.rename("run", "new")
     table.branches.delete("new")
-    with pytest.raises(
-        RefNotFoundError, match=r"was deleted, and the branch has .* under the name 'new'; recover 'new'"
-    ):
+    with pytest.raises(RefNotFoundError, match="recover 'new'"):
         table.branches.recover("run")
     assert {} == table.branches.list()
     table.branches.recover("new")
@@ -190,7 +189,7 @@ def test_a_damaged_copy_is_in_the_way_of_its_own_branch_alone(tmp_path: Path) ->
     early = set(folder.iterdir())
     for path in early:
         path.write_bytes(b"")
-    with pytest.raises(CorruptFileError, match="was it cut off"):
+    with pytest.raises(CorruptFileError, match="cut off"):
         table.branches.recover("run")
     table.branches.create("run")
     table.append(entries("late", 1), branch="run")
@@ -198,7 +197,7 @@ def test_a_damaged_copy_is_in_the_way_of_its_own_branch_alone(tmp_path: Path) ->
     late = {path: path.read_bytes() for path in set(folder.iterdir()) - early}
     for path, copy in late.items():
         path.write_bytes(b"")
-        with pytest.raises(CorruptFileError, match="was it cut off"):
+        with pytest.raises(CorruptFileError, match="cut off"):
             table.branches.recover("run")
         path.write_bytes(copy)
     table.branches.recover("run")
@@ -327,7 +326,7 @@ def test_a_deletion_that_gives_way_does_not_finish_a_recovery(template: LanceTab
     first, *later = table.branches.version_numbers("run")
     assert later
     context = context_on(LocalStore(table.uri, durable=False))
-    begun = context.refs.branch("run")
+    begun = context.refs.branches.find("run")
     assert begun is not None
     # A publisher deletes the branch that it merged, of which it knows the version.
     with pytest.raises(ConflictError):
@@ -342,7 +341,7 @@ def test_a_branch_whose_name_a_tag_has_is_not_recovered(template: LanceTable) ->
     """A ref of the name would be ambiguous."""
     table = without_run(template)
     table.tags.create("run", "main@2")
-    with pytest.raises(AlreadyExistsError, match="'run' is a tag"):
+    with pytest.raises(AlreadyExistsError):
         table.branches.recover("run")
 
 

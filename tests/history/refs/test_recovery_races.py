@@ -24,6 +24,7 @@ from tests import soak
 from tests.backdating import manifest
 from tests.history.refs.interleaver import Interleaver, in_parts
 from tests.history.refs.schedule_tables import ForgetfulStore, assert_free, copied, let_time_pass, made_template
+from tests.raising import raises
 from tests.store.scripted import PlugPulledError, Request, Script, ScriptedStore
 from tests.table_factory import context_on, entries, sorted_rows
 
@@ -189,7 +190,7 @@ def sealed(template: LanceTable, kind: Kind) -> LanceTable:
 def end_deletion(table: LanceTable) -> None:
     """Do what is left of a deletion, as its own process does that slept since then."""
     context = table._context  # noqa: SLF001 - the process has read the branch
-    branch = context.refs.branch("run")
+    branch = context.refs.branches.find("run")
     assert branch is not None
     finish_deleting(branch, context.refs, context.versions)
 
@@ -281,7 +282,7 @@ def test_a_branch_does_not_come_back_below_a_later_one_of_its_name(template: Lan
         append(opened(table))
         delete(opened(table))
 
-    with pytest.raises(ConflictError, match="another branch had its name meanwhile"):
+    with pytest.raises(ConflictError, match="another branch had its name"):
         recover(held_up(table, ("put_if_absent", OWN_FILE, overtake)))
     assert {} == opened(table).branches.list()
     recover(opened(table))
@@ -401,7 +402,7 @@ def test_a_late_creation_does_not_finish_a_recovery(template: LanceTable) -> Non
     # Its own manifest is refused, since there is one of that number; it is about to say that the branch is ready.
     first = manifest(table, 7, "run").name
     slow = held_up(table, ("put_if_absent", first, lambda: None), ("compare_and_swap", OWN_FILE, overtake))
-    with pytest.raises(ConflictError, match="is being recovered; try again"):
+    with pytest.raises(ConflictError, match="is being recovered"):
         slow.branches.create("run", "main@2")
     recover(opened(table))
     assert_whole(table, [7, 8], [("a", 1), ("new", 1)])
@@ -443,10 +444,10 @@ def test_a_recovery_does_not_finish_a_second_one_that_began_after_a_deletion(tem
         with pytest.raises(PlugPulledError):
             recover(held_up(table, ("put_if_absent", "_versions/", died)))
 
-    with pytest.raises(ConflictError, match="another process deleted or recovered it"):
+    with pytest.raises(ConflictError, match="deleted or recovered it"):
         recover(held_up(table, ("put_if_absent", manifest(table, 4, "run").name, begin_again)))
     assert [4, 5] == opened(table).branches.version_numbers("run")
-    with pytest.raises(RefNotFoundError, match="is being recovered"):
+    with raises(RefNotFoundError, kind="branch", ref="run"):
         append(opened(table))
     recover(opened(table))
     assert_whole(table, NUMBERS, OLD_ROWS)
@@ -549,12 +550,12 @@ def test_a_deletion_that_gives_way_leaves_a_branch_to_a_recovery(template: Lance
     with pytest.raises(PlugPulledError):
         delete(held_up(table, ("delete_many", VERSIONS, overtake), ("compare_and_delete", OWN_FILE, died)))
     context = context_on(LocalStore(table.uri, durable=False))
-    branch = context.refs.branch("run")
+    branch = context.refs.branches.find("run")
     assert branch is not None
     # A publisher deletes the branch that it merged, of which it knows the version.
-    with pytest.raises(ConflictError, match="tag 'v' refers to it"):
+    with pytest.raises(ConflictError):
         delete_up_to(branch, 5, context.refs, context.versions)
-    assert branch == context.refs.branch("run")
+    assert branch == context.refs.branches.find("run")
     opened(table).branches.create("run", "main@3", exist_ok=True)
     recover(opened(table))
     opened(table).tags.delete("v")
@@ -580,7 +581,7 @@ def test_a_creation_in_place_of_a_deleted_branch_leaves_a_later_deletion_alone(t
         with pytest.raises(PlugPulledError):
             delete(held_up(table, ("put_if_absent", "_refs/deleted/", died)))
 
-    with pytest.raises(ConflictError, match="is being deleted; try again"):
+    with pytest.raises(ConflictError, match="is being deleted"):
         held_up(table, ("prune", "tree/run/data", overtake)).branches.create("run", "main@2")
     delete(opened(table))
     assert_gone(table, 9)

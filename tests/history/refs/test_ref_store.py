@@ -36,14 +36,14 @@ def test_a_tag_names_a_version(table: LanceTable) -> None:
 def test_a_tag_is_created_once(table: LanceTable) -> None:
     """The second call is refused with a hint to move the tag."""
     table.tags.create("release", "main@2")
-    with pytest.raises(AlreadyExistsError, match=r"tag 'release' of .*; tags.move\('release', 'main@3'\) moves it"):
+    with raises(AlreadyExistsError, hint="tags.move('release', 'main@3') moves it"):
         table.tags.create("release", "main@3")
     assert "main@2" == table.tags.list()["release"].ref
 
 
 def test_a_tag_of_a_version_that_is_not_there_is_not_made(table: LanceTable) -> None:
     """The error has the branch and its versions."""
-    with pytest.raises(LookupError, match=r"branch 'main' of .* has no version 9; it has 1 to 4"):
+    with pytest.raises(LookupError, match="has no version 9; it has 1 to 4"):
         table.tags.create("release", "main@9")
     assert {} == table.tags.list()
 
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_tag_is_damaged(table: LanceTable, content: bytes) -> 
     folder = Path(table.uri) / "_refs/tags"
     folder.mkdir(parents=True)
     (folder / "broken.json").write_bytes(content)
-    with pytest.raises(CorruptFileError, match=r"_refs/tags/broken\.json is damaged"):
+    with raises(CorruptFileError, path=str(folder / "broken.json")):
         table.tags.list()
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_branch_is_damaged(table: LanceTable, missing: str) ->
     described = json.loads(path.read_bytes())
     del described[missing]
     path.write_text(json.dumps(described))
-    with pytest.raises(CorruptFileError, match=rf"run\.json is damaged: .*{missing}"):
+    with raises(CorruptFileError, path=str(path)):
         table.branches.list()
 
 

@@ -141,7 +141,7 @@ class Actor:
         if request.key.startswith("_refs/branches/") and request.verb.startswith("get"):
             name = Path(request.key).stem
             if name not in self.looked:
-                found = context_of(self.scenario.table).refs.branch(name)
+                found = context_of(self.scenario.table).refs.branches.find(name)
                 self.looked[name] = found.id if found else ""
         return request.send()
 
@@ -170,7 +170,7 @@ def check(scenario: Scenario, actor: Actor, error: LanceDagsterError | None) -> 
         if actor.looked.get(name) == own:
             # The actor read this branch first, so its changes to it are intended.
             continue
-        found = context_of(table).refs.branch(name)
+        found = context_of(table).refs.branches.find(name)
         assert found is not None, (name, "is gone", actor.parts, error)
         assert (own, READY) == (found.id, found.state), (name, actor.parts, error)
         assert rows == sorted_rows(table.read(name)), (name, actor.parts, error)

@@ -54,7 +54,7 @@ def published(repository: LanceRepository, run: str, mode: ClaimMode = "append",
     """Write and publish; the branch of the run is deleted."""
     write = written(repository, run, mode, candidate)
     repository.publish(f"run/{run}", channel="production")
-    repository.drop_writes([], merged=[write], message="published")
+    repository.publications.drop_writes([], merged=[write], message="published")
     repository.channels.promote("production", "main", reason="published")
     return write
 
@@ -75,7 +75,7 @@ def left(repository: LanceRepository) -> list[str]:
 
 def collected(repository: LanceRepository) -> tuple[int, int, int]:
     """Collect what is a day old; return the numbers of candidates, writes and audited versions."""
-    done = again(repository).collect(OLD, dry_run=False)
+    done = again(repository).maintenance.collect(OLD, dry_run=False)
     return done.candidates, done.writes, done.audits
 
 
@@ -86,7 +86,7 @@ def test_old_candidates_go_and_leave_a_file(repository: LanceRepository) -> None
     repository.record.join("r1", "r1-again")
     age(repository)
     expected = (1, 1, 1)
-    dry = again(repository).collect(OLD)
+    dry = again(repository).maintenance.collect(OLD)
     assert (expected, expected) == ((dry.candidates, dry.writes, dry.audits), collected(repository))
     names = left(repository)
     assert ["candidates r1 ~collected", f"candidates r2 {last.mark}"] == [
@@ -101,7 +101,7 @@ def test_only_published_appends_leave_a_file(repository: LanceRepository) -> Non
     """Nothing stays of a candidate whose rows were dropped, or replace others."""
     dropped = written(repository, "r1")
     repository.table("a").branches.delete("run/r1")
-    repository.drop_writes([dropped], message="discard")
+    repository.publications.drop_writes([dropped], message="discard")
     published(repository, "r2", "overwrite")
     published(repository, "r3")
     age(repository)
@@ -117,11 +117,14 @@ def test_a_late_append_is_refused(repository: LanceRepository) -> None:
     collected(repository)
     other = again(repository)
     late = written(other, "r9", candidate="r1")
-    with pytest.raises(ConflictError, match="the record of r1 was collected after rows that it appended were publish"):
-        other.drop_writes([], merged=[late], message="published")
+    with pytest.raises(ConflictError, match="was collected"):
+        other.publications.drop_writes([], merged=[late], message="published")
     assert other.record.candidate("r1").is_collected
     replacing = written(other, "r10", "overwrite", candidate="r1")
-    assert replacing.number in other.drop_writes([], merged=[replacing], message="p").writes[late.table_id].published
+    assert (
+        replacing.number
+        in other.publications.drop_writes([], merged=[replacing], message="p").writes[late.table_id].published
+    )
 
 
 def waits(repository: LanceRepository) -> None:
@@ -203,7 +206,7 @@ def test_a_write_without_a_mark_goes(repository: LanceRepository) -> None:
     """A process that died before it marked the write as one of its candidate committed no rows of it."""
     write = written(repository, "r1")
     repository.table("a").branches.delete("run/r1")
-    repository.drop_writes([write], message="gone")
+    repository.publications.drop_writes([write], message="gone")
     published(repository, "r2")
     Path(repository.root, "_repository", "candidates", "r1", write.mark).unlink()
     age(repository)
@@ -226,7 +229,7 @@ def test_a_collection_that_dies_is_completed(repository: LanceRepository, tmp_pa
         age(repository)
         plug = Plug(step, lambda request: request.writes)
         with suppress(PlugPulledError):
-            scripted(repository.root, plug).collect(OLD, dry_run=False)
+            scripted(repository.root, plug).maintenance.collect(OLD, dry_run=False)
         record = again(repository).record.candidate("r1")
         assert record.is_collected or [1] == [write.number for write in record.writes]
         collected(repository)

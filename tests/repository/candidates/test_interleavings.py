@@ -57,7 +57,9 @@ def publish(repository: LanceRepository, write: RecordedWrite, *more: RecordedWr
 
     version = repository.table("a").head(write.request.branch)
     wanted = VersionToPublish(version=version, message="publish", writes=(write, *more))
-    done = repository.publish_versions({"a": wanted}, plan_again=moved, message="publish", channel="production")
+    done = repository.publications.publish_versions(
+        {"a": wanted}, plan_again=moved, message="publish", channel="production"
+    )
     repository.channels.advance("production", done.commit.id, ["a"])
 
 
@@ -84,7 +86,7 @@ def retry(repository: LanceRepository) -> None:
 
 def discard(repository: LanceRepository) -> None:
     """A person gives up what the re-execution wrote."""
-    commit = repository.drop_writes([only(repository, "r2")], message="discard")
+    commit = repository.publications.drop_writes([only(repository, "r2")], message="discard")
     if only(repository, "r2").number in commit.writes[only(repository, "r2").table_id].published:
         raise ConflictError("published before")
 

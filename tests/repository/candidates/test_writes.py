@@ -23,6 +23,7 @@ from lance_dagster.repository.candidates.writes import (
     published_duplicate,
     write_bytes,
 )
+from tests.raising import raises
 
 
 def write(number: int, **request: Any) -> RecordedWrite:  # noqa: ANN401  # the fields of a request
@@ -58,7 +59,7 @@ def test_a_published_write_stays_published() -> None:
 
 def test_a_dropped_write_is_refused() -> None:
     """What was discarded is not published by a publication that began before."""
-    with pytest.raises(ConflictError, match="was discarded, or replaced"):
+    with pytest.raises(ConflictError, match="was discarded"):
         committed(closed(dropped=[1]), write(1))
 
 
@@ -68,7 +69,7 @@ def test_one_of_two_appends_of_the_same_work_is_published(first: int, second: in
     both = [write(1), write(2, run_id="r2", branch="run/r2")]
     after = committed({}, write(first), among=both)
     assert closed([first], [second]) == after
-    with pytest.raises(ConflictError, match="was discarded, or replaced"):
+    with pytest.raises(ConflictError, match="was discarded"):
         committed(after, both[second - 1], among=both)
 
 
@@ -76,7 +77,7 @@ def test_an_append_recorded_after_the_publication_is_refused() -> None:
     """A re-execution that writes after its duplicate was published would add the same rows."""
     late = write(2, run_id="r2", branch="run/r2")
     assert write(1) == published_duplicate(late, [write(1), late], closed([1]))
-    with pytest.raises(ConflictError, match="they would be there twice"):
+    with pytest.raises(ConflictError, match="twice"):
         committed(closed([1]), late, among=[write(1)])
 
 
@@ -97,14 +98,14 @@ def test_a_partial_overlap_is_refused_and_dropped_by_nobody() -> None:
     day, days = write(1, partitions=("d1",)), write(2, run_id="r2", partitions=("d1", "d2"))
     after = committed({}, day, among=[days])
     assert closed([1]) == after
-    with pytest.raises(ConflictError, match="they would be there twice"):
+    with pytest.raises(ConflictError, match="twice"):
         committed(after, days, among=[day])
 
 
 def test_one_commit_does_not_publish_the_same_rows_twice() -> None:
     """Two appends that share a day are refused together, and published together where the newer replaces the older."""
     days, day = write(1, partitions=("d1", "d2")), write(2, run_id="r2", partitions=("d2",))
-    with pytest.raises(ConflictError, match=r"^write 2 of run/r1 \(append of d2\) adds rows that write 1 "):
+    with pytest.raises(ConflictError, match="write 2 of run/r1"):
         committed({}, days, day)
     assert closed([1, 2]) == committed({}, days, replace(day, request=replace(day.request, replaces=(1,))))
 
@@ -135,9 +136,7 @@ def test_a_withdrawn_write_may_be_made_again() -> None:
 def test_an_append_of_a_collected_candidate_is_refused() -> None:
     """Nobody can tell which rows were published; what replaces rows, or was published before, is as safe as ever."""
     collected = partial(WriteChanges, related=lambda _: CandidateWrites(is_collected=True))
-    with pytest.raises(
-        ConflictError, match="the record of r1 was collected after rows that it appended were published"
-    ):
+    with pytest.raises(ConflictError, match="was collected"):
         collected(publish=(write(1),)).apply({})
     assert {} == collected(publish=(write(1),)).apply(closed([1]))
     assert closed([1]) == collected(publish=(write(1, mode="replace"),)).apply({})
@@ -171,7 +170,7 @@ def test_bytes_of_a_write_and_of_closed_writes_come_back() -> None:
 def test_a_damaged_write_is_refused(field: str, value: object) -> None:
     """A file with another value than the writer puts names its path."""
     content = json.loads(write_bytes(write(1))) | {field: value}
-    with pytest.raises(CorruptFileError, match=r"a/path.*not a recorded write"):
+    with raises(CorruptFileError, path="a/path"):
         parse_write(json.dumps(content).encode(), "a/path")
 
 

@@ -149,7 +149,7 @@ def test_a_named_stream_loses_no_batch_of_a_new_checkpoint(
     unknown = upsert_batches(table, on=["id"], stream="unknown")
     for batch in (4, 4):
         unknown(frame, batch)
-    with pytest.raises(InvalidInputError, match=r"has written batch 4 in main@.* and now gets batch 0"):
+    with pytest.raises(InvalidInputError, match="now gets batch 0"):
         unknown(frame, 0)
 
 
