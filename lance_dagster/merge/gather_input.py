@@ -8,11 +8,10 @@ Two updates of a row contradict each other only where they gave a cell different
 updated are read from both, up to `MOST_ROWS_COMPARED` of the rules; rows that differ are read from the merge base too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -68,14 +67,13 @@ from lance_dagster.merge.rules.merge_input import (
     SharedKeys,
 )
 from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.store import concurrently
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-_FEW, _READERS, _PARTS_EACH = 4, 16, 2
+_READERS = 16
 
 
 def lookups(context: TableContext) -> Lookups:
@@ -98,7 +96,7 @@ def lookups(context: TableContext) -> Lookups:
 
     def ahead(fragments: Sequence[tuple[Manifest, Fragment]]) -> None:
         if "://" in context.uri:
-            in_parallel(lambda pair: deleted(*pair), fragments, _READERS)
+            concurrently(lambda pair: deleted(*pair), fragments, at_once=_READERS)
         # A small local file is read in less time than it takes to hand the work to a thread.
 
     # Rows are located by their deletion vectors, so those files were decoded before.
@@ -188,20 +186,6 @@ def _comparing_cells(context: TableContext) -> CompareCells:
     return compare
 
 
-def in_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], workers: int) -> list[_Result]:
-    """Run a function on many items, each of which may take requests; return the results in order.
-
-    Sent one after the other, the requests for a thousand fragments would take a minute. A thread gets many items at a
-    time: on a local disk, handing over an item takes as long as the work on it.
-    """
-    if workers == 1 or len(items) <= _FEW:
-        return [run(item) for item in items]
-    size = -(-len(items) // (_PARTS_EACH * workers))
-    parts = [items[start : start + size] for start in range(0, len(items), size)]
-    with ThreadPoolExecutor(workers) as pool:
-        return [result for part in pool.map(lambda part: [run(item) for item in part], parts) for result in part]
-
-
 def lineage_at(context: TableContext, state: State) -> Lineage:
     """Return what a version contains."""
     lineage = lineage_of(state, context.refs)
@@ -214,13 +198,19 @@ def gather_merge_input(
     context: TableContext, source: Lineage, dest: Lineage, bases: Sequence[Lineage], *, strategy: Strategy
 ) -> MergeInput:
     """Gather the input of a merge from its merge bases and both sides."""
-    first, *others = (_from_base(context, source, dest, base, strategy=strategy) for base in bases)
+    first, *others = (_from_base(context, (source, dest), base, bases, strategy=strategy) for base in bases)
     return replace(first, other_bases=tuple(others))
 
 
 def _from_base(
-    context: TableContext, source: Lineage, dest: Lineage, base: Lineage, *, strategy: Strategy
+    context: TableContext,
+    sides: tuple[Lineage, Lineage],
+    base: Lineage,
+    bases: Sequence[Lineage],
+    *,
+    strategy: Strategy,
 ) -> MergeInput:
+    source, dest = sides
     source_side = side_history(source, dest, base, context.versions)
     dest_side = side_history(dest, source, base, context.versions)
     # A pick inserts rows of another version without making that version a parent. As after crossing merges, both
@@ -229,8 +219,9 @@ def _from_base(
     source_changes, dest_changes = source_side.changes, dest_side.changes
     space, reading = row_space(base, context.versions), lookups(context)
     of_source, of_dest = (source, source_side), (dest, dest_side)
-    own = picked_rows(context, (of_source, of_dest), space, reading.deleted)
-    of_other = picked_rows(context, (of_dest, of_source), space, reading.deleted)
+    others = [(row_space(each, context.versions), each.state.manifest) for each in bases if each is not base]
+    own = picked_rows(context, (of_source, of_dest), space, reading.deleted, other_bases=others)
+    of_other = picked_rows(context, (of_dest, of_source), space, reading.deleted, other_bases=others)
     # A change that both sides have must not claim anything: it would conflict with its own copy. Where the other side
     # has its rows no more, there is no copy.
     source_changes, dest_changes = (

@@ -21,15 +21,13 @@ from lance_dagster.format.transaction import (
     MERGED_PREFIX,
     PICKED_FROM,
     PICKS_MERGED,
-    SQUASHED_PREFIX,
 )
-from lance_dagster.history.lineage import NO_VERSION, Lineage, lineage_of, merge_records_of
+from lance_dagster.history.lineage import Lineage, lineage_of
 from lance_dagster.history.merge_base import merge_base
 from lance_dagster.history.refs.ref_files import PUBLISHED_ID, READY
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import State, Versions
 from lance_dagster.transactions.claims import Change
-from lance_dagster.transactions.row_id_spaces import Translation
 
 _MERGED_AT = re.compile(r"[0-9]{1,20}@([0-9]{1,20})")
 _ORIGIN = re.compile(r"(.+)@(?:([0-9]{1,20})-)?([0-9]{1,20})")
@@ -177,45 +175,25 @@ def _merged_at(record: str) -> int:
 
 
 def _told_apart(deleted: set[str], dest: Lineage, branch: str, of: tuple[Refs, Versions]) -> set[str]:
-    """Return the deleted branches with rows on `branch` that the merge base lacks: their records are needed."""
+    """Return the deleted branches of which `branch` may have rows that the merge base lacks: their records are needed.
+
+    Where the merge base has the same records of a branch, it has all that came of that branch.
+    """
     refs, versions = of
     try:
         head = versions.head(branch)
         # A head without any of these records spares the search for a merge base.
         if not deleted & _recorded(head.manifest.table_metadata):
             return set()
-        branch_lineage = lineage_of(head, refs)
-        base = merge_base(branch_lineage, dest, refs, versions)
+        base = merge_base(lineage_of(head, refs), dest, refs, versions)
     except (NotFoundError, InvalidInputError):
         # The branch was deleted meanwhile, or the merge base was cleaned up. All records are kept: a merge must not
         # fail because old records cannot be distinguished from records that are needed.
         return deleted
-    return {branch_id for branch_id in deleted if _brings(branch_id, branch_lineage, base)}
-
-
-def _brings(branch_id: str, branch_lineage: Lineage, base: Lineage) -> bool:
-    """Tell whether a version has more of a branch than the merge base: versions of it, a squash, or single rows."""
-    metadata = [lineage.state.manifest.table_metadata for lineage in (branch_lineage, base)]
-    # Squashes are checked before versions: a squash brings rows of the branch without containing its versions.
-    if branch_id in _squashed(metadata[1]):
-        return False
-    if branch_id in _squashed(metadata[0]):
-        return True
-    numbers = [lineage.contained.get(branch_id, NO_VERSION) for lineage in (branch_lineage, base)]
-    if max(numbers) > NO_VERSION:
-        return numbers[0] > numbers[1]
-    # A pick takes rows over without their version. Then only the recorded ids of the rows can be compared.
-    records = [merge_records_of(lineage.state.manifest).get(branch_id) for lineage in (branch_lineage, base)]
-    rows = [
-        Translation(tuple(sorted((alias.first, alias.end, alias.here) for alias in (record.aliases if record else ()))))
-        for record in records
-    ]
-    return bool(rows[0].beyond(rows[1]).stretches)
-
-
-def _squashed(metadata: Mapping[str, str]) -> set[str]:
-    return {key.removeprefix(SQUASHED_PREFIX) for key in metadata if key.startswith(SQUASHED_PREFIX)}
+    metadata, before = head.manifest.table_metadata, base.state.manifest.table_metadata
+    keys = {branch_id: [f"{prefix}{branch_id}" for prefix in MERGE_RECORD_PREFIXES] for branch_id in deleted}
+    return {branch_id for branch_id, own in keys.items() if any(metadata.get(key) != before.get(key) for key in own)}
 
 
 def _recorded(metadata: Mapping[str, str]) -> set[str]:
-    return _squashed(metadata) | {key.removeprefix(MERGED_PREFIX) for key in metadata if key.startswith(MERGED_PREFIX)}
+    return {key.removeprefix(prefix) for prefix in MERGE_RECORD_PREFIXES for key in metadata if key.startswith(prefix)}

@@ -73,6 +73,8 @@ def picked_rows(
     sides: tuple[tuple[Lineage, SideHistory], tuple[Lineage, SideHistory]],
     base: RowSpace,
     deleted: Deleted,
+    *,
+    other_bases: Sequence[tuple[RowSpace, Manifest]] = (),
 ) -> MissingRows:
     """Return the rows of the first side that the second side does not have, though both know them by a pick.
 
@@ -81,6 +83,8 @@ def picked_rows(
         sides: The side that has the rows, and the side that does not have them.
         base: The row ids of the merge base.
         deleted: Reads deletion vectors.
+        other_bases: The row ids and the manifests of the other merge bases. A row that one of them knows and lacks is
+            no row that the second side deleted: where the first side has it, it came back there.
     """
     (lineage, side), (other_lineage, other_side) = sides
     in_both = side.space.translation(other_side.space)
@@ -94,15 +98,19 @@ def picked_rows(
     native = shared.beyond(own)
     native = native.beyond(_contained(context, other_lineage, names, other_side.space)) if native.stretches else native
     dropped = any(change.transaction and MERGE_STRATEGY in change.transaction.properties for change in other_side.since)
-    picked = _why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
-    original = _why_missing(
+    picked = why_missing(context, other_side, rows_lacking(side, other_side, own, deleted), deleted, never_had=dropped)
+    original = why_missing(
         context, other_side, rows_lacking(side, other_side, native, deleted), deleted, never_had=other_side.complete
     )
     # A deletion of rows that the second side picked is about the rows themselves, so it holds for the originals too.
-    return replace(
-        picked,
-        returning=RowRuns.united([picked.returning, original.returning]),
-    )
+    returning = [picked.returning, original.returning]
+    if other_bases:
+        lacking = rows_lacking(side, other_side, shared, deleted)
+        for space, manifest in other_bases:
+            known = RowRuns(lacking.at, lacking.count, lacking.at).through(side.space.translation(space).runs)
+            returning.append(known.without(live(manifest, RowRuns.set_of([known]), deleted)))
+    every = RowRuns.set_of([RowRuns(rows.at, rows.count, rows.at) for rows in returning])
+    return replace(picked, returning=every.through(shared.runs))
 
 
 def rows_lacking(side: SideHistory, other_side: SideHistory, shared: Translation, deleted: Deleted) -> RowRuns:
@@ -164,7 +172,7 @@ def _up_to(piece: Piece, end: int | None) -> Piece | None:
     return Piece(start=piece.start, end=piece.start + count, origin=piece.origin, first=piece.first)
 
 
-def _why_missing(
+def why_missing(
     context: TableContext, side: SideHistory, missing: RowRuns, deleted: Deleted, *, never_had: bool
 ) -> MissingRows:
     """Tell which of the rows that a side lacks it took back, and which it deleted.
@@ -228,7 +236,7 @@ def _taken_back(
     except (InvalidInputError, NotFoundError):
         return _NO_ROWS
     there = removed.through(space.translation(side.space).runs)
-    back = _why_missing(context, side, there, deleted, never_had=False).returning
+    back = why_missing(context, side, there, deleted, never_had=False).returning
     return RowRuns(back.at, back.count, back.at)
 
 

@@ -5,9 +5,8 @@ its parent. Both are merges with a chosen merge base: the parent is the merge ba
 other way round. So the rules of a merge decide, and whatever else the branch did is kept or named as a conflict.
 
 A change reaches a branch as the version itself, through a merge of it, or by a cherry-pick; it is taken back by a
-revert of any of these, and comes again with a revert of that revert. To pick it once more then means to undo the last
-revert: the branch knows the rows and columns already, under the ids they had, so that a plain pick would find nothing
-new (`last_revert`).
+revert of any of these, and comes again with a revert of that revert, or with another pick: rows that the branch knows
+and took back count as inserted then, and rows that it deleted stay deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,9 @@ from lance_dagster.format.codec import decode_row_runs
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.row_runs import RowRuns
 from lance_dagster.format.transaction import (
-    CHANGE_ORIGIN_PROPERTIES,
     CLAIMS,
     COMMIT_MESSAGE,
     COMMITTER,
-    MERGE,
-    MERGED_BRANCH,
     PICKED,
     PICKED_BY,
     PICKED_FROM,
@@ -44,7 +40,6 @@ from lance_dagster.format.transaction import (
     ReserveFragments,
     Restore,
     Rewrite,
-    Transaction,
     UpdateConfig,
 )
 from lance_dagster.format.validation import validate_commit_info
@@ -66,7 +61,7 @@ from lance_dagster.history.versions import State
 from lance_dagster.merge.gather_input import lookups
 from lance_dagster.merge.merge_commit import all_claims
 from lance_dagster.merge.merge_records import brings_copies, identity, origins, picked_across
-from lance_dagster.merge.picked_rows import rows_lacking
+from lance_dagster.merge.picked_rows import rows_lacking, why_missing
 from lance_dagster.merge.propose_merge import ProposedMerge, call_with, check_unused_strategy, commit_merge
 from lance_dagster.merge.rules import MergeInput, MergePlan, ParsedStrategy, fields_across
 from lance_dagster.merge.rules.merge_input import Deleted
@@ -102,9 +97,7 @@ class ChangeRange:
 
     `kind` is the transaction property that records the purpose: picked, reverted or restored. `of` is the version that
     the caller named. `since` has the changes of one line from the merge base to the source; it is empty where the range
-    goes back, or begins at the second parent of a merge. `picks` is the requested pick, where it is carried out by
-    undoing a revert: the new version then records the pick. `returning` says that the change is picked again after a
-    revert that undid more than this change.
+    goes back, or begins at the second parent of a merge.
     """
 
     kind: str
@@ -113,8 +106,6 @@ class ChangeRange:
     source: State
     changes: list[Change]
     since: list[Change] = field(default_factory=list)
-    picks: "ChangeRange | None" = None
-    returning: bool = False
 
     @property
     def puts_in(self) -> bool:
@@ -198,8 +189,7 @@ def apply_change(
 
     def prepare(head: State) -> ProposedMerge:
         change_range = range_from(head)
-        # The new version records the pick that was asked for, also where that is carried out by undoing a revert.
-        source, requested = change_range.source, change_range.picks or change_range
+        source = change_range.source
         if not context.versions.is_stored(source):
             raise VersionNotFoundError(f"{source} of {context.uri} was collected, so its state cannot be brought back")
 
@@ -210,13 +200,13 @@ def apply_change(
         # Later entries win: what the caller gave replaces what is taken from the picked version. Nothing replaces the
         # marks, by which later merges and reverts recognise the change.
         own = {} if options.message is None else {COMMIT_MESSAGE: options.message}
-        info = requested.info(context)
+        info = change_range.info(context)
         return ProposedMerge(
             merge_input=_gather_merge_input(context, change_range, head, options),
             source=source,
-            attempt=requested.verb(head),
-            call=requested.call(branch, options),
-            properties={**info, **options.properties, **own, **requested.marks(context)},
+            attempt=change_range.verb(head),
+            call=change_range.call(branch, options),
+            properties={**info, **options.properties, **own, **change_range.marks(context)},
             table_metadata=table_metadata,
             is_merge=False,
         )
@@ -262,7 +252,7 @@ def _gather_merge_input(
         space=spaces[0],
         source=source_history,
         dest=dest_history,
-        inserted=_inserted((source_history, dest_history), spaces[0], reading.deleted, again=change_range.returning),
+        inserted=_inserted(context, change_range, (source_history, dest_history), spaces[0], deleted=reading.deleted),
         lookups=reading,
         strategy=options.strategy,
         incompatible=incompatible,
@@ -283,9 +273,7 @@ def _is_crosswise(
     """
     base, source, dest = lineages
     if not change_range.puts_in:
-        # A revert may bring back rows of which a pick has put a copy in since.
-        may_return = not head.manifest.stable_row_ids and change_range.carries_rows
-        return may_return and any(map(brings_copies, since))
+        return False
     # The head may have had the picked rows before, by a merge or another pick: rows that were deleted since must not
     # come back.
     return (
@@ -297,19 +285,29 @@ def _is_crosswise(
 
 
 def _inserted(
-    sides: tuple[SideHistory, SideHistory], base: RowSpace, deleted: Deleted, *, again: bool
+    context: TableContext,
+    change_range: ChangeRange,
+    sides: tuple[SideHistory, SideHistory],
+    base: RowSpace,
+    *,
+    deleted: Deleted,
 ) -> tuple[RowRuns, RowRuns]:
     """Return the rows of source and dest that the other side knows, and neither it nor the base has.
 
-    Rows of the source count as inserted only where the change comes `again`: the dest took back more than this change.
+    Rows of a picked change count as inserted only where the dest took them back, and not where it deleted them.
     """
     source, dest = sides
     of_source, of_dest = (
-        side.space.translation(other_side.space).beyond(side.space.translation(base))
+        rows_lacking(
+            side, other_side, side.space.translation(other_side.space).beyond(side.space.translation(base)), deleted
+        )
         for side, other_side in ((source, dest), (dest, source))
     )
-    rows = rows_lacking(source, dest, of_source, deleted) if again else RowRuns.of(())
-    return rows, rows_lacking(dest, source, of_dest, deleted)
+    if change_range.kind != PICKED:
+        return RowRuns.of(()), of_dest
+    # The dest may not contain the version that the picked change starts at: all it did since their fork is looked at.
+    line = replace(dest, since=dest.changes)
+    return why_missing(context, line, of_source, deleted, never_had=False).returning, of_dest
 
 
 def _on_one_line(newer: Lineage, older: Lineage) -> bool:
@@ -335,7 +333,9 @@ def _aliases_of_inserted(plan: MergePlan) -> dict[str, list[Alias]]:
             came = here.where_in(RowRuns.one(alias.here, alias.end - alias.first, 0))
             for start, count in zip(came.first.tolist(), came.count.tolist(), strict=True):
                 first = alias.first + start - alias.here
-                aliases_of_inserted.setdefault(branch_id, []).append(Alias(first=first, end=first + count, here=start))
+                aliases_of_inserted.setdefault(branch_id, []).append(
+                    replace(alias, first=first, end=first + count, here=start)
+                )
     return aliases_of_inserted
 
 
@@ -355,17 +355,7 @@ def cherry_pick(context: TableContext, commit_: State, onto: str, options: PickO
     # The first parent is the version before on the same line, whatever the branch was called there.
     since = changes if options.parent in (None, 1) else []
     pick = ChangeRange(kind=PICKED, of=commit_, base=parent, source=commit_, changes=changes, since=since)
-
-    def range_from(head: State) -> ChangeRange:
-        # The rows of a change that was taken back are known to the branch under their ids, so a plain pick would find
-        # nothing new. The revert is undone instead, unless it took back more than this change.
-        back = last_revert(context, commit_, parent, head)
-        if back is None or not back.exclusive:
-            return pick if back is None else replace(pick, returning=True)
-        undone = [replace(_change(back.before, back.by), undone=True)]
-        return ChangeRange(kind=REVERTED, of=back.by, base=back.by, source=back.before, changes=undone, picks=pick)
-
-    return apply_change(context, range_from, onto, options)
+    return apply_change(context, lambda _: pick, onto, options)
 
 
 def revert(context: TableContext, commit_: State, branch: str, options: PickOptions) -> Written:
@@ -514,118 +504,3 @@ def _parent(context: TableContext, of: State, number: int | None) -> State:
     if merged is None:
         raise ancestry.merged_version_gone(version)
     return context.versions.load(merged.branch, merged.number)
-
-
-_TELLS = CHANGE_ORIGIN_PROPERTIES | {MERGE}
-"""Versions without any of these properties neither introduce a change of another version nor take one back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastRevert:
-    """The last version that took a change back, and the version before it, which had the change.
-
-    `exclusive` says that it took back this change alone, so that undoing it restores only this change.
-    """
-
-    by: State
-    before: State
-    exclusive: bool
-
-
-def last_revert(context: TableContext, of: State, parent: State, head: State) -> LastRevert | None:
-    """Return the version that took a change back; None where the head has the change, or never had it.
-
-    Args:
-        context: The table.
-        of: The version whose change is meant.
-        parent: The parent its change is seen from.
-        head: The newest version of the branch.
-    """
-    versions_from = origins(lineage_of(of, context.refs), lineage_of(parent, context.refs))
-    walk = _Walk(context, of, parent, versions_from)
-    for change in changes_since(lineage_of(head, context.refs), lineage_of(parent, context.refs), context.versions):
-        walk.follow(change)
-    return walk.last_revert
-
-
-@dataclass(frozen=True, slots=True)
-class _Introduction:
-    """How a version introduced the change: `exclusive` if alone; `into` is the head before a merge."""
-
-    exclusive: bool
-    into: str | None = None
-
-
-@dataclass(slots=True)
-class _Walk:
-    """Follows a change through the versions of a branch, oldest first.
-
-    `last_revert` is the last revert of the change as of the version that was followed last; None where that version has
-    the change, or the branch never had it. `introduced` and `reverted` have the commit ids of the versions that
-    introduced the change and took it back. `at` keeps the value of `last_revert` after each version, by version number,
-    since a branch may be restored to any of them.
-    """
-
-    context: TableContext
-    of: State
-    parent: State
-    versions_from: str
-    last_revert: LastRevert | None = None
-    introduced: dict[str, _Introduction] = field(default_factory=dict)
-    reverted: dict[str, LastRevert] = field(default_factory=dict)
-    at: dict[int, LastRevert | None] = field(default_factory=dict)
-
-    def follow(self, change: Change) -> None:
-        """Process the next version of the branch."""
-        if change.transaction is None or change.after is None:
-            return
-        if isinstance(change.operation, Restore):
-            # A restore brings back the state after that version, with the reverts made up to it and none made later.
-            self.last_revert = self.at.get(change.operation.version)
-        # Loading a version takes requests, so versions that cannot matter are skipped.
-        elif change.version == str(self.of) or not _TELLS.isdisjoint(change.transaction.properties):
-            self._follow(self.context.load_recorded(RecordedVersion(change.version)), change.transaction)
-        self.at[change.after.version] = self.last_revert
-
-    def _follow(self, state: State, transaction: Transaction) -> None:
-        properties = transaction.properties
-        target = properties.get(REVERTED, "")
-        # A merge that was reverted to its second parent keeps the change: only a revert to the version it went into
-        # takes the change back.
-        if target in self.introduced and properties.get(REVERTED_TO) in (None, self.introduced[target].into):
-            self._take_back(state, exclusive=self.introduced[target].exclusive)
-        elif target in self.reverted:
-            self._introduce(state, _Introduction(exclusive=self.reverted[target].exclusive))
-        # Going back to before the fork takes back everything since, so undoing it would restore more than this change.
-        elif RESTORED in properties and self.introduced and self.last_revert is None:
-            self._take_back(state, exclusive=False)
-        elif (introduction := self._introduced_by(state, properties)) is not None:
-            self._introduce(state, introduction)
-
-    def _introduced_by(self, state: State, properties: Mapping[str, str]) -> _Introduction | None:
-        if state.id == self.of.id:
-            return _Introduction(exclusive=True)
-        if properties.get(PICKED) == (self.of.id or str(self.of)):
-            # The change of a merge may be seen from either parent; the recorded versions tell from which it was picked.
-            return _Introduction(exclusive=True) if properties.get(PICKED_FROM) == self.versions_from else None
-        version = self.context.versions.describe(state)
-        merged = Ancestry(self.context.refs, self.context.versions).merged(version)
-        if merged is None:
-            return None
-        source = self.context.versions.load(merged.branch, merged.number, properties.get(MERGED_BRANCH, ""))
-        into = self.context.load_recorded(RecordedVersion(version.parents[0]))
-        after, before, of, parent = (
-            lineage_of(version, self.context.refs) for version in (source, into, self.of, self.parent)
-        )
-        if before.contains(of) or not after.contains(of):
-            # A merge that was taken back counts as merged: a later merge of the same branch does not bring it again.
-            return None
-        return _Introduction(exclusive=before.has_all_of(parent) and source.id == self.of.id, into=into.id)
-
-    def _introduce(self, state: State, introduction: _Introduction) -> None:
-        self.introduced[state.id] = introduction
-        self.last_revert = None
-
-    def _take_back(self, state: State, *, exclusive: bool) -> None:
-        before = self.context.load_recorded(RecordedVersion(self.context.versions.describe(state).parents[0]))
-        self.last_revert = self.reverted[state.id] = LastRevert(by=state, before=before, exclusive=exclusive)

@@ -50,7 +50,7 @@ from lance_dagster.history.rebase import with_deleted
 from lance_dagster.history.refs.protection import refuse_direct_commit
 from lance_dagster.history.versions import State
 from lance_dagster.merge.conflict_keys import with_keys
-from lance_dagster.merge.gather_input import in_parallel, state_of
+from lance_dagster.merge.gather_input import state_of
 from lance_dagster.merge.rules import (
     CombinedUpdates,
     MergedFragment,
@@ -64,7 +64,7 @@ from lance_dagster.merge.rules import (
     plan_merge,
 )
 from lance_dagster.merge.rules.strategy import Conflict, Strategy
-from lance_dagster.store import copy_file, copy_folder, is_durable
+from lance_dagster.store import concurrently, copy_file, copy_folder, is_durable
 from lance_dagster.transactions.apply import drop_unused_files, next_version
 from lance_dagster.transactions.base_paths import (
     base_path_of,
@@ -391,7 +391,7 @@ class _Materializer:
             for fragment in merged_fragments
         ]
         # Most fragments that come as a whole only get other numbers: nothing is stored for them.
-        stored = iter(in_parallel(self.finished, list(compress(merged_fragments, stores)), self._writers()))
+        stored = iter(concurrently(self.finished, compress(merged_fragments, stores), at_once=self._writers()))
         return [
             next(stored) if wait else self.finished(fragment)
             for fragment, wait in zip(merged_fragments, stores, strict=True)

@@ -7,13 +7,13 @@ range of some branch, and the ids of two versions are translated by comparing th
 
 The record of an origin is dropped some time after its branch was deleted, and another branch may keep it. So every
 branch that a row came through gave it a name as well: the branch, and the id the row has there. A merge records all
-names of a row, and rows are recognised by any of them.
+names of a row, and which of them is its origin; rows are recognised by the origin first, and then by any name.
 """
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -23,17 +23,22 @@ from lance_dagster.format.row_runs import RowRuns, U64Array, elements
 
 NO_FIELD = 2**31 - 1
 """The id recorded for a field of the branch that the merge result lacks: no field has it."""
-_ALIAS = re.compile(r"([0-9]{1,20})-([0-9]{1,20})=([0-9]{1,20})")
+_ALIAS = re.compile(r"([0-9]{1,20})-([0-9]{1,20})([=~])([0-9]{1,20})")
+_ORIGIN, _THROUGH = "=", "~"
 _FIELD = re.compile(r"f([0-9]{1,10})=([0-9]{1,10})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """The rows `first` to `end - 1` of a branch have the ids from `here` on in the merged version."""
+    """The rows `first` to `end - 1` of a branch have the ids from `here` on in the merged version.
+
+    `through` says that the rows only came through the branch: another branch inserted them.
+    """
 
     first: int
     end: int
     here: int
+    through: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,6 @@ class Piece:
     end: int
     origin: str
     first: int
-
-    @property
-    def alias(self) -> Alias:
-        """The ids of the branch, for the record of a merge."""
-        return Alias(first=self.first, end=self.first + self.end - self.start, here=self.start)
 
     def is_within(self, piece: "Piece") -> bool:
         """Tell whether `piece` gives all ids of this piece the same origin."""
@@ -94,13 +94,18 @@ class RowSpace:
         ]
         merged = sorted(
             (
-                Piece(start=alias.here, end=alias.here + alias.end - alias.first, origin=origin, first=alias.first)
+                (
+                    alias.here,
+                    alias.through,
+                    Piece(start=alias.here, end=alias.here + alias.end - alias.first, origin=origin, first=alias.first),
+                )
                 for origin, branch_aliases in aliases.items()
                 for alias in branch_aliases
             ),
-            key=lambda piece: piece.start,
+            key=lambda entry: entry[:2],
         )
-        return cls(tuple(_overlaid(own, merged)), (*own, *merged))
+        origins = [piece for _, through, piece in merged if not through]
+        return cls(tuple(_overlaid(own, origins)), (*own, *(piece for *_, piece in merged)))
 
     def translation(self, target: "RowSpace") -> "Translation":
         """Return a translation of the row ids of this version to the row ids of `target`."""
@@ -128,17 +133,18 @@ class RowSpace:
         for first, stop in _gaps(self.translation(target), self.end):
             # The rows keep their first origins, even when a merge added them to this version: after merges along
             # different paths, a row still has the same origin.
-            pieces += _moved(self.pieces, first, stop, end)
-            new = _moved(self.names, first, stop, end)
+            own, new = (_moved(ids, first, stop, end) for ids in (self.pieces, self.names))
+            pieces += own
             names += new
-            for piece in new:
-                aliases.setdefault(piece.origin, []).append(piece.alias)
+            for origin, alias in _aliases(new, own):
+                aliases.setdefault(origin, []).append(alias)
             end += stop - first
         for first, stop, there in again.stretches if again is not None else ():
             for piece in _moved(self.names, first, stop, there):
                 if not any(piece.is_within(name) for name in names):
                     names.append(piece)
-                    aliases.setdefault(piece.origin, []).append(piece.alias)
+                    for origin, alias in _aliases([piece], _moved(self.pieces, first, stop, there)):
+                        aliases.setdefault(origin, []).append(alias)
         return RowSpace(tuple(pieces), tuple(names)), aliases
 
 
@@ -230,13 +236,15 @@ def encode_aliases(aliases: Iterable[Alias]) -> str:
         previous = joined[-1] if joined else None
         if (
             previous is not None
-            and previous.end == alias.first
+            and (previous.end, previous.through) == (alias.first, alias.through)
             and previous.here + previous.end - previous.first == alias.here
         ):
-            joined[-1] = Alias(first=previous.first, end=alias.end, here=previous.here)
+            joined[-1] = replace(previous, end=alias.end)
         else:
             joined.append(alias)
-    return " ".join(f"{alias.first}-{alias.end}={alias.here}" for alias in joined)
+    return " ".join(
+        f"{alias.first}-{alias.end}{_THROUGH if alias.through else _ORIGIN}{alias.here}" for alias in joined
+    )
 
 
 def decode_aliases(text: str) -> list[Alias]:
@@ -244,7 +252,11 @@ def decode_aliases(text: str) -> list[Alias]:
     # Any program can change table metadata, and the record has entries of fields too. An entry that is left out makes
     # its rows count as unknown to the other branch.
     matches = [_ALIAS.fullmatch(part) for part in text.split()]
-    return [Alias(first=int(m[1]), end=int(m[2]), here=int(m[3])) for m in matches if m and int(m[1]) < int(m[2])]
+    return [
+        Alias(first=int(m[1]), end=int(m[2]), here=int(m[4]), through=m[3] == _THROUGH)
+        for m in matches
+        if m and int(m[1]) < int(m[2])
+    ]
 
 
 def encode_fields(fields: Mapping[int, int]) -> str:
@@ -256,6 +268,25 @@ def decode_fields(text: str) -> dict[int, int]:
     """Decode the fields of a branch that have other ids; other parts are skipped."""
     matches = [_FIELD.fullmatch(part) for part in text.split()]
     return {int(m[1]): int(m[2]) for m in matches if m}
+
+
+def _aliases(names: Iterable[Piece], pieces: Sequence[Piece]) -> Iterator[tuple[str, Alias]]:
+    """Return the records of the names of rows, by branch id: those that are their origins, and the others."""
+    for name in names:
+        at, shift = name.start, name.first - name.start
+        # Pieces are in order; between those of this branch, the rows only came through it.
+        for piece in (piece for piece in pieces if (piece.origin, piece.first - piece.start) == (name.origin, shift)):
+            start, end = max(at, piece.start), min(piece.end, name.end)
+            if start < end:
+                yield from _records(name.origin, shift, (at, start, True), (start, end, False))
+                at = end
+        yield from _records(name.origin, shift, (at, name.end, True))
+
+
+def _records(origin: str, shift: int, *ranges: tuple[int, int, bool]) -> Iterator[tuple[str, Alias]]:
+    for start, end, through in ranges:
+        if start < end:
+            yield origin, Alias(first=start + shift, end=end + shift, here=start, through=through)
 
 
 def _in_both(source: Iterable[Piece], target: Iterable[Piece]) -> Translation:

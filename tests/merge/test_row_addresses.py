@@ -22,14 +22,14 @@ def table(tmp_path: Path) -> LanceTable:
 
 
 def test_a_deletion_reverted_twice_beside_an_update(table: LanceTable) -> None:
-    """The row is there with a new value, so that the deletion cannot be reverted again; a strategy keeps the row."""
+    """The row is there with a new value, so that the deletion cannot be reverted again, under any strategy."""
     deleted = str(table.delete("value = 2"))
     table.revert(deleted)
     table.update({"value": "20"}, where="value = 2")
-    with pytest.raises(MergeConflictError) as caught:
-        table.revert(deleted)
-    assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
-    table.revert(deleted, strategy={"rows": "dest-wins"})
+    for strategy in (None, "source-wins", "dest-wins"):
+        with pytest.raises(MergeConflictError) as caught:
+            table.revert(deleted, strategy=strategy)
+        assert ["rows"] == [conflict.kind for conflict in caught.value.conflicts]
     assert [("a", 1), ("a", 3), ("a", 20)] == contents(table)
 
 

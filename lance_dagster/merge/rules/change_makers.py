@@ -1,7 +1,7 @@
 """Name who made a change: the versions of a side that made it, with their committers and runs.
 
-Only versions that did what a conflict tells of are named: a version is compared with its predecessor. Where versions
-were cleaned up and no other one shows the change, all versions are named whose operation may have made it.
+Only versions that did what a conflict tells of are named: a version is compared with its predecessor. Where no version
+shows the change, since versions were cleaned up or a compaction hides it, the side is named by its newest version.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from lance_dagster.format.evolution import subtree
 from lance_dagster.format.model import Field, Manifest
-from lance_dagster.format.transaction import Append, Delete, Overwrite, Restore, Rewrite, Update
+from lance_dagster.format.transaction import Overwrite, Restore, Rewrite, Update
 from lance_dagster.merge.rules.columns.column_matching import fields_written, rows_in_place
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_changes import differing_fragments
@@ -22,40 +22,30 @@ FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "
 """The properties of a field beside its id, its parent and its metadata."""
 
 
-def makers(side: SideHistory, select: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side, and all that are undone; the side itself where there is none."""
-    return _named(side, [change for change in side.changes if change.undone or select(change)])
-
-
-def makers_of(
-    side: SideHistory, state: Callable[[Manifest], object], fallback: Callable[[Change], bool] | None = None
-) -> str:
+def makers_of(side: SideHistory, state: Callable[[Manifest], object]) -> str:
     """Name who made the changes of a side that changed one thing, such as a setting or a facet of a column.
 
     Args:
         side: The side.
         state: Returns the thing as a version has it.
-        fallback: Selects the changes that are named where no version shows the change; by default changes that are not
-            known any more.
     """
 
     def changed(change: Change) -> bool:
         before, after = change.before, change.after
         return before is not None and after is not None and state(before) != state(after)
 
-    return selected(side, changed, fallback or (lambda change: change.before is None or change.after is None))
+    return selected(side, changed)
 
 
-def selected(side: SideHistory, select: Callable[[Change], bool], fallback: Callable[[Change], bool]) -> str:
-    """Name who made the selected changes of a side, or the changes that `fallback` selects where there are none."""
-    chosen = [change for change in side.changes if select(change)]
-    return _named(side, chosen) if chosen else makers(side, fallback)
+def selected(side: SideHistory, select: Callable[[Change], bool]) -> str:
+    """Name who made the selected changes of a side; the side itself where none of its versions shows such a change."""
+    return _named(side, [change for change in side.changes if select(change)])
 
 
 def _named(side: SideHistory, changes: Iterable[Change]) -> str:
     named = [
         f"the revert of {change.version}" if change.undone else f"{change.author} ({change.version})"
-        for change in changes
+        for change in changes or (change for change in side.changes if change.undone)
     ]
     return ", ".join(dict.fromkeys(named)) or side.name
 
@@ -77,13 +67,13 @@ def _makers_of_column(side: MergeSide, base_id: int, state: Callable[[Field], ob
         field = _field(manifest, number)
         return None if field is None else state(field)
 
-    return makers_of(side.history, state_of, _of_columns)
+    return makers_of(side.history, state_of)
 
 
 def drop_makers(side: MergeSide, base_id: int) -> str:
     """Name who took a column of the merge base out of the schema, to drop it or to give it another type."""
     number = side.columns.anchored.get(base_id, base_id)
-    return makers_of(side.history, lambda manifest: _field(manifest, number) is None, _of_columns)
+    return makers_of(side.history, lambda manifest: _field(manifest, number) is None)
 
 
 def cast_makers(side: MergeSide, base_id: int) -> str:
@@ -91,7 +81,7 @@ def cast_makers(side: MergeSide, base_id: int) -> str:
     # A column that was cast twice has had three ids, and the id in between is neither on the side nor in the merge
     # base.
     ids = {side.columns.anchored.get(base_id, base_id), side.cast_fields.get(base_id, base_id)}
-    return makers_of(side.history, lambda manifest: {field.id for field in manifest.fields} & ids, _of_columns)
+    return makers_of(side.history, lambda manifest: {field.id for field in manifest.fields} & ids)
 
 
 def type_change(side: MergeSide, base_id: int) -> str:
@@ -102,14 +92,12 @@ def type_change(side: MergeSide, base_id: int) -> str:
 
 def added_makers(side: MergeSide, number: int) -> str:
     """Name who added a column, given by its id on the side."""
-    return makers_of(side.history, lambda manifest: _field(manifest, number) is None, _of_columns)
+    return makers_of(side.history, lambda manifest: _field(manifest, number) is None)
 
 
 def name_makers(side: MergeSide, name: str) -> str:
     """Name who gave a column a name."""
-    return makers_of(
-        side.history, lambda manifest: {field.id for field in manifest.fields if field.name == name}, _of_columns
-    )
+    return makers_of(side.history, lambda manifest: {field.id for field in manifest.fields if field.name == name})
 
 
 def change_makers(side: MergeSide, base: Field) -> str:
@@ -129,7 +117,7 @@ def change_makers(side: MergeSide, base: Field) -> str:
             return False
         return state(before) != state(after) or not ids.isdisjoint(fields_written(change))
 
-    return selected(side.history, changed, _of_columns)
+    return selected(side.history, changed)
 
 
 def schema_makers(side: MergeSide) -> str:
@@ -141,33 +129,29 @@ def schema_makers(side: MergeSide) -> str:
             before is not None and after is not None and (before.fields != after.fields or bool(fields_written(change)))
         )
 
-    return selected(side.history, changed, _of_columns)
+    return selected(side.history, changed)
 
 
-def value_makers(side: MergeSide, fields: Collection[int], fallback: Callable[[Change], bool]) -> str:
+def value_makers(side: MergeSide, fields: Collection[int]) -> str:
     """Name who wrote values of fields, given by their ids on the side, beside rows that stayed where they are."""
-    return selected(side.history, lambda change: not fields_written(change).isdisjoint(fields), fallback)
+    return selected(side.history, lambda change: not fields_written(change).isdisjoint(fields))
 
 
-def row_makers(side: MergeSide, put_in: Rows, removed: BaseRows, fallback: Callable[[Change], bool]) -> str:
-    """Name who wrote or removed rows.
+def row_makers(side: MergeSide, put_in: Rows, removed: BaseRows) -> str:
+    """Name who wrote or removed rows; the side itself where its versions do not show it.
 
     Args:
         side: The side.
         put_in: Rows that it inserted or gave new values, by its fragments.
         removed: Rows of the merge base that it changed or removed, by their fragments there.
-        fallback: Selects the changes that are named where no version shows who did it.
     """
     ids_of_changes = {id(side.added_by.get(number)) for number in put_in} | {
         id(change) for change in _changed_rows(side, removed)
     }
     # A compaction, or a version of another branch, hides who wrote some of the rows, so the other versions must not be
     # named as if they had written all rows.
-    if id(None) in ids_of_changes:
-        return makers(side.history, fallback)
-    changes = {id(change): change for change in side.history.since}
-    named = [change for number, change in changes.items() if number in ids_of_changes]
-    return _named(side.history, named) if named else makers(side.history, fallback)
+    hidden = id(None) in ids_of_changes
+    return _named(side.history, [] if hidden else [each for each in side.history.since if id(each) in ids_of_changes])
 
 
 def _changed_rows(side: MergeSide, rows: BaseRows) -> list[Change | None]:
@@ -212,8 +196,3 @@ def _changes(side: MergeSide, change: Change, number: int, offsets: BitMap | Non
 
 def _field(manifest: Manifest, number: int) -> Field | None:
     return next((field for field in manifest.fields if field.id == number), None)
-
-
-def _of_columns(change: Change) -> bool:
-    """Tell whether a change may have changed a column, going by its operation."""
-    return not isinstance(change.operation, Append | Delete | Rewrite)

@@ -21,7 +21,6 @@ from pyroaring import BitMap
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.model import Field, Manifest
 from lance_dagster.format.sql_text import columns_in, fields_in
-from lance_dagster.format.transaction import Rewrite
 from lance_dagster.merge.rules.change_makers import row_makers, schema_makers
 from lance_dagster.merge.rules.merge_input import SharedKeys
 from lance_dagster.merge.rules.merge_side import MergeSide
@@ -428,7 +427,7 @@ class ClaimComparison:
                 if any(keys.source.values()):
                     condition = keys.condition or claim.predicate
                     unit = f"rows where {condition}" if condition else "rows of any key"
-                    there = _changed_there(other_side, claim, keys.dest if side.is_source else keys.source, {})
+                    there = _changed_there(other_side, keys.dest if side.is_source else keys.source, {})
                     did = _in_order(side, _describe(change, claim), there)
                     conflict = Conflict(kind="partition", unit=unit, source=did[0], dest=did[1])
                     yield ClaimConflict(
@@ -455,7 +454,7 @@ class ClaimComparison:
             for rows_by_fragment in (put_in, removed)
         )
         if put_in or removed:
-            return _changed_there(side, claim, put_in, removed)
+            return _changed_there(side, put_in, removed)
         # An overwrite claims the schema too, so a changed column contradicts it even if no row changed.
         return f"{schema_makers(side)} changed columns" if claim.mode == OVERWRITE and side.columns_changed else ""
 
@@ -521,14 +520,10 @@ def _in_order(claimer: MergeSide, claimed: str, changed: str) -> tuple[str, str]
     return (claimed, changed) if claimer.is_source else (changed, claimed)
 
 
-def _changed_there(side: MergeSide, claim: Claim, put_in: Rows, removed: Rows) -> str:
+def _changed_there(side: MergeSide, put_in: Rows, removed: Rows) -> str:
     """Say who wrote rows into the scope of a claim or took rows of the merge base out of it."""
-
-    def may_have(change: Change) -> bool:
-        return not (_tells(change, claim) or isinstance(change.operation, Rewrite))
-
     of_base: dict[BaseKey, BitMap] = {number: offsets for number, offsets in removed.items()}  # noqa: C416  # of more keys
-    return f"{row_makers(side, put_in, of_base, may_have)} changed rows there"
+    return f"{row_makers(side, put_in, of_base)} changed rows there"
 
 
 def _describe(change: Change, claim: Claim) -> str:

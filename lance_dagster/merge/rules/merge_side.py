@@ -375,9 +375,10 @@ class MergeSide:
     def nulls(self, number_in_base: int) -> Rows:
         """Return the rows it inserted or gave new values that have no value in a column, by its fragments."""
         candidates = dict(self.written)
-        for number, offsets in self._written_in_place(number_in_base).items():
-            candidates[number] = candidates.get(number, BitMap()) | offsets
         path = self.path_of(number_in_base)
+        if path is not None and self._filled(number_in_base):
+            # Any row may have got its value where it is, and may have moved since.
+            candidates = {fragment.id: BitMap(range(fragment.physical_rows)) for fragment in self.manifest.fragments}
         # Where it dropped the column, a strategy may keep it, and rows of the side are null there.
         if not candidates or path is None:
             return candidates
@@ -394,25 +395,10 @@ class MergeSide:
         own = self.columns.ids.get(number_in_base, self.cast_fields.get(number_in_base))
         return None if own is None else paths_of(self.manifest.fields)[own]
 
-    def _written_in_place(self, number: int) -> dict[int, BitMap]:
-        """Return rows beside which a column may have been written anew, wherever they are."""
+    def _filled(self, number: int) -> bool:
+        """Tell whether values of a column of the merge base were written beside rows since."""
         top = next((field for field in self.manifest.fields if field.id == self.columns.ids.get(number)), None)
-        inner = {field.id for field in subtree(self.manifest.fields, top)} if top is not None else set()
-        rows_by_fragment: dict[int, BitMap] = {}
-        for base_id, fields in self.columns.filled_by_fragment.items():
-            if not inner & fields:
-                continue
-            # Fields under None may have been written beside rows of any fragment.
-            places = self.base.fragments.ids if base_id is None else [base_id]
-            for place in map(self.fragments.place, places):
-                if place is not None:
-                    rows_by_fragment[place.id] = BitMap(range(place.physical_rows))
-            # Rows that moved may have got the values before they moved, so they count as well.
-            rows_by_fragment |= {
-                number_here: rows.live | rows_by_fragment.get(number_here, BitMap())
-                for number_here, rows in self.rows.relocated.items()
-            }
-        return rows_by_fragment
+        return top is not None and any(field.id in self.columns.filled for field in subtree(self.manifest.fields, top))
 
 
 def _by_column(manifest: Manifest) -> dict[str, list[Field]]:

@@ -254,7 +254,7 @@ def _decide_rows(rules: RowRules, claims: SettledClaims) -> _DecidedRows:
     # that the merge base lacks need one where both sides may have them.
     # A column that comes back has its values in files that did not change.
     changed = source.base.fragments.ids if rules.schema.added_by_source else source.fragments.changed
-    touched: set[BaseKey] = {*changed, *claims.dest.undone, *absent_from_base(source, dest)}
+    touched: set[BaseKey] = {*changed, *claims.dest.undone, *absent_from_base(source, dest), *source.rows.rewritten}
     numbers = in_order(touched - separate.base_ids)
     # Values are compared only in the fragments that are left: in `separate` ones, no row was changed by both sides.
     rules = _with_compared_rows(rules, numbers)

@@ -14,6 +14,7 @@ from itertools import product
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.strategy import (
     BOTH,
+    EVERYTHING,
     HISTORY,
     SOURCE_WINS,
     Conflict,
@@ -58,7 +59,7 @@ class MergeRefusal:
 class _Trial:
     """A merge that was planned with winners for some kinds; `still_open` is None where it succeeded.
 
-    `given_winners` is the part of the caller's strategy that the trial kept.
+    `given_winners` is the caller's strategy, where the trial kept it.
     """
 
     given_winners: Mapping[str, Winner]
@@ -89,20 +90,15 @@ def refuse_with_consequences(
         findings: The conflicts that it leaves open.
         sides: The source and the dest.
     """
-    tried = _Trials.of(attempt, strategy, findings, overrule=False)
-    has_winner = any(
-        strategy.winner(finding.conflict.kind, finding.conflict.unit) is not None for finding in tried.findings
-    )
-    if has_winner and not tried.settling:
-        # The winner that was given does not settle the conflict. Only the other winner may, so the hint has to say
-        # that.
-        again = _Trials.of(attempt, strategy, tried.findings, overrule=True)
-        # Conflicts that arise only under the overruled strategy are not conflicts of the merge that was asked for.
-        tried = replace(again, findings=tried.findings) if again.trials else tried
-    if strategy.winners and not tried.settling:
-        # The strategy may have settled a conflict in a way that leads to a second conflict, which no strategy settles.
-        again = _Trials.of(attempt, ParsedStrategy.NONE, attempt(ParsedStrategy.NONE) or (), overrule=False)
-        tried = replace(again, findings=tried.findings) if again.settling else tried
+    tried = _Trials.of(attempt, strategy, findings)
+    # A winner that was given may not settle its conflict, or settle it in a way that leads to a second one. Only other
+    # winners may settle all, so the hint has to say that. Conflicts that arise only under these are not conflicts of
+    # the merge that was asked for.
+    keys = {EVERYTHING, *(key for each in tried.findings for key in (each.conflict.kind, each.conflict.unit))}
+    for kept in (strategy.without(keys), ParsedStrategy.NONE) if strategy.winners else ():
+        if not tried.settling:
+            again = _Trials.of(attempt, kept, [*findings, *(attempt(kept) or ())])
+            tried = replace(again, findings=tried.findings) if again.settling else tried
     return replace(_refusal(tried.with_checked_names(attempt)), sides=sides)
 
 
@@ -119,31 +115,26 @@ class _Trials:
     alone: tuple[_Trial, ...] = ()
 
     @classmethod
-    def of(
-        cls, attempt: Attempt, strategy: ParsedStrategy, findings: Sequence[Finding], *, overrule: bool
-    ) -> "_Trials":
+    def of(cls, attempt: Attempt, strategy: ParsedStrategy, findings: Sequence[Finding]) -> "_Trials":
         """Try both winners for each kind of conflict, until that leads to no other kind.
 
         Args:
             attempt: Plans the merge.
             strategy: The strategy that was given.
             findings: The conflicts that it leaves open.
-            overrule: Whether a winner that was given may be replaced by the other winner.
         """
         findings_so_far, trials, kinds = list(findings), list[_Trial](), list[ConflictKind]()
-        given_winners: Mapping[str, Winner] = {}
 
         def tried(winners: Mapping[ConflictKind, Winner]) -> _Trial:
             # Winners that are kept stay; a trial only adds winners for kinds that they leave open.
             return _Trial(
-                given_winners=given_winners,
+                given_winners=strategy.winners,
                 winners=winners,
-                still_open=attempt(ParsedStrategy(given_winners).with_winners(dict(winners.items()))),
+                still_open=attempt(strategy.with_winners(dict(winners.items()))),
             )
 
-        while (more := _kinds_to_try(findings_so_far, strategy, overrule=overrule)) != kinds:
+        while (more := _kinds_to_try(findings_so_far, strategy)) != kinds:
             kinds, trials = more, []
-            given_winners = _given_for_others(strategy, findings_so_far, kinds) if overrule else strategy.winners
             for winners in product(*(BOTH if kind in _TRIED else BOTH[:1] for kind in kinds)):
                 trials.append(tried(dict(zip(kinds, winners, strict=True))))
                 keys = {_key(finding.conflict) for finding in findings_so_far}
@@ -270,22 +261,12 @@ def _advice(tried: _Trials) -> str:
     return "; ".join(named)
 
 
-def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy, *, overrule: bool) -> list[ConflictKind]:
-    """Return the kinds of conflicts for which no strategy was given, or all that are open."""
+def _kinds_to_try(findings: Sequence[Finding], strategy: ParsedStrategy) -> list[ConflictKind]:
+    """Return the kinds of open conflicts for which no strategy was given."""
     conflicts = [finding.conflict for finding in findings]
-    kinds = {
-        conflict.kind for conflict in conflicts if overrule or strategy.winner(conflict.kind, conflict.unit) is None
-    }
+    kinds = {conflict.kind for conflict in conflicts if strategy.winner(conflict.kind, conflict.unit) is None}
     # The only other kind is "schema", which stands for two columns of one name. No strategy settles it.
     return sorted(kinds & {*_TRIED, *_INDEPENDENT})
-
-
-def _given_for_others(
-    strategy: ParsedStrategy, findings: Sequence[Finding], kinds: Sequence[ConflictKind]
-) -> dict[str, Winner]:
-    """Return the part of a strategy that was given for conflicts that are not open."""
-    overruled = {*kinds, *(finding.conflict.unit for finding in findings)}
-    return {key: winner for key, winner in strategy.winners.items() if key not in overruled}
 
 
 def _key(conflict: Conflict) -> tuple[str, str]:

@@ -26,7 +26,6 @@ from lance_dagster.format.model import Fragment, Manifest
 from lance_dagster.format.row_runs import RowRuns, VersionRuns, bitmap_of
 from lance_dagster.format.transaction import (
     CHANGE_ORIGIN_PROPERTIES,
-    MERGE_STRATEGY,
     REWRITE_ROWS,
     Append,
     Merge,
@@ -57,6 +56,7 @@ from lance_dagster.merge.rules.row_origins import (
     fragments_named,
     offsets_in_base,
 )
+from lance_dagster.merge.rules.strategy import add_rows
 from lance_dagster.transactions.claims import APPEND, REPLACE, Change, SideHistory, decode_claims
 from lance_dagster.transactions.row_id_spaces import RowSpace, Translation
 
@@ -496,15 +496,15 @@ def located_by_replay(
 def _before_anchor(side: SideHistory, matched: MatchedFragments, deleted: Deleted) -> dict[int, BitMap]:
     """Return the rows of the merge base that the side's anchor does not have in their place.
 
-    The side had deleted them, updated them, or moved them among rows that cannot be distinguished.
+    The side had deleted them, updated them, or moved them among rows that cannot be distinguished. A row that the merge
+    base has deleted is among them where the side may have kept an update of it, by a strategy or of another branch.
     """
     absent: dict[int, BitMap] = {}
     state = side.anchor or side.manifest
+    has_copies = side.anchor is None or bool(side.settled) or any(map(_brings_back, side.changes))
     for number, own in matched.anchored.items():
-        then, there = matched.base.fragment(number), state.fragment(own)
-        missing = deleted(state, there) - deleted(matched.base, then)
-        if missing:
-            absent[number] = missing
+        before = BitMap() if has_copies else deleted(matched.base, matched.base.fragment(number))
+        add_rows(absent, number, deleted(state, state.fragment(own)) - before)
     return absent
 
 
@@ -539,11 +539,10 @@ def _updates(change: Change) -> bool:
 
 
 def _brings_back(change: Change) -> bool:
-    """Tell whether a version may insert rows again that an earlier version removed, as a pick or a revert may."""
-    # Without a strategy, a merge never brings a row back that one of its sides took out.
-    telling = CHANGE_ORIGIN_PROPERTIES | {MERGE_STRATEGY}
-    took = change.transaction is not None and not telling.isdisjoint(change.transaction.properties)
-    return took and not change.adds_no_copy
+    """Tell whether a version may insert rows again that an earlier version removed."""
+    # A pick or a revert may, and a merge of a branch that kept its update of a removed row by a strategy.
+    origins = () if change.transaction is None else CHANGE_ORIGIN_PROPERTIES & change.transaction.properties.keys()
+    return bool(change.is_merge or origins) and not change.adds_no_copy
 
 
 def _all_rows(base: Manifest, deleted: Deleted) -> dict[int, BitMap]:
@@ -624,14 +623,16 @@ class _Replay:
         return addresses
 
     def _dead(self, rows: _Rows, state: Manifest) -> dict[int, BitMap]:
-        """Return the rows of the merge base that a state does not have."""
+        """Return the rows of the merge base, those that it has deleted too, that a state does not have."""
         alive = [
             offsets_in_base(self._addresses(rows, fragment).restricted(live_rows(state, fragment, self.deleted)))
             for fragment in state.fragments
         ]
         there = _joined(alive)
-        base_rows = _all_rows(self.base, self.deleted)
-        return {number: every - there.get(number, BitMap()) for number, every in base_rows.items()}
+        return {
+            fragment.id: BitMap(range(fragment.physical_rows)) - there.get(fragment.id, BitMap())
+            for fragment in self.base.fragments
+        }
 
     def _taken_out(self, rows: _Rows, number: int, before: Manifest, after: Manifest) -> dict[int, BitMap]:
         """Return the addresses of rows of a fragment that a version took out."""

@@ -234,8 +234,8 @@ class FragmentRowChanges:
 
     `place` is the fragment still in its place. `stays`, `moved` and `updated` rows are alive; `in_place` are the
     updated rows that are where they were. `rewritten` rows are not where they were: an update wrote them anew among
-    rows that cannot be distinguished. Rows that the merge base has deleted, and that were back for a while, may be
-    rewritten too.
+    rows that cannot be distinguished. `copied` rows are deleted in the merge base, and the side may have a copy of them
+    among such rows.
 
     Example, without stable row ids: an update of rows 0 and 1 of a fragment of four rows deletes both and appends two
     rows in no order that is recorded. Then rows 2 and 3 stay, and rows 0 and 1 are rewritten.
@@ -246,6 +246,7 @@ class FragmentRowChanges:
     moved: BitMap = field(default_factory=BitMap)
     updated: BitMap = field(default_factory=BitMap)
     rewritten: BitMap = field(default_factory=BitMap)
+    copied: BitMap = field(default_factory=BitMap)
     in_place: BitMap = field(default_factory=BitMap)
 
     @property
@@ -269,16 +270,22 @@ class RowChanges:
         if isinstance(key, AbsentRows):
             return FragmentRowChanges(place=None, stays=BitMap(), moved=moved, updated=updated)
         place, stays = self.matched.place(key), BitMap()
+        dead = self.deleted(self.matched.base, self.matched.base.fragment(key))
         if place is not None:
-            stays = live_rows(self.matched.side, place, self.deleted)
             # A row that is deleted in the merge base and alive on the side counts among the relocated rows.
-            stays -= self.deleted(self.matched.base, self.matched.base.fragment(key))
+            stays = live_rows(self.matched.side, place, self.deleted) - dead
         in_place = stays & updated
         stays -= in_place
         # A row that was located did not go to an unknown place.
         rewritten = self.rewritten.get(key, BitMap()) - stays - moved - updated
         return FragmentRowChanges(
-            place=place, stays=stays, moved=moved, updated=updated, rewritten=rewritten, in_place=in_place
+            place=place,
+            stays=stays,
+            moved=moved,
+            updated=updated,
+            rewritten=rewritten - dead,
+            copied=rewritten & dead,
+            in_place=in_place,
         )
 
     def moved_from(self, key: BaseKey) -> tuple[BitMap, BitMap]:

@@ -9,16 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap
 
-from lance_dagster.format.transaction import (
-    DataReplacement,
-    Delete,
-    Merge,
-    Overwrite,
-    Restore,
-    Rewrite,
-    Update,
-)
-from lance_dagster.merge.rules.change_makers import makers, row_makers, value_makers
+from lance_dagster.merge.rules.change_makers import row_makers, value_makers
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Fields, RowRules
 from lance_dagster.merge.rules.row_origins import BaseKey
@@ -36,11 +27,7 @@ from lance_dagster.merge.rules.strategy import (
     made_again,
 )
 from lance_dagster.merge.rules.unnamed_updates import updated_in_place
-from lance_dagster.transactions.claims import Change, SideHistory
-from lance_dagster.transactions.conflicts import touched_fragments
 
-_ROWS = (Update, Delete, Overwrite, Restore)
-_COLUMNS = (Merge, DataReplacement, Update, Overwrite, Restore)
 _OffsetsByKey = dict[BaseKey, BitMap]
 
 
@@ -112,7 +99,7 @@ class _Report:
         for columns, rows in rows_by_columns.items():
             count = sum(map(len, rows.values()))
             wrote = f"{self._who_wrote(writer, columns)} wrote its values"
-            moved = f"{_who_touched(mover, rows)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
+            moved = f"{row_makers(mover, {}, rows)} updated {count} row{'s' * (count > 1)} without them{self._caveat}"
             conflict = self._of_columns(columns, (wrote, moved) if of_source else (moved, wrote))
             lossless = self._without_loss(columns, of_source=of_source)
             outcome = f"keeps the updates, and {count} updated row{'s are' if count > 1 else ' is'} null there"
@@ -158,8 +145,8 @@ class _Report:
         if not rows:
             return
         count = sum(map(len, rows.values()))
-        wrote = f"{_who(writer.history, (Update,))} may have given them new values, but records only their fragments"
-        deletion = f"{_who_touched(deleter, rows)} deleted them{self._caveat}; a strategy can keep the deletion"
+        wrote = f"{writer.name} may have given them new values, but records only their fragments"
+        deletion = f"{row_makers(deleter, {}, rows)} deleted them{self._caveat}; a strategy can keep the deletion"
         unit = f"{count} row{'s' * (count > 1)} {_place(rows)}"
         did = (wrote, deletion) if writer_is_source else (deletion, wrote)
         conflict = Conflict(kind="rows", unit=unit, source=did[0], dest=did[1])
@@ -180,10 +167,9 @@ class _Report:
             add_rows(rows_by_columns.setdefault((source_columns, nothing), {}), number, rows)
         for (source_columns, dest_columns), moved in rows_by_columns.items():
             wrote = f"{self._who_wrote(self._source, source_columns)} wrote its values beside rows that moved"
-            mover = _who(self._dest.history, (*_COLUMNS, Rewrite))
             also = f" or wrote {', '.join(self._paths(dest_columns))} beside them" if dest_columns else ""
             # There is no option: it would take a new file with the columns of both, and a merge writes no such file.
-            conflict = self._of_columns(source_columns, (wrote, f"{mover} moved the rows{also}"))
+            conflict = self._of_columns(source_columns, (wrote, f"{self._dest.name} moved the rows{also}"))
             advice = self._written_again(source_columns, self._source)
             yield Finding(conflict=conflict, options=(), rows=in_base(moved), advice=advice)
 
@@ -198,7 +184,7 @@ class _Report:
         if not undoing and not any(side.ever_had(number, offsets) for number, offsets in rows.items()):
             # A change picked from another branch may be about rows that this branch never got.
             return f"{side.name} does not have them"
-        return f"{_who_touched(side, rows)} changed or deleted them{self._caveat}"
+        return f"{row_makers(side, {}, rows)} changed or deleted them{self._caveat}"
 
     def _is_settled(self, decided: DecidedFragment, columns: Fields, *, of_source: bool) -> bool:
         """Tell whether a strategy says what becomes of updated rows that lack the other side's columns."""
@@ -220,7 +206,7 @@ class _Report:
     def _who_wrote(self, side: MergeSide, fields: Fields) -> str:
         """Name who wrote values of columns, given by their ids in the result, beside rows that stayed."""
         own = {number for number, new in self._rules.schema.from_source.items() if new in fields}
-        return value_makers(side, own if side.is_source else fields, _writes_columns)
+        return value_makers(side, own if side.is_source else fields)
 
     def _of_columns(self, columns: Fields, did: tuple[str, str]) -> Conflict:
         return Conflict(kind="column", unit=column_unit(self._paths(columns)), source=did[0], dest=did[1])
@@ -236,28 +222,3 @@ def _place(fragments: Collection[BaseKey]) -> str:
         return "that the merge base does not have"
     named = f"in fragment{'s' * (len(base_ids) > 1)} {', '.join(map(str, base_ids))} of the merge base"
     return named if len(base_ids) == len(fragments) else f"{named}, and in none"
-
-
-def _who_touched(side: MergeSide, rows: _OffsetsByKey) -> str:
-    """Name who changed or deleted rows of the merge base."""
-    fragments = frozenset(rows)
-
-    def may_have(change: Change) -> bool:
-        if (
-            side.history.anchor is None
-            or not side.history.same_ids
-            or not isinstance(change.operation, Update | Delete)
-        ):
-            return isinstance(change.operation, _ROWS) or change.transaction is None
-        # A fragment the merge base does not have may hold rows that were moved.
-        return not touched_fragments(change.operation) <= frozenset(side.history.anchor.fragments.ids) - fragments
-
-    return row_makers(side, {}, rows, may_have)
-
-
-def _writes_columns(change: Change) -> bool:
-    return isinstance(change.operation, _COLUMNS) or change.transaction is None
-
-
-def _who(side: SideHistory, operations: tuple[type, ...]) -> str:
-    return makers(side, lambda change: isinstance(change.operation, operations) or change.transaction is None)

@@ -170,7 +170,7 @@ class RowRules:
         differing = self._differing_fields(number, fragment, changes)
         # A source that left all rows in place and wrote no column gives no reason to change the dest. Rows to which the
         # dest lost its claim have to be restored all the same.
-        untouched = source.stays == live and not (source.moved or source.updated)
+        untouched = source.stays == live and not (source.moved or source.updated or source.copied)
         if untouched and not differing[0] and not dest_undone:
             return None
         differing = self._in_whole_units(differing)
@@ -501,8 +501,8 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     # A row that both sides deleted is no conflict. A row that one side deleted and the other side updated is a
     # conflict: whichever side wins, the change of the other side is lost.
     conflicting = ((s_new & d_new) | (s_new & d_gone) | (s_gone & d_new)) - (facts.combined - facts.in_conflict)
-    # A row that one side brought back, and that the other side brought back and rewrote, would be there twice.
-    conflicting |= ((s_alive - live) & dest.rewritten) | ((d_alive - live) & source.rewritten)
+    # A row that one side brought back, and of which the other side may have a copy, would be there twice.
+    conflicting |= ((s_alive - live) & dest.copied) | ((d_alive - live) & source.copied)
     winner = s_alive if rows == SOURCE_WINS else d_alive
     # A live row of the merge base survives if both sides have it. A row that the merge base has deleted survives if at
     # least one side brought it back: the side that left it deleted changed nothing.
@@ -517,11 +517,13 @@ def decide(facts: Situation, *, rows: str | None, columns: tuple[str | None, str
     if facts.dest_undone:
         # Where the dest lost its claim to a row, its copy has values that do not count. The source's copy replaces it.
         origins.from_source |= alive & dest.updated & facts.dest_undone & source.alive
-    # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay.
+    # Without stable row ids, rows that the loser wrote anew cannot be found and taken out: both would stay. And where
+    # nothing tells whether a side has a copy, the row that came back may be the only one.
+    copied = source.copied | dest.copied
     options: list[Winner] = []
-    if not conflicting & dest.rewritten:
+    if not conflicting & (dest.rewritten | copied):
         options.append(SOURCE_WINS)
-    if not conflicting & source.rewritten:
+    if not conflicting & (source.rewritten | copied):
         options.append(DEST_WINS)
     return Decision(
         alive=alive,

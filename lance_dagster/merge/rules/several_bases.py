@@ -85,12 +85,18 @@ def choose_result(
     rows = _DifferingRows(results, source, dest)
     if rows.count > MOST_ROWS_COMPARED:
         return _ambiguous(source, dest, names)
-    values_by_result = rows.values()
-    if all(values == values_by_result[0] for values in values_by_result):
+    values_by_result = [rows.values_in(result) for result in results]
+    differing = [row for row, state in values_by_result[0].items() if any(of[row] != state for of in values_by_result)]
+    if not differing:
         return 0
-    states: dict[Winner, _Values] = {SOURCE_WINS: rows.of_side(source), DEST_WINS: rows.of_side(dest)}
-    places = {winner: values_by_result.index(state) for winner, state in states.items() if state in values_by_result}
-    finding = rows.finding(names, tuple(places))
+    sides: dict[Winner, MergeSide] = {SOURCE_WINS: source, DEST_WINS: dest}
+    places = {
+        winner: place
+        for winner, side in sides.items()
+        for place, values in enumerate(values_by_result)
+        if all(values[row] == rows.state(row, of_source=side.is_source) for row in differing)
+    }
+    finding = rows.finding(sorted(differing), names, tuple(places))
     winner = strategy.winner_of(finding)
     return finding if winner is None else places[winner]
 
@@ -123,23 +129,16 @@ class _DifferingRows:
         self._ids = ids & (self._in_dest.keys() | self._in_source.keys())
         self._equal = self._equal_copies()
 
-    def values(self) -> list[_Values]:
-        """Return for each result whose values the rows have in it."""
-        return [self._values_in(result) for result in self._results]
+    def state(self, row: int, *, of_source: bool) -> str | None:
+        """Return whose values a row has in a result that leaves it as one side has it."""
+        return (
+            self._valued(row, of_source=of_source)
+            if row in (self._in_source if of_source else self._in_dest)
+            else _GONE
+        )
 
-    def of_side(self, side: MergeSide) -> _Values:
-        """Return the values that a result has which leaves all rows as one side has them."""
-        copies = self._in_source if side.is_source else self._in_dest
-        return {row: self._valued(row, of_source=side.is_source) if row in copies else _GONE for row in self._ids}
-
-    def finding(self, names: Sequence[str], options: tuple[Winner, ...]) -> Finding:
-        """Return the conflict about the rows."""
-        values_by_result = self.values()
-        rows = [
-            row
-            for row in sorted(self._ids)
-            if any(values[row] != values_by_result[0][row] for values in values_by_result)
-        ]
+    def finding(self, rows: Sequence[int], names: Sequence[str], options: tuple[Winner, ...]) -> Finding:
+        """Return the conflict about some rows."""
         differing = f"which the merge bases {' and '.join(names)} have in different states"
         conflict = Conflict(
             kind="rows",
@@ -159,7 +158,8 @@ class _DifferingRows:
         numbers = {number for edited in self._results for number in (*edited.edits.masked, *edited.edits.revived)}
         return {number: edits.deleted(number, self._deleted(manifest, manifest.fragment(number))) for number in numbers}
 
-    def _values_in(self, result: BaseResult) -> _Values:
+    def values_in(self, result: BaseResult) -> _Values:
+        """Return whose values the rows have in a result."""
         dead, from_source = self._dead_on_dest(result), result.edits.taken_rows
         values: dict[int, str | None] = dict.fromkeys(self._ids, _GONE)
         for row, (number, offset) in self._in_dest.items():

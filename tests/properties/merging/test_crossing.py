@@ -10,9 +10,9 @@ import pytest
 
 from tests.properties.merging.crossing import CrossingHistory
 from tests.properties.merging.histories import FINDS
-from tests.soak import FACTOR, FIRST_SEED, SEEDS
+from tests.soak import FIRST_SEED, SEEDS
 
-AT_ONCE = 250 if FACTOR else 20
+AT_ONCE = 250 if SEEDS >= 250 else 20
 MOST_NEEDLESS = 0.02
 """The share of merges that may be refused without need with stable row ids."""
 
@@ -33,8 +33,11 @@ def test_crossing_merges_follow_the_rules(
     assert needless <= max(2, MOST_NEEDLESS * done["merge"]), done
 
 
-# The last one deletes a row, picks its update, and reverts the deletion, without stable row ids.
-@pytest.mark.parametrize("seed", [1500881, 1501530, 1510662])
+# Without stable row ids: the third one deletes a row, picks its update, and reverts the deletion; in the fourth one the
+# update came by a merge that kept it, in the last one the revert is picked. The fifth one has two merge bases, of which
+# one does not know a row that the other one lacks. In the one after it, no copy came, and a strategy took the only row.
+# In 1531700 a picked row has the name of a branch that it only came through, and that was reset.
+@pytest.mark.parametrize("seed", [1500881, 1501530, 1510662, 1520273, 1521428, 1527550, 1530234, 1531700])
 def test_histories_that_were_wrong_are_right(tmp_path: Path, seed: int) -> None:
     """Each of these histories doubled or lost a row, or lost a revert, before its fault was mended."""
     assert acts_of(seed, tmp_path / "table").total()

@@ -22,7 +22,7 @@ from tests.properties.merging.revert_checks import RevertChecks
 from tests.properties.merging.table_model import Merger, merge_by_package
 from tests.properties.merging.tally import Judged, Tally
 from tests.properties.replica import KEY
-from tests.soak import FACTOR, FIRST_SEED, SEEDS
+from tests.soak import FIRST_SEED, SEEDS
 from tests.table_factory import as_pylance
 
 MOST_NEEDLESS = 0.02
@@ -31,7 +31,7 @@ share of the histories that may have a refusal for no known reason. Without stab
 there, most rows that moved cannot be traced."""
 CHANCE = 3
 """How many standard deviations more may be refused: the share of a sample varies, and a history has several merges."""
-AT_ONCE = 250 if FACTOR else 10
+AT_ONCE = 250 if SEEDS >= 250 else 10
 """How many histories one test runs: fewer where little is run, so that every worker has some."""
 LAST_SEED = FIRST_SEED + SEEDS - 1
 

@@ -9,13 +9,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from lance_dagster.format.model import Field
-from lance_dagster.format.transaction import Append, Overwrite, Update
 from lance_dagster.merge.rules.change_makers import added_makers, facet_makers, row_makers, type_change
 from lance_dagster.merge.rules.columns.column_matching import paths_of
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema, can_compare_columns
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.strategy import Finding, Rows, made_after_reset, made_again, on_side, unsettled
-from lance_dagster.transactions.claims import Change
 from lance_dagster.transactions.row_id_spaces import NO_FIELD
 
 
@@ -141,11 +139,7 @@ def _required(schema: MergedSchema, added: Collection[int]) -> Iterator[Field]:
 
 
 def _finding(change: _ColumnChange, writer: MergeSide, rows: Rows) -> Finding:
-    wrote = f"{row_makers(writer, rows, {}, _writes_rows)} wrote rows with the column as it was before"
+    wrote = f"{row_makers(writer, rows, {})} wrote rows with the column as it was before"
     did = (wrote, change.did) if writer.is_source else (change.did, wrote)
     there = on_side(rows, source=writer.is_source)
     return unsettled("column", f"column {change.path}", did, change.advice, rows=there)
-
-
-def _writes_rows(change: Change) -> bool:
-    return isinstance(change.operation, Append | Update | Overwrite)
