@@ -6,8 +6,9 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from lance_dagster import LanceRepository
 from tests.backdating import DAY, age
-from tests.plugin.depot import LINES, ORDERS, STEPS, Depot, Launcher, Strategy, add_runs
+from tests.plugin.depot import CHECK_OF_LINES, LINES, ORDERS, STEPS, Depot, Launcher, Strategy, add_runs
 
 FEW = 5
 # More than any page or limit that a search may have.
@@ -39,6 +40,24 @@ def test_a_published_append_is_not_repeated(depot: Depot, commits: int, strategy
     assert not depot.reexecute(failed.run_id, strategy, launcher=launcher).success
     depot.press()
     assert ([1, *foreign], [10, *foreign]) == depot.rows("main")
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("strategy", ["from failure", "all steps"])
+def test_what_a_person_published_by_its_branch_is_not_repeated(
+    depot: Depot, strategy: Strategy, launcher: Launcher
+) -> None:
+    """A publication outside of Dagster closes the writes of the run as a publisher does."""
+    depot.plan(refuses=[CHECK_OF_LINES])
+    refused = depot.execute()
+    assert not refused.success
+    lake = LanceRepository.open(depot.root)
+    lake.publish(f"run/{refused.run_id}", channel="production", tables=["depot/orders", "depot/lines"])
+    assert () == lake.candidates()
+    depot.plan()
+    depot.reexecute(refused.run_id, strategy, launcher=launcher)
+    depot.press()
+    assert ([1], [10]) == depot.rows() == depot.rows("main")
 
 
 @pytest.mark.parametrize("runs", [FEW, MANY])

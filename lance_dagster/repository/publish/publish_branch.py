@@ -8,12 +8,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, RefNotFoundError
+from lance_dagster.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    PublishRefusedError,
+    RefNotFoundError,
+)
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.transaction import MERGE
 from lance_dagster.format.validation import string_list
+from lance_dagster.history.context import full_log
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules.strategy import Strategy
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteChanges
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
@@ -33,11 +42,13 @@ from lance_dagster.repository.publish.forks import (
     has_more,
     refuse_lost,
 )
-from lance_dagster.repository.publish.staging import Staging, stage_merge
+from lance_dagster.repository.publish.staging import Staging, for_each_table, stage_merge
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.store import together
+from lance_dagster.table import LanceTable
 
 # How many tables a text names, so that it fits on a screen.
+_OF_MAIN = f"{MAIN}@"
 _SHOWN = 10
 
 
@@ -264,9 +275,45 @@ def _request(
         reads=_reads(repository, request, {*opened.commit.tables, *names}),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=opened.newest,
+        writes=WriteChanges(publish=_recorded_writes(repository, branch, opened), related=repository.record.candidate),
         staging=staging,
         channel=request.channel or "",
     )
+
+
+def _recorded_writes(repository: RepositoryContext, branch: str, opened: OpenedBranch) -> tuple[RecordedWrite, ...]:
+    """Return the recorded writes whose rows a branch brings to `main`, also those of branches that it has merged.
+
+    The commit closes them, as every publication does: another attempt at the same rows is refused then.
+
+    Raises:
+        ConflictError: The record of a write was collected, so nobody can tell whether its rows are published.
+    """
+
+    def of_table(name: str) -> list[RecordedWrite]:
+        head, context = opened.heads[name], repository.table(name)
+        if head is None:
+            return []
+        newest = context.versions.describe(head)
+        versions = LanceTable(context).branches.unmerged(newest)
+        # Most branches have merged nothing but `main`, and then the log need not be read.
+        if any(not version.properties.get(MERGE, _OF_MAIN).startswith(_OF_MAIN) for version in versions):
+            versions = [version for version, _ in full_log(context, newest, after=MAIN, limit=None, only=None)]
+        marked = {mark: version for version in versions if (mark := version.properties.get(WRITE_MARK))}
+        # Of a table that was copied, the writes are those of the other table.
+        own = repository.registry.id_of(name) if marked else None
+        writes = []
+        for mark, version in marked.items():
+            write = repository.record.write(mark)
+            if write is None:
+                raise ConflictError(
+                    f"the record of the write in {version} of {context.uri} was collected, so its rows may have been "
+                    f"published, discarded or replaced: discard {branch}, and start a new run"
+                )
+            writes += [write] if write.table_id == own else []
+        return writes
+
+    return tuple(write for writes in for_each_table(of_table, opened.forked.names).values() for write in writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

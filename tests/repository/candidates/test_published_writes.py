@@ -63,6 +63,35 @@ def test_the_commit_of_a_write_is_found_however_many_came_later(repository: Lanc
     assert repository.publications.commit_with(written(repository, "late", 9)) is None
 
 
+def test_a_publication_of_a_branch_closes_its_writes(repository: LanceRepository) -> None:
+    """A person publishes the branch of a run, or a branch that has merged it: the rows are not appended again."""
+    table = repository.table("a")
+    written(repository, "r1", 1)
+    repository.publish("run/r1", tables=["a"])
+    written(repository, "r2", 2)
+    repository.fork("a", "fix")
+    table.merge("run/r2", into="fix")
+    repository.publish("fix")
+    assert ([1, 2], []) == numbers(repository)
+    assert () == repository.candidates()
+    for run in ("r1", "r2"):
+        again = written(repository, f"{run}-again", 3, candidate=run)
+        with pytest.raises(ConflictError, match="twice"):
+            published(repository, again)
+        with pytest.raises(ConflictError, match="twice"):
+            repository.publish(again.request.branch, tables=["a"])
+    assert [1, 2] == in_order(repository.at("main")["a"].read())
+
+
+def test_a_discarded_write_is_not_published_by_its_branch(repository: LanceRepository) -> None:
+    """What somebody gave up, or a newer write has replaced, comes back by no way."""
+    repository.publications.drop_writes([written(repository, "r1", 1)], message="discard")
+    with pytest.raises(ConflictError, match="was discarded"):
+        repository.publish("run/r1", tables=["a"])
+    assert [] == in_order(repository.at("main")["a"].read())
+    assert ([], [1]) == numbers(repository)
+
+
 def test_a_reverted_commit_withdraws_its_writes(repository: LanceRepository) -> None:
     """A revert takes the write back, so that another run may append the rows again; its revert brings it back."""
     first = written(repository, "r1", 1)
