@@ -113,7 +113,8 @@ class PlannedWrite:
         if not of_table:
             return
         write = RecordedWrite(table_id=table_id, number=0, request=self.request, id="")
-        duplicate = published_duplicate(write, of_table, self.repository.head().writes)
+        publications = self.repository.publications
+        duplicate = published_duplicate(write, of_table, self.repository.head().writes, publications.is_merged)
         if duplicate is None:
             return
         run_id, partitions = duplicate.request.run_id, ", ".join(duplicate.request.partitions)

@@ -125,6 +125,10 @@ class Publications:
         first = bisect_left(numbers, x=True, key=lambda number: (at := commit(number)) is not None and has(at))
         return commit(numbers[first])
 
+    def is_merged(self, write: RecordedWrite) -> bool:
+        """Tell whether somebody merged the branch of a recorded write into `main` without a publication."""
+        return self._repository.is_merged(write)
+
     def drop_writes(
         self,
         writes: Iterable[RecordedWrite],

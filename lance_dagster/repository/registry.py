@@ -17,8 +17,11 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
+from lance_dagster.history.lineage import lineage_of
 from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.refs.branch_deletion import fences
 from lance_dagster.repository.candidates.record import CandidateRecord
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import find_ref, resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, commit_bytes
@@ -360,6 +363,25 @@ class RepositoryContext:
                 raise TableNotFoundError(f"commit {commit.short_id} has no table {name!r}; its tables: {present_names}")
             names_by_id[table_id] = name
         return names_by_id
+
+    def is_merged(self, write: RecordedWrite) -> bool:
+        """Tell whether somebody merged the branch of a recorded write into `main` of its table without a publication.
+
+        Of a branch that is gone, the newest branches of the name tell, as long as their fences are there.
+        """
+        name = self.registry.name_of(write.table_id)
+        context, branch = None if name is None else self.table(name), write.request.branch
+        if context is None or not context.versions.has_versions(MAIN):
+            return False
+        merged = lineage_of(context.head(MAIN), context.refs).contained
+        head = context.find_head(branch)
+        if head is None or head.of is None:
+            return any(gone == branch and branch_id in merged for gone, _, _, branch_id in fences(context.refs))
+        states = context.versions.find_range(branch, head.of.first + 1, merged.get(head.of.id, 0), head.of.id)
+        return any(
+            state.transaction is not None and state.transaction.properties.get(WRITE_MARK) == write.mark
+            for state in states
+        )
 
     def table(self, name: str) -> TableContext:
         """Return the context of the table at a name, registered or not; nothing is read.

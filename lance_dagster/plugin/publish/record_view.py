@@ -135,7 +135,8 @@ class RecordView:
 
     def published_duplicate(self, write: RecordedWrite) -> RecordedWrite | None:
         """Return a published write whose rows an append would add a second time, or None."""
-        return published_duplicate(write, self.of_candidate(write.request.candidate), self.head.writes)
+        related = self.of_candidate(write.request.candidate)
+        return published_duplicate(write, related, self.head.writes, self.repository.publications.is_merged)
 
     def runs_of_candidate(self, candidate: str) -> tuple[str, ...]:
         """Return the runs of a candidate that wrote anything, and those that joined it without a write."""

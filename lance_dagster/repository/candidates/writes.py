@@ -208,6 +208,7 @@ class WriteChanges:
         drop: The writes that will never be published.
         related: Returns the recorded writes of a candidate. It is called at each attempt to commit, after the newest
             commit was read, so that it returns each write that this commit has published.
+        is_merged: Tells whether somebody merged the branch of an open write into `main` without a publication.
         withdraw: By table id, the published writes whose rows a commit takes back, because it restores an older version
             of the table. Another write may publish the same rows again.
         bring_back: By table id, the withdrawn writes whose rows a commit brings back, because it reverts the commit
@@ -217,6 +218,7 @@ class WriteChanges:
     publish: tuple[RecordedWrite, ...] = ()
     drop: tuple[RecordedWrite, ...] = ()
     related: Callable[[str], CandidateWrites] = lambda _: CandidateWrites()
+    is_merged: Callable[[RecordedWrite], bool] = lambda _: False
     withdraw: Mapping[str, NumberSet] = field(default_factory=dict)
     bring_back: Mapping[str, NumberSet] = field(default_factory=dict)
 
@@ -270,7 +272,7 @@ class WriteChanges:
                 "appended were published: the same rows may be there twice; nothing was published: discard "
                 f"{write.request.branch}, and start a new run"
             )
-        if (published := published_duplicate(write, related.writes, closed)) is not None:
+        if (published := published_duplicate(write, related.writes, closed, self.is_merged)) is not None:
             raise ConflictError(
                 f"{write} adds the rows that run {published.request.run_id} added as {published}, which is published: "
                 "they would be there twice; nothing was published"
@@ -296,7 +298,10 @@ def _refuse_second_append(
 
 
 def published_duplicate(
-    write: RecordedWrite, related: Iterable[RecordedWrite], closed: Mapping[str, ClosedWrites]
+    write: RecordedWrite,
+    related: Iterable[RecordedWrite],
+    closed: Mapping[str, ClosedWrites],
+    is_merged: Callable[[RecordedWrite], bool],
 ) -> RecordedWrite | None:
     """Return the newest published write whose rows an append would add a second time; None where there is none.
 
@@ -304,18 +309,22 @@ def published_duplicate(
         write: The write that is to be published.
         related: All recorded writes of its candidate.
         closed: The closed writes of the newest commit, by table id.
+        is_merged: Tells whether somebody merged the branch of an open write into `main` without a publication; such a
+            write counts as published.
     """
     if not write.adds_rows:
         return None
     related_writes = list(related)
     replaced = replaced_by(write, related_writes)
-    published = _of(closed, write).published
-    duplicates = (
-        duplicate
-        for duplicate in related_writes
-        if duplicate.is_same_work(write) and duplicate.number in published and duplicate.number not in replaced
-    )
-    return max(duplicates, key=lambda duplicate: duplicate.number, default=None)
+    of_table = _of(closed, write)
+    attempts = sorted(related_writes, key=lambda attempt: attempt.number, reverse=True)
+    for attempt in attempts:
+        if attempt.number in {write.number, *replaced} or not attempt.is_same_work(write):
+            continue
+        # What was withdrawn is dropped, although its branch was merged once.
+        if attempt.number in of_table.published or (attempt.number not in of_table.dropped and is_merged(attempt)):
+            return attempt
+    return None
 
 
 def replaced_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> set[int]:

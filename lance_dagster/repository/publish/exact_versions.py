@@ -108,6 +108,7 @@ def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPu
         publish=tuple(write for version in versions.values() for write in version.writes),
         drop=tuple(write for version in versions.values() for write in version.drops),
         related=context.record.candidate,
+        is_merged=context.is_merged,
         withdraw={
             context.registry.register(name): version.withdraws
             for name, version in versions.items()

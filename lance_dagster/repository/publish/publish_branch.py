@@ -275,7 +275,11 @@ def _request(
         reads=_reads(repository, request, {*opened.commit.tables, *names}),
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=opened.newest,
-        writes=WriteChanges(publish=_recorded_writes(repository, branch, opened), related=repository.record.candidate),
+        writes=WriteChanges(
+            publish=_recorded_writes(repository, branch, opened),
+            related=repository.record.candidate,
+            is_merged=repository.is_merged,
+        ),
         staging=staging,
         channel=request.channel or "",
     )

@@ -76,7 +76,7 @@ def test_one_of_two_appends_of_the_same_work_is_published(first: int, second: in
 def test_an_append_recorded_after_the_publication_is_refused() -> None:
     """A re-execution that writes after its duplicate was published would add the same rows."""
     late = write(2, run_id="r2", branch="run/r2")
-    assert write(1) == published_duplicate(late, [write(1), late], closed([1]))
+    assert write(1) == published_duplicate(late, [write(1), late], closed([1]), lambda _: False)
     with pytest.raises(ConflictError, match="twice"):
         committed(closed([1]), late, among=[write(1)])
 
