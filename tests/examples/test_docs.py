@@ -51,7 +51,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     code = page_code(page)
     program = tmp_path / "page.py"
     # Each page is a file, because Dagster reads the source of the functions it is given.
-    program.write_text(code.replace("\n", f"from pathlib import Path; ROOT = Path({str(tmp_path)!r})\n", 1))
+    program.write_text(code)
     done = run_program(str(program), cwd=tmp_path)
     assert 0 == done.returncode, done.stderr
 
