@@ -1,5 +1,6 @@
 """Rows that a run appends are in production once, however often and by whomever the run is executed again."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import dagster as dg
@@ -65,6 +66,20 @@ def test_what_a_person_brought_to_main_is_not_repeated(
     depot.reexecute(refused.run_id, strategy, launcher=launcher)
     depot.press()
     assert ([1], [10]) == depot.rows("main")
+
+
+def test_a_write_whose_process_died_is_not_taken_for_merged(depot: Depot) -> None:
+    """The branch of its run may have been published for other rows; the rows that were lost are written again."""
+    depot.plan(fails=["mart"])
+    failed = depot.execute()
+    assert ([1], [10]) == depot.rows()
+    lake = LanceRepository.open(depot.root)
+    (write,) = (
+        write for write in lake.record.of_candidate(failed.run_id) if write.table_id == lake.table_id("depot/lines")
+    )
+    lost = lake.record.put(write.table_id, replace(write.request, work="other rows"))
+    assert not lake.publications.is_merged(lost)
+    assert lake.publications.is_merged(write)
 
 
 @pytest.mark.parametrize("runs", [FEW, MANY])

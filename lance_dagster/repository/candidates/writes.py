@@ -11,7 +11,8 @@ published at most once, and of two writes that exclude each other only one is pu
 
 - a write that is closed stays closed
 - an append is refused when `main` has the rows of another append of the same work (same candidate, table, output and
-  partitions) that it does not replace; when the append is published, it drops waiting appends of the same work
+  partitions) that it does not replace, by a publication or because somebody merged them; when the append is published,
+  it drops waiting appends of the same work
 - of two such appends that one commit would publish, the commit is refused
 - a write that replaces rows drops older writes of the same work
 
