@@ -85,11 +85,12 @@ def _attributes(component: ast.ClassDef) -> Iterator[str]:
     for node in component.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.Call(keywords=keywords)):
-                given = {keyword.arg: keyword.value for keyword in keywords}
-                default = next((ast.unparse(given[key]) for key in ("default", "default_factory") if key in given), "")
+                arguments = {keyword.arg: keyword.value for keyword in keywords}
+                defaults = (arguments[key] for key in ("default", "default_factory") if key in arguments)
+                default = next(map(ast.unparse, defaults), "")
                 # A bar would end the cell.
                 type_text = ast.unparse(annotation).replace("|", "\\|")
-                about = ast.literal_eval(given["description"])
+                about = ast.literal_eval(arguments["description"])
                 yield f"| `{name}` | `{type_text}` | {f'`{default}`' if default else 'required'} | {about} |"
 
 

@@ -107,8 +107,8 @@ def picked_rows(
     if other_bases:
         lacking = rows_lacking(side, other_side, shared, deleted)
         for space, manifest in other_bases:
-            known = RowRuns(lacking.at, lacking.count, lacking.at).through(side.space.translation(space).runs)
-            returning.append(known.without(live(manifest, RowRuns.set_of([known]), deleted)))
+            addressed = RowRuns(lacking.at, lacking.count, lacking.at).through(side.space.translation(space).runs)
+            returning.append(addressed.without(live(manifest, RowRuns.set_of([addressed]), deleted)))
     every = RowRuns.set_of([RowRuns(rows.at, rows.count, rows.at) for rows in returning])
     return replace(picked, returning=every.through(shared.runs))
 

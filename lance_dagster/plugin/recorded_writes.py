@@ -65,7 +65,7 @@ class PlannedWrite:
         chain = branch.chain
         versions = () if is_first else branch.own_versions()
         attempts = (version for version in versions if branch.is_of_step(version, properties))
-        marks = (_mark_of(repository, branch.table, version) for version in attempts)
+        marks = (repository.publications.mark_of(branch.table, version) for version in attempts)
         request = WriteRequest(
             candidate=chain.candidate_id,
             run_id=chain.run_id or "",
@@ -128,7 +128,7 @@ class PlannedWrite:
 
 def write_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> "RecordedWrite | None":
     """Return the recorded write whose rows a version of a branch has; None for a commit that nobody recorded."""
-    mark = _mark_of(repository, table, version)
+    mark = repository.publications.mark_of(table, version)
     return None if mark is None else repository.record.write(mark)
 
 
@@ -145,15 +145,6 @@ def recorded_table_id(version: "Version") -> str:
 def has_rows_of(version: "Version", write: "RecordedWrite") -> bool:
     """Return whether a version of the branch of a write is the commit with the rows of that write."""
     return version.id == write.commit_id or version.properties.get(_mark()) == write.mark
-
-
-def _mark_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> str | None:
-    mark = version.properties.get(_mark())
-    # Of the release that kept no record, only a commit with the rows of an output was recorded afterwards.
-    if mark is not None or md.ASSET_KEY not in version.properties:
-        return mark
-    table_id = repository.registered_id(repository.name_of(table))
-    return None if table_id is None else repository.record.mark_of(table_id, version.id)
 
 
 def _number(mark: str | None) -> int:
@@ -174,7 +165,7 @@ def join_candidate(repository: "LanceRepository", chain: RunChain) -> None:
 def put_verdict(repository: "LanceRepository", table: "LanceTable", version: "Version", verdict: "Verdict") -> None:
     """Record what a check found on a version of a run's branch; a version of `main` is audited by its publication."""
     if version.branch != MAIN:
-        mark = _mark_of(repository, table, version)
+        mark = repository.publications.mark_of(table, version)
         table_id = recorded_table_id(version) or repository.table_id(repository.name_of(table))
         repository.record.put_verdicts(table_id, version.id, [verdict], write=_number(mark))
 

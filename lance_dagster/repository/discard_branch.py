@@ -65,12 +65,7 @@ def _discard_writes(
     writes = [write for table in tables for write in table.writes]
     if writes:
         message = f"discard {branch}: {reason}" if reason else f"discard {branch}"
-        commit = Publications(repository).drop_writes(writes, message=message)
-        if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
-            raise ConflictError(
-                f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
-                "discarded: roll back to an older version instead"
-            )
+        Publications(repository).discard_writes(writes, message=message)
 
     def delete(name: str) -> str | None:
         context = repository.table(name)

@@ -5,20 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import (
-    check_flag,
-    string_list,
-)
+from lance_dagster.format.validation import check_flag, string_list
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.collect_commits import CommitRetention, RepositoryGarbage, collect_commits
 from lance_dagster.repository.free_space import FreedSpace, free_space
-from lance_dagster.repository.projection import (
-    FollowingTag,
-    Lagging,
-    land_tables,
-    project,
-    settle_tables,
-)
+from lance_dagster.repository.projection import FollowingTag, Lagging, land_tables, project, settle_tables
 from lance_dagster.repository.publications import Publications
 from lance_dagster.repository.publish.staging import Staging
 from lance_dagster.repository.record_branches import BranchRecorder, RecordedBranches

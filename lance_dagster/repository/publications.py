@@ -6,24 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from lance_dagster.errors import (
-    NotFoundError,
-)
+from lance_dagster.errors import ConflictError, NotFoundError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.format.validation import (
-    check_options,
-    string_list,
-)
+from lance_dagster.format.validation import check_options, string_list
 from lance_dagster.history.context import Properties
+from lance_dagster.history.versions import Version
 from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
-from lance_dagster.repository.projection import (
-    FollowingTag,
-    Lagging,
-    land_tables,
-    project,
-    settle_tables,
-)
+from lance_dagster.repository.projection import FollowingTag, Lagging, land_tables, project, settle_tables
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit, stage_nothing
 from lance_dagster.repository.publish.exact_versions import (
     PlanAgain,
@@ -35,8 +25,10 @@ from lance_dagster.repository.publish.exact_versions import (
 )
 from lance_dagster.repository.publish.publish_branch import Published
 from lance_dagster.repository.publish.staging import Staging
+from lance_dagster.repository.recorded_writes import is_merged, mark_of, writes_of
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.repository.view import RepositoryView, TableView
+from lance_dagster.table import LanceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +117,39 @@ class Publications:
         first = bisect_left(numbers, x=True, key=lambda number: (at := commit(number)) is not None and has(at))
         return commit(numbers[first])
 
+    def discard_writes(
+        self, writes: Iterable[RecordedWrite], *, message: str, properties: Properties = None
+    ) -> RepositoryCommit:
+        """Commit that recorded writes will never be published, as `drop_writes` does, or refuse where one is published.
+
+        Raises:
+            ConflictError: A write was published meanwhile; the other writes are dropped.
+        """
+        discarded = list(writes)
+        commit = self.drop_writes(discarded, message=message, properties=properties)
+        published = [str(write) for write in discarded if write.number in commit.writes[write.table_id].published]
+        if published:
+            raise ConflictError(
+                f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
+                "discarded: roll back to an older version instead"
+            )
+        return commit
+
     def is_merged(self, write: RecordedWrite) -> bool:
         """Tell whether somebody merged the branch of a recorded write into `main` without a publication."""
-        return self._repository.is_merged(write)
+        return is_merged(self._repository, write)
+
+    def mark_of(self, table: LanceTable, version: Version) -> str | None:
+        """Return the mark of the recorded write whose rows a version of a table has; None without a record."""
+        return mark_of(self._repository, table.uri, version)
+
+    def writes_of(self, table: LanceTable, versions: Iterable[Version]) -> list[RecordedWrite]:
+        """Return the recorded writes whose rows versions of a table have, in the order of the versions.
+
+        Raises:
+            ConflictError: The record of a write was collected, so nobody can tell whether its rows are published.
+        """
+        return writes_of(self._repository, table.uri, versions)
 
     def drop_writes(
         self,

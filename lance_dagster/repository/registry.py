@@ -14,17 +14,11 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
 from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidInputError, Remedy, TableNotFoundError
-from lance_dagster.format.codec import commit_id, decode_manifest_file
 from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS, is_path_inside
-from lance_dagster.format.transaction import Transaction
 from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.history.inventory import newest_expired_copies
-from lance_dagster.history.lineage import lineage_of
 from lance_dagster.history.ref_expressions import parse
-from lance_dagster.history.refs.branch_deletion import fences
 from lance_dagster.repository.candidates.record import CandidateRecord
-from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import find_ref, resolve_commit
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, commit_bytes
@@ -367,20 +361,6 @@ class RepositoryContext:
             names_by_id[table_id] = name
         return names_by_id
 
-    def is_merged(self, write: RecordedWrite) -> bool:
-        """Tell whether somebody merged the rows of an open write into `main` of its table without a publication.
-
-        Of a branch that was deleted since, the copies of its versions tell.
-        """
-        name = self.registry.name_of(write.table_id)
-        context = None if name is None else self.table(name)
-        if context is None or not context.versions.has_versions(MAIN):
-            return False
-        return any(
-            commit == write.commit_id or (transaction and transaction.properties.get(WRITE_MARK) == write.mark)
-            for commit, transaction in _merged_commits(context, write.request.branch)
-        )
-
     def table(self, name: str) -> TableContext:
         """Return the context of the table at a name, registered or not; nothing is read.
 
@@ -388,19 +368,3 @@ class RepositoryContext:
             InvalidInputError: It is not a name of a table.
         """
         return self.registry.context(name)
-
-
-def _merged_commits(context: TableContext, branch: str) -> Iterator[tuple[str, Transaction | None]]:
-    """Yield the id and the transaction of each version that branches of a name had and `main` contains."""
-    merged = lineage_of(context.head(MAIN), context.refs).contained
-    head = context.find_head(branch)
-    if head is not None and head.of is not None:
-        newest = merged.get(head.of.id, 0)
-        for state in context.versions.find_range(branch, head.of.first + 1, newest, head.of.id):
-            yield state.id, state.transaction
-    for name, _, _, branch_id in fences(context.refs):
-        copies = newest_expired_copies(context.store, branch, branch_id) if name == branch else {}
-        for number, key in copies.items():
-            data = context.store.get(key) if number <= merged.get(branch_id, 0) else None
-            if data is not None:
-                yield commit_id(data), decode_manifest_file(data, f"{context.uri}/{key}")[1]

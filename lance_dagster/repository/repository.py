@@ -50,11 +50,7 @@ from lance_dagster.repository.commits.ref_log import MARKER, next_entry, person
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion, new_commit
 from lance_dagster.repository.discard_branch import discard_branch
 from lance_dagster.repository.maintenance import RepositoryMaintenance
-from lance_dagster.repository.projection import (
-    RepositoryTags,
-    land_tables,
-    settle_tables,
-)
+from lance_dagster.repository.projection import RepositoryTags, land_tables, settle_tables
 from lance_dagster.repository.publications import Publications
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit, stage_nothing
 from lance_dagster.repository.publish.forks import fork_table
@@ -460,7 +456,7 @@ class LanceRepository:
             The branches of tables that were not deleted, and why.
 
         Raises:
-            RefNotFoundError: There is no such branch, or a table was not forked to it.
+            RefNotFoundError: There is no such branch, or a table does not have it.
             ConflictError: The rows are published, or another process changed the branch at the same time.
         """
         names = None if tables is None else string_list("tables", tables, "shop/orders")

@@ -84,7 +84,7 @@ WITHOUT_MESSAGE = {
         "Maintenance": "allow_base bases collect_garbage content_id indices migrate_manifest_names "
         "plan_compaction record_digests verify",
         "PipesTable": "check report",
-        "Publications": "commit_with follow is_merged land newest_read pin_again pinned",
+        "Publications": "commit_with follow is_merged land mark_of newest_read pin_again pinned writes_of",
         "RepositoryMaintenance": "collect free held_versions record_branches repair",
         "RepositoryTags": "delete list",
         "Tags": "create delete get history hold list move protect release rename rollback set_metadata unprotect",

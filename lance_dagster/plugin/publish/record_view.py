@@ -12,10 +12,9 @@ from functools import cached_property
 
 import pendulum
 
-from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.versions import Version
-from lance_dagster.plugin.recorded_writes import is_marked, write_of
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.candidates.audits import Verdict
@@ -114,16 +113,7 @@ class RecordView:
         """
         if head.branch == MAIN:
             return ()
-        writes: list[RecordedWrite] = []
-        for version in table.branches.unmerged(head):
-            write = write_of(self.repository, table, version)
-            if write is None and is_marked(version):
-                raise ConflictError(
-                    f"the record of the write in {version} of {table.uri} was collected, so its rows may have been "
-                    f"published, discarded or replaced: discard {version.branch}, and start a new run"
-                )
-            writes += [] if write is None else [write]
-        return tuple(writes)
+        return tuple(self.repository.publications.writes_of(table, table.branches.unmerged(head)))
 
     def is_published(self, write: RecordedWrite) -> bool:
         """Return whether `main` has the rows of a write."""

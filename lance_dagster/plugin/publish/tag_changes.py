@@ -78,15 +78,11 @@ class TagChanges:
         if not writes:
             return
         message = f"discard {self.run.config.discard}: {self.run.config.reason}"
-        commit = self.run.publisher.repository.publications.drop_writes(
-            writes, message=message, properties=self.run.about
-        )
-        self.run.record.refresh()
-        if published := [str(write) for write in writes if write.number in commit.writes[write.table_id].published]:
-            raise ConflictError(
-                f"{', '.join(published)} was published by commit {commit.short_id} or before it, so it cannot be "
-                "discarded: roll back to an older version instead"
-            )
+        publications = self.run.publisher.repository.publications
+        try:
+            publications.discard_writes(writes, message=message, properties=self.run.about)
+        finally:
+            self.run.record.refresh()
 
     def move(self, change: str, nodes: Sequence[PromotedNode]) -> ChannelHold | None:
         """Hold or release the channel, with all of its tables, and record it as an observation of promoted nodes.

@@ -7,6 +7,7 @@ again.
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TypedDict
 
@@ -20,6 +21,7 @@ from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChang
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import Staging, capture, stage_merge
+from lance_dagster.repository.recorded_writes import is_merged
 from lance_dagster.repository.registry import Registry, RepositoryContext
 
 _TRIES = 5
@@ -108,7 +110,7 @@ def write_changes(context: RepositoryContext, versions: Mapping[str, VersionToPu
         publish=tuple(write for version in versions.values() for write in version.writes),
         drop=tuple(write for version in versions.values() for write in version.drops),
         related=context.record.candidate,
-        is_merged=context.is_merged,
+        is_merged=partial(is_merged, context),
         withdraw={
             context.registry.register(name): version.withdraws
             for name, version in versions.items()

@@ -6,15 +6,10 @@ steps. The branch ends last, so as long as it exists, `status` shows that steps 
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypedDict
 
-from lance_dagster.errors import (
-    ConflictError,
-    InvalidInputError,
-    NotFoundError,
-    PublishRefusedError,
-    RefNotFoundError,
-)
+from lance_dagster.errors import InvalidInputError, NotFoundError, PublishRefusedError, RefNotFoundError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.transaction import MERGE
 from lance_dagster.format.validation import string_list
@@ -22,17 +17,12 @@ from lance_dagster.history.context import full_log
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules.strategy import Strategy
-from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteChanges
+from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging, land_tables, settle_tables
-from lance_dagster.repository.publish.commit_tables import (
-    AuditStaged,
-    CommitRequest,
-    commit_tables,
-    run_audit,
-)
+from lance_dagster.repository.publish.commit_tables import AuditStaged, CommitRequest, commit_tables, run_audit
 from lance_dagster.repository.publish.forks import (
     MERGED,
     BranchEnd,
@@ -43,6 +33,7 @@ from lance_dagster.repository.publish.forks import (
     refuse_lost,
 )
 from lance_dagster.repository.publish.staging import Staging, for_each_table, stage_merge
+from lance_dagster.repository.recorded_writes import is_merged, writes_of
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.store import together
 from lance_dagster.table import LanceTable
@@ -276,16 +267,16 @@ def _request(
         # Saves two requests. Where `main` moved since, the put of the entry fails and the next attempt reads it again.
         since=opened.newest,
         writes=WriteChanges(
-            publish=_recorded_writes(repository, branch, opened),
+            publish=_recorded_writes(repository, opened),
             related=repository.record.candidate,
-            is_merged=repository.is_merged,
+            is_merged=partial(is_merged, repository),
         ),
         staging=staging,
         channel=request.channel or "",
     )
 
 
-def _recorded_writes(repository: RepositoryContext, branch: str, opened: OpenedBranch) -> tuple[RecordedWrite, ...]:
+def _recorded_writes(repository: RepositoryContext, opened: OpenedBranch) -> tuple[RecordedWrite, ...]:
     """Return the recorded writes whose rows a branch brings to `main`, also those of branches that it has merged.
 
     The commit closes them, as every publication does: another attempt at the same rows is refused then.
@@ -303,19 +294,10 @@ def _recorded_writes(repository: RepositoryContext, branch: str, opened: OpenedB
         # Most branches have merged nothing but `main`, and then the log need not be read.
         if any(not version.properties.get(MERGE, _OF_MAIN).startswith(_OF_MAIN) for version in versions):
             versions = [version for version, _ in full_log(context, newest, after=MAIN, limit=None, only=None)]
-        marked = {mark: version for version in versions if (mark := version.properties.get(WRITE_MARK))}
+        writes = writes_of(repository, context.uri, versions)
         # Of a table that was copied, the writes are those of the other table.
-        own = repository.registry.id_of(name) if marked else None
-        writes = []
-        for mark, version in marked.items():
-            write = repository.record.write(mark)
-            if write is None:
-                raise ConflictError(
-                    f"the record of the write in {version} of {context.uri} was collected, so its rows may have been "
-                    f"published, discarded or replaced: discard {branch}, and start a new run"
-                )
-            writes += [write] if write.table_id == own else []
-        return writes
+        own = repository.registry.id_of(name) if writes else None
+        return [write for write in writes if write.table_id == own]
 
     return tuple(write for writes in for_each_table(of_table, opened.forked.names).values() for write in writes)
 
