@@ -16,13 +16,14 @@ Invariants:
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pendulum
 
@@ -118,17 +119,34 @@ class RemovalRight:
 
 
 @dataclass(frozen=True, slots=True)
-class BranchFiles:
-    """The files of the branches of one table."""
+class _RefFiles(ABC, Generic[Ref]):
+    """The files of the branches, or of the tags, of one table."""
 
     store: Store
     # As they were read last, by name, with their ETags: a listing shows which of them are still the same.
-    _known: dict[str, Branch] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[str, Ref] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def removal_right(self) -> RemovalRight:
         """The right to delete a file."""
         return RemovalRight(self.store)
+
+    @abstractmethod
+    def stored(self, name: str) -> Ref | None:
+        """Read one ref with the ETag of its file, so that a change need not read it again; or return None."""
+
+    def remembered(self, name: str) -> Ref | None:
+        """Return a ref as this process read or wrote it last; None where it did not. Nothing is asked."""
+        return self._known.get(name)
+
+    def read(self, listed: Mapping[str, str]) -> dict[str, Ref]:
+        """Read the refs of these names, which a listing gave with the ETags of their files."""
+        return _read_all(listed, self._known, self.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFiles(_RefFiles[Branch]):
+    """The files of the branches of one table."""
 
     def all(self, pattern: str | None = None, *, exempt: tuple[str, ...] = ()) -> dict[str, Branch]:
         """Read every branch whose name matches a glob pattern, including branches that are being created or deleted.
@@ -150,10 +168,6 @@ class BranchFiles:
         """Read one branch with the tag of its file, so that a change need not read it again; or return None."""
         path = _file_of(layout.BRANCHES, name, "the name of a branch")
         return None if path is None else self._stored(name, path)
-
-    def remembered(self, branch: str) -> Branch | None:
-        """Return a branch as this process read or wrote it last; None where it did not. Nothing is asked."""
-        return self._known.get(branch)
 
     def may_have(self, branch: str) -> bool:
         """Tell whether there can be a branch of a name; a name that leads out of the folder is impossible.
@@ -358,23 +372,10 @@ class BranchFiles:
 
         return self.change(branch, marked)
 
-    def read(self, listed: Mapping[str, str]) -> dict[str, Branch]:
-        """Read the branches of these names, which a listing gave with the ETags of their files."""
-        return _read_all(listed, self._known, self.stored)
-
 
 @dataclass(frozen=True, slots=True)
-class TagFiles:
+class TagFiles(_RefFiles[Tag]):
     """The files of the tags of one table."""
-
-    store: Store
-    # As they were read last, by name, with their ETags, as for branches.
-    _known: dict[str, Tag] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def removal_right(self) -> RemovalRight:
-        """The right to delete a file."""
-        return RemovalRight(self.store)
 
     def all(self, pattern: str | None = None, limit: int | None = None) -> dict[str, Tag]:
         """Read the tags whose names match a glob pattern, at most the first `limit` of them."""
@@ -384,10 +385,6 @@ class TagFiles:
         limit = optional_limit("limit", limit)
         listed = _named(self.store.list_with_etags(layout.TAGS), layout.parse_tag_file_name, pattern)
         return self.read(dict(islice(listed.items(), limit)))
-
-    def read(self, listed: Mapping[str, str]) -> dict[str, Tag]:
-        """Read the tags of these names, which a listing gave with the ETags of their files."""
-        return _read_all(listed, self._known, self.stored)
 
     def find(self, name: str) -> Tag | None:
         """Read one tag, or return None."""
@@ -403,10 +400,6 @@ class TagFiles:
         path = _file_of(layout.TAGS, name, "the name of a tag")
         tag = None if path is None else self._stored(name, path)
         return None if tag is None or REMOVER in tag.metadata else tag
-
-    def remembered(self, tag: str) -> Tag | None:
-        """Return a tag as this process read or wrote it last; None where it did not. Nothing is asked."""
-        return self._known.get(tag)
 
     def names(self, prefix: str) -> list[str]:
         """List the tags whose names begin with a prefix, without reading any."""
