@@ -12,7 +12,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame, functions as sf
 
 from example_project import features, source
-from example_project.columns import described
+from example_project.columns import column_schema
 from example_project.defects import Defect, damaged
 from lance_dagster import SparkResource
 
@@ -40,7 +40,7 @@ class FlightsConfig(dg.Config):
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **described("flights")},
+    metadata={**_MONTHLY, **column_schema("flights")},
     kinds={"spark", "lance"},
 )
 def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: SparkResource) -> DataFrame:
@@ -54,7 +54,7 @@ def flights(context: dg.AssetExecutionContext, config: FlightsConfig, spark: Spa
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **described("weather")},
+    metadata={**_MONTHLY, **column_schema("weather")},
     kinds={"spark", "lance"},
 )
 def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFrame:
@@ -68,19 +68,25 @@ def weather(context: dg.AssetExecutionContext, spark: SparkResource) -> DataFram
     return hours.withColumn("wind_speed", believable)
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("airlines")}, kinds={"spark", "lance"})
+@dg.asset(
+    key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **column_schema("airlines")}, kinds={"spark", "lance"}
+)
 def airlines(spark: SparkResource) -> DataFrame:
     """Load the airlines, by carrier code."""
     return source.read(spark.session, "airlines")
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("airports")}, kinds={"spark", "lance"})
+@dg.asset(
+    key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **column_schema("airports")}, kinds={"spark", "lance"}
+)
 def airports(spark: SparkResource) -> DataFrame:
     """Load the airports, by FAA code."""
     return source.read(spark.session, "airports")
 
 
-@dg.asset(key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **described("planes")}, kinds={"spark", "lance"})
+@dg.asset(
+    key_prefix=GROUP, group_name=GROUP, metadata={**_REPLACED, **column_schema("planes")}, kinds={"spark", "lance"}
+)
 def planes(spark: SparkResource) -> DataFrame:
     """Load the planes, by tail number."""
     return source.read(spark.session, "planes")
@@ -90,7 +96,7 @@ def planes(spark: SparkResource) -> DataFrame:
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **_VECTORS, **described("flight_features")},
+    metadata={**_MONTHLY, **_VECTORS, **column_schema("flight_features")},
     kinds={"spark", "lance"},
 )
 def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -> DataFrame:
@@ -102,7 +108,7 @@ def flight_features(flights: DataFrame, weather: DataFrame, planes: DataFrame) -
     key_prefix=GROUP,
     group_name=GROUP,
     partitions_def=MONTHS,
-    metadata={**_MONTHLY, **_VECTORS, **described("training_set")},
+    metadata={**_MONTHLY, **_VECTORS, **column_schema("training_set")},
     kinds={"spark", "lance"},
 )
 def training_set(flight_features: DataFrame) -> DataFrame:

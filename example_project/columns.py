@@ -82,7 +82,7 @@ _DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def described(table: str) -> dict[str, dg.TableSchema]:
+def column_schema(table: str) -> dict[str, dg.TableSchema]:
     """Return the metadata of an asset that describes the columns of its table."""
     columns = [dg.TableColumn(name, description=text) for name, text in _DESCRIPTIONS[table].items()]
     return {"dagster/column_schema": dg.TableSchema(columns)}

@@ -28,14 +28,14 @@ def discard_branch(
     """
     if repository.logs.forked(branch)[0] is not None:
         return discard_tables(repository, branch, tables, reason=reason)
-    waiting = {table.table: table for table in _left_behind(repository, branch)} | {
+    waiting = {table.table: table for table in _tables_with_branch(repository, branch)} | {
         table.table: table
         for candidate in waiting_candidates(repository)
         for table in candidate.tables
         if table.branch == branch
     }
     if not waiting:
-        # It says which branches there are.
+        # The refusal names the branches that there are.
         return discard_tables(repository, branch, tables, reason=reason)
     for name in tables or ():
         if name not in waiting:
@@ -43,7 +43,7 @@ def discard_branch(
     return _discard_writes(repository, branch, [waiting[name] for name in tables or waiting], reason)
 
 
-def _left_behind(repository: RepositoryContext, branch: str) -> list[CandidateTable]:
+def _tables_with_branch(repository: RepositoryContext, branch: str) -> list[CandidateTable]:
     """Return the tables that have a branch of a run, also where newer rows have replaced its writes."""
 
     def of_table(name: str) -> CandidateTable | None:
