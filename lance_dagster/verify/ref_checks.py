@@ -45,9 +45,7 @@ def list_refs(context: TableContext) -> RefListing:
         name = layout.parse_branch_file_name(file)
         if name is not None:
             refs.all_branches.append(name)
-            branch = _read(context.refs.branches.find, name, f"{layout.BRANCHES}/{file}", refs)
-            if branch is not None:
-                refs.branches[name] = branch
+            _read_branch(context, name, refs)
     for file in context.store.list(layout.TAGS):
         name = layout.parse_tag_file_name(file)
         tag = None if name is None else _read(context.refs.tags.find, name, f"{layout.TAGS}/{file}", refs)
@@ -58,6 +56,22 @@ def list_refs(context: TableContext) -> RefListing:
         _list_versions(context, branch_name, refs)
     refs.problems.extend(_check_orphans(context, frozenset(refs.all_branches)))
     return refs
+
+
+def _read_branch(context: TableContext, name: str, refs: RefListing) -> None:
+    branch = _read(context.refs.branches.find, name, layout.branch_file(name), refs)
+    if branch is None:
+        refs.branches.pop(name, None)
+    else:
+        refs.branches[name] = branch
+
+
+def _has_changed(context: TableContext, name: str, refs: RefListing) -> bool:
+    """Read the file of a branch again; tell whether it is another file now."""
+    before = refs.branches.get(name)
+    if before is not None:
+        _read_branch(context, name, refs)
+    return refs.branches.get(name) != before
 
 
 def _check_orphans(context: TableContext, branch_names: Collection[str], folder: str = "tree") -> Iterator[Problem]:
@@ -98,7 +112,11 @@ def _list_versions(context: TableContext, branch_name: str, refs: RefListing) ->
     # The hint is read before the listing: a hint read later could name a version newer than the listed versions.
     hinted = _hint(context, branch_name)
     try:
-        refs.numbers[branch_name] = _own_versions(branch_name, context.versions.numbers(branch_name), refs)
+        numbers = context.versions.numbers(branch_name)
+        # Without a version the branch's file is read again: a deletion marks the file before it removes the versions.
+        while not numbers and _has_changed(context, branch_name, refs):
+            numbers = context.versions.numbers(branch_name)
+        refs.numbers[branch_name] = _own_versions(branch_name, numbers, refs)
     except FormatError as error:
         path = layout.join(layout.branch_root(branch_name), layout.VERSIONS)
         refs.problems.append(

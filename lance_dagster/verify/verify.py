@@ -205,14 +205,14 @@ def _confirmed(context: TableContext, problems: Sequence[Problem]) -> tuple[Prob
 
 def _still_there(problems: Sequence[Problem], refs: RefListing) -> Iterator[Problem]:
     """Yield the problems of refs that a second look confirms, and the problems of versions that still exist."""
-    paths = {problem.path for problem in check_refs(refs)}
+    confirmed = {(problem.path, problem.what) for problem in check_refs(refs)}
     versions = {f"{branch}@{number}" for branch, numbers in refs.numbers.items() for number in numbers}
     # The problems of branches whose versions could not be listed are kept.
     unlisted = set(refs.all_branches) - refs.numbers.keys()
     for problem in problems:
-        # A problem of a ref is confirmed if the second look finds one at the same file.
+        # Another problem at the same file confirms nothing: the file has changed since the first look.
         if not problem.versions:
-            if problem.path in paths:
+            if (problem.path, problem.what) in confirmed:
                 yield problem
             continue
         remaining = tuple(name for name in problem.versions if name in versions or name.rpartition("@")[0] in unlisted)

@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from lance_dagster.format.codec import (
 from lance_dagster.format.deletions import encode_offsets
 from lance_dagster.format.model import TOMBSTONE_FIELD, BasePath, Field, Flag, Fragment
 from lance_dagster.store import open_store
+from lance_dagster.store.local import LocalStore
 from lance_dagster.types import Problem
 from tests.compat.tables import OPERATIONS, prepared
 from tests.conftest import S3Storage
@@ -52,7 +54,7 @@ from tests.damage import (
 from tests.format.codec.framing import changed
 from tests.placement.tables_with_bases import TABLES_OF as PLACES
 from tests.raising import raises
-from tests.store.scripted import Request, ScriptedStore
+from tests.store.scripted import PlugPulledError, Request, ScriptedStore, plug_pulled_before_write
 from tests.table_factory import SCHEMA, as_pylance, contents, context_on, entries, new_table
 
 ERROR, WARNING = "error", "warning"
@@ -915,6 +917,33 @@ def test_damage_of_a_branch_that_goes_meanwhile_is_forgotten(tmp_path: Path) -> 
     steps = table.maintenance.verify().versions
     report = table.maintenance.verify(progress=lambda done, _: table.branches.delete("run") if done == steps else None)
     assert () == report.problems
+
+
+@pytest.mark.parametrize("writes", range(1, 10))
+def test_a_deletion_that_stops_while_the_table_is_verified_is_no_error(tmp_path: Path, writes: int) -> None:
+    """A process that deletes a branch dies after so many writes, before any request of the verification."""
+    request_number = 0
+    stopped = True
+    while stopped:
+        request_number += 1
+        requests = 0
+        table = new_table(tmp_path, entries("a", 1, 2, 3))
+        table.branches.create("run")
+        table.append(entries("r", 4), branch="run")
+
+        def deleting(request: Request, uri: str = table.uri, before: int = request_number) -> Any:  # noqa: ANN401
+            nonlocal requests
+            requests += 1
+            if requests == before:
+                deletes = LanceTable(context_on(ScriptedStore(LocalStore(uri), plug_pulled_before_write(writes))))
+                with suppress(PlugPulledError):
+                    deletes.branches.delete("run")
+            return request.send()
+
+        report = LanceTable(context_on(ScriptedStore(LocalStore(table.uri), deleting))).maintenance.verify()
+        assert [] == [problem for problem in report.problems if problem.severity == ERROR]
+        stopped = requests >= request_number
+    assert request_number > 10
 
 
 def test_verifying_beside_writers_finds_nothing(tmp_path: Path) -> None:
