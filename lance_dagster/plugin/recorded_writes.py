@@ -7,7 +7,7 @@ lets only one of two appends be published (`repository/candidates/writes`).
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lance_dagster.errors import InvalidInputError
@@ -31,7 +31,7 @@ class PlannedWrite:
     Attributes:
         repository: The repository of the table.
         branch: The branch of the run.
-        request: The record of the write.
+        request: The record of the write, without the identity of the branch: the branch may not exist yet.
     """
 
     repository: "LanceRepository"
@@ -71,6 +71,8 @@ class PlannedWrite:
             run_id=chain.run_id or "",
             origin=chain.run_ids[-1],
             branch=branch.name,
+            branch_id="",
+            base=0,
             # All attempts of another candidate have the partition of its root run.
             work=work_of(properties, chain.run_partition if chain.backfill_id else ()),
             partitions=tuple(json.loads(properties.get(md.PARTITION_KEYS, "[]"))),
@@ -84,9 +86,11 @@ class PlannedWrite:
             write._refuse_published(properties[md.ASSET_KEY])
         return write
 
-    def put(self) -> dict[str, str]:
-        """Record the write; return the property that its commit needs."""
-        return {_mark(): self.repository.record.put(self._table_id, self.request).mark}
+    def put(self, head: "Version") -> dict[str, str]:
+        """Record the write; return the property that its commit needs. `head` is the newest version of the branch."""
+        branch = self.branch.table.branches.recall(head.branch)
+        request = replace(self.request, branch_id=branch.id, base=head.number)
+        return {_mark(): self.repository.record.put(self._table_id, request).mark}
 
     @property
     def _table_id(self) -> str:

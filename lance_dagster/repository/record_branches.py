@@ -304,6 +304,8 @@ class _BranchReader:
             run_id=properties[RUN_ID],
             origin=self._origin(),
             branch=version.branch,
+            branch_id=self.branch.id,
+            base=version.number - 1,
             work=work_of(properties),
             partitions=_partitions(version),
             partitioning=properties.get(PARTITIONING, ""),

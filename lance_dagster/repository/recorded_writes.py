@@ -14,9 +14,8 @@ from lance_dagster.format.transaction import Transaction
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.inventory import newest_expired_copies
 from lance_dagster.history.lineage import lineage_of
-from lance_dagster.history.refs.branch_deletion import fences
 from lance_dagster.history.versions import Version
-from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteRequest
 from lance_dagster.repository.registry import RepositoryContext
 
 
@@ -52,29 +51,34 @@ def writes_of(repository: RepositoryContext, uri: str, versions: Iterable[Versio
 def is_merged(repository: RepositoryContext, write: RecordedWrite) -> bool:
     """Tell whether somebody merged the rows of an open write into `main` of its table without a publication.
 
-    Of a branch that was deleted since, the copies of its versions tell.
+    `main` says by the id of the branch how far it contains the branch. The versions of the branch tell whether the rows
+    are among them; of a branch that was deleted since, the copies of its versions. Where some are collected, the rows
+    count as merged: to add rows again is worse than to refuse them.
     """
-    name = repository.registry.name_of(write.table_id)
+    name, request = repository.registry.name_of(write.table_id), write.request
     context = None if name is None else repository.table(name)
     if context is None or not context.versions.has_versions(MAIN):
         return False
-    return any(
+    contained = lineage_of(context.head(MAIN), context.refs).contained.get(request.branch_id, 0)
+    if contained <= request.base:
+        return False
+    remaining = dict(_commits_of(context, request, contained))
+    return len(remaining) < contained - request.base or any(
         commit == write.commit_id or (transaction and transaction.properties.get(WRITE_MARK) == write.mark)
-        for commit, transaction in _merged_commits(context, write.request.branch)
+        for commit, transaction in remaining.values()
     )
 
 
-def _merged_commits(context: TableContext, branch: str) -> Iterator[tuple[str, Transaction | None]]:
-    """Yield the id and the transaction of each version that branches of a name had and `main` contains."""
-    merged = lineage_of(context.head(MAIN), context.refs).contained
-    head = context.find_head(branch)
-    if head is not None and head.of is not None:
-        newest = merged.get(head.of.id, 0)
-        for state in context.versions.find_range(branch, head.of.first + 1, newest, head.of.id):
-            yield state.id, state.transaction
-    for name, _, _, branch_id in fences(context.refs):
-        copies = newest_expired_copies(context.store, branch, branch_id) if name == branch else {}
-        for number, key in copies.items():
-            data = context.store.get(key) if number <= merged.get(branch_id, 0) else None
-            if data is not None:
-                yield commit_id(data), decode_manifest_file(data, f"{context.uri}/{key}")[1]
+def _commits_of(
+    context: TableContext, request: WriteRequest, newest: int
+) -> Iterator[tuple[int, tuple[str, Transaction | None]]]:
+    """Yield the number, the id and the transaction of the remaining versions of a branch after the base of a write."""
+    head = context.find_head(request.branch)
+    if head is not None and head.of is not None and head.of.id == request.branch_id:
+        for state in context.versions.find_range(request.branch, request.base + 1, newest, request.branch_id):
+            yield state.number, (state.id, state.transaction)
+        return
+    for number, key in newest_expired_copies(context.store, request.branch, request.branch_id).items():
+        data = context.store.get(key) if request.base < number <= newest else None
+        if data is not None:
+            yield number, (commit_id(data), decode_manifest_file(data, f"{context.uri}/{key}")[1])

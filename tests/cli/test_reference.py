@@ -10,9 +10,9 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.cli.main import TOPICS
-from lance_dagster.types import WriteRequest
 from tests.cli.reference import PAGE, with_reference
 from tests.cli.running import document_of
+from tests.repository.write_requests import write_request
 from tests.table_factory import entries, new_table
 
 VERSION = re.search(r"A version is an object with (.*?)\.\n", PAGE.read_text(), re.DOTALL)
@@ -86,8 +86,7 @@ def test_a_document_of_a_repository_is_as_described(lake: Path, call: str, kind:
         LanceRepository.open(lake).table("orders").append(rows, branch="run/1")
     if name == "candidates":
         repository = LanceRepository.open(lake)
-        request = WriteRequest(candidate="1", run_id="1", origin="1", branch="run/1", work="orders", mode="append")
-        repository.record.put(repository.table_id("orders"), request)
+        repository.record.put(repository.table_id("orders"), write_request("1"))
     if name == "move-table":
         (lake / "old.lance").rename(lake / "new.lance")
     document = document_of(name, str(lake), *arguments)

@@ -10,8 +10,9 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable
 from lance_dagster.transactions.claims import ClaimMode
-from lance_dagster.types import Verdict, WriteRequest
+from lance_dagster.types import Verdict
 from tests.cli.running import document_of, lines_of, run
+from tests.repository.write_requests import write_request
 
 SCHEMA = pa.schema([("id", pa.int64()), ("price", pa.int64())])
 ORDERS, LINES = "shop/orders", "shop/lines"
@@ -267,15 +268,7 @@ def test_candidates_that_wait_are_shown(repository: str) -> None:
     orders = table(repository, ORDERS)
     modes: Mapping[str, ClaimMode] = {"r1": "append", "r2": "replace"}
     for run_id, mode in modes.items():
-        request = WriteRequest(
-            candidate="r1",
-            run_id=run_id,
-            origin=run_id,
-            branch=f"run/{run_id}",
-            work="orders",
-            partitions=("d1", "d2"),
-            mode=mode,
-        )
+        request = write_request(run_id, candidate="r1", partitions=("d1", "d2"), mode=mode)
         lake.record.put(lake.table_id(ORDERS), request)
     orders.branches.create("run/r1")
     head = orders.append(rows(2), branch="run/r1")

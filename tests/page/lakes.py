@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from lance_dagster import LanceRepository
-from lance_dagster.types import Verdict, WriteRequest
+from lance_dagster.types import Verdict
+from tests.repository.write_requests import write_request_on
 
 SCHEMA = pa.schema({"id": pa.int64()})
 RUN, OLDER_RUN = "4f2a0000-1111-4222-8333-444455556666", "77aa0000-1111-4222-8333-444455556666"
@@ -35,9 +36,9 @@ def add_candidate(
     """Let a run write a candidate of a table, and let checks say something about it."""
     branch = f"run/{RUN}"
     table_id = lake.table_id(table)
-    request = WriteRequest(candidate=RUN, run_id=RUN, origin=RUN, branch=branch, work=table, mode="append")
-    write = lake.record.put(table_id, request)
-    version = lake.fork(table, branch).append(rows(*ids), branch=branch, properties={"lance/write": write.mark})
+    forked = lake.fork(table, branch)
+    write = lake.record.put(table_id, write_request_on(forked, RUN, work=table))
+    version = forked.append(rows(*ids), branch=branch, properties={"lance/write": write.mark})
     outcomes = [
         Verdict(check=name, passed=passed, description=description, run_id=RUN)
         for name, (passed, description) in verdicts.items()

@@ -1,6 +1,9 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -437,20 +440,40 @@ def dg_run_id(number: int) -> str:
     return f"{number:08d}-0000-4000-8000-000000000000"
 
 
-@pytest.mark.parametrize("how", ["deleted", "merged"])
+WRITES = {
+    "deleted": "dropped",
+    "merged": "published",
+    "merged, and the copies of its versions collected": "published",
+    "deleted, and another branch of its name merged": "dropped",
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
 def test_a_write_that_nobody_publishes_is_closed(shop: Shop, instance: dg.DagsterInstance, how: str) -> None:
     """What is on no branch waits no longer, and rows that a person merged are not appended again."""
     shop.play(orders=[1], mode="append")
     run = shop.execute(instance, job="candidates")
-    if how == "merged":
-        shop.table().merge(f"run/{run.run_id}")
-    shop.table().branches.delete(f"run/{run.run_id}")
+    repository, table, branch = LanceRepository.open(shop.lance.root), shop.table(), f"run/{run.run_id}"
+    table_id = repository.table_id("shop/orders")
+    (write,) = [write for write in repository.record.of_candidate(run.run_id) if write.table_id == table_id]
+    # The process of a further write died before its commit.
+    lost = repository.record.put(table_id, replace(write.request, work="further rows"))
+    if how.startswith("merged"):
+        table.merge(branch)
+    table.branches.delete(branch)
+    if "collected" in how:
+        shutil.rmtree(Path(table.uri) / "_expired")
+    if "another" in how:
+        table.branches.create(branch)
+        table.append(pa.table({"id": [2]}), branch=branch)
+        table.merge(branch)
+        table.branches.delete(branch)
     assert sweep(shop, instance, **AT_ONCE)
-    repository = LanceRepository.open(shop.lance.root)
-    (write,) = [
-        write
-        for write in repository.record.of_candidate(run.run_id)
-        if write.table_id == repository.table_id("shop/orders")
-    ]
-    closed = repository.head().writes[write.table_id]
-    assert (how == "merged", how == "deleted") == (write.number in closed.published, write.number in closed.dropped)
+    closed = repository.head().writes[table_id]
+    assert (WRITES[how] == "published", WRITES[how] == "dropped") == (
+        write.number in closed.published,
+        write.number in closed.dropped,
+    )
+    # Without the versions of the branch nobody can tell, and rows that may be there are not added again.
+    assert (lost.number in closed.published) == ("collected" in how)
+    assert lost.number in closed

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceRepository
-from lance_dagster.types import RecordedWrite, Verdict, WriteRequest
+from lance_dagster.types import RecordedWrite, Verdict
 from tests.repository.scripted_repository import Plug, made_by, new_repository, rows, scripted
+from tests.repository.write_requests import write_request
 
 
 @pytest.fixture
@@ -17,15 +18,7 @@ def repository(tmp_path: Path) -> LanceRepository:
 
 def recorded(repository: LanceRepository, name: str, run: str, candidate: str, *partitions: str) -> RecordedWrite:
     """Record an append of a run."""
-    request = WriteRequest(
-        candidate=candidate,
-        run_id=run,
-        origin=run,
-        branch=f"run/{run}",
-        work=name,
-        partitions=partitions,
-        mode="append",
-    )
+    request = write_request(run, candidate=candidate, work=name, partitions=partitions)
     return repository.record.put(repository.table_id(name), request)
 
 

@@ -18,6 +18,7 @@ from lance_dagster.repository.candidates.writes import (
 )
 from tests.process_race import race
 from tests.repository.scripted_repository import FAST, new_repository, rows
+from tests.repository.write_requests import write_request, write_request_on
 
 
 def forked(table: LanceTable, run: str, *, root: str = "", parent: str = "main", **metadata: str) -> str:
@@ -82,6 +83,8 @@ def test_rows_without_a_mark_are_recorded(repository: LanceRepository) -> None:
         run_id="r1",
         origin="r1",
         branch="run/r1",
+        branch_id=table.branches.get("run/r1").id,
+        base=before.number - 1,
         work='["a", "result", ""]',
         partitions=("d1", "d2"),
         mode="append",
@@ -183,8 +186,7 @@ def test_published_rows_and_marked_rows_are_skipped(repository: LanceRepository)
     table.merge(appended(table, "r1", 1))
     forked(table, "r2")
     marked = forked(table, "r3")
-    request = WriteRequest(candidate="r3", run_id="r3", origin="r3", branch=marked, work="w", mode="append")
-    mark = repository.record.put(repository.table_id("a"), request).mark
+    mark = repository.record.put(repository.table_id("a"), write_request_on(table, "r3")).mark
     table.append(rows(3), branch=marked, properties=about("r3") | {WRITE_MARK: mark})
     assert ((), ()) == (
         repository.maintenance.record_branches().recorded,
@@ -302,8 +304,7 @@ def test_older_rows_do_not_supersede_recorded_ones(repository: LanceRepository) 
     """A write of the same rows that is recorded already keeps an older branch from getting a larger number."""
     table = repository.table("a")
     overwritten(table, "r1", 1)
-    request = WriteRequest(candidate="r2", run_id="r2", origin="r2", branch="run/r2", work="w", mode="overwrite")
-    newer = repository.record.put(repository.table_id("a"), request)
+    newer = repository.record.put(repository.table_id("a"), write_request("r2", mode="overwrite"))
     (left,) = repository.maintenance.record_branches(dry_run=False).left
     assert "write 1 of run/r2 (overwrite), of the same rows, is recorded already" in left.reason
     repository.publications.drop_writes([newer], message="discard")
@@ -325,9 +326,7 @@ def test_the_rows_are_published_once(repository: LanceRepository) -> None:
     appended(table, "r1", 1)
     repository.maintenance.record_branches(dry_run=False)
     (first,) = waiting(repository)
-    again = WriteRequest(
-        candidate="r1", run_id="r2", origin="r2", branch="run/r2", work=first.request.work, mode="append"
-    )
+    again = write_request("r2", candidate="r1", work=first.request.work)
     second = repository.record.put(first.table_id, again)
     after = WriteChanges(publish=(first,), related=repository.record.candidate).apply({})
     closed = after[first.table_id]

@@ -284,7 +284,7 @@ class _Output:
             rows = self.rows.stage(self._destination, change.schema, tally)
         write.refuse_outside(tally, within.hint if within else "")
         # Before the first commit: rows on a branch without a recorded write count as rows of another program.
-        mark = self.planned.put() if self.planned else {}
+        mark = self.planned.put(self.head) if self.planned else {}
         recorded = replace(write, properties={**write.properties, **mark})
         # Spark has matched the rows with the branch after the earlier attempt was taken back.
         is_alone = isinstance(rows, StagedUpsert) or self._take_back(change)

@@ -344,7 +344,8 @@ class PipesTable(AbstractContextManager["PipesTable"]):
 
         if self._chain.run_ids:
             repository = LanceRepository.create(self._settings["root"], self._settings["storage_options"])
-            info["properties"] |= PlannedWrite.of(repository, branch, info["properties"], mode).put()
+            planned = PlannedWrite.of(repository, branch, info["properties"], mode)
+            info["properties"] |= planned.put(branch.table.head(branch.name))
         yield
         self._writes.append(info["properties"][md.WRITE])
 

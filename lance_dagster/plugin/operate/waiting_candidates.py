@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from lance_dagster.errors import NotFoundError, RefNotFoundError
-from lance_dagster.plugin.commit_properties import has_source
 from lance_dagster.plugin.operate.branch_decisions import (
     Action,
     BranchDecision,
@@ -130,19 +129,15 @@ class WaitingCandidates:
         runs = self.instance.get_runs(dg.RunsFilter(run_ids=run_ids))
         finished = {run.run_id for run in runs if run.is_finished}
         merged, lost = list[RecordedWrite](), list[RecordedWrite]()
+        publications = self.record.repository.publications
         for write in (write for write in writes if write.request.run_id in finished):
             head = table.branches.newest(write.request.branch)
-            # Without a head the branch was deleted, and the log of `main` says whether somebody merged it before.
-            if (head is None and has_source(table, write.request.branch)) or (
-                head is not None and is_written(head) and table.branches.is_merged(head) is not None
-            ):
+            if publications.is_merged(write):
                 merged.append(write)
             elif head is None or write not in self.record.on_branch(table, head):
                 lost.append(write)
         if merged or lost:
-            self.record.repository.publications.drop_writes(
-                lost, merged=merged, message="close the writes of runs that are over"
-            )
+            publications.drop_writes(lost, merged=merged, message="close the writes of runs that are over")
             self.record.refresh()
 
     def _is_discarded(self, run_id: str, table: "LanceTable") -> bool:

@@ -177,11 +177,12 @@ class WholeCandidates:
         self.run.record.refresh()
         candidate = candidate_of(run_id, self.run.instance)
         writes = self.run.record.writes_of_runs(candidate, [run_id], table)
-        is_closed = all(self.run.record.is_published(write) or self.run.record.is_dropped(write) for write in writes)
-        if is_closed and (writes or is_kept):
-            return True
-        # A person may have merged the branch and deleted it.
-        return not is_kept and has_source(table, branch_of(run_id))
+        if not writes and not is_kept:
+            # Without a record, the log of `main` tells whether it has the rows of the run.
+            return has_source(table, branch_of(run_id))
+        record = self.run.record
+        is_merged = record.repository.publications.is_merged
+        return all(record.is_published(write) or record.is_dropped(write) or is_merged(write) for write in writes)
 
     def _reasons_of_table(self, node: PromotedNode, run_ids: Sequence[str]) -> list[str]:
         """Return the reasons against publishing the rows that some runs wrote to one table."""

@@ -49,6 +49,9 @@ class WriteRequest:
         origin: The first of the runs that the run continues; the run itself where it continues none. The writes of all
             runs with one origin belong to one result; runs with another origin do the work of the candidate anew.
         branch: The branch of the run.
+        branch_id: The id of the branch: another branch may have its name later.
+        base: The number of the newest version of the branch before the write; the commit with the rows has a higher
+            number.
         work: A text that is equal for each attempt at the same rows, such as the asset and its output; see `work_of`.
         partitions: The keys of the partitions; empty for the whole table.
         partitioning: What the keys mean: keys of another partitioning stand for other rows. Empty when it is unknown.
@@ -61,6 +64,8 @@ class WriteRequest:
     run_id: str
     origin: str
     branch: str
+    branch_id: str
+    base: int
     work: str
     partitions: tuple[str, ...] = ()
     partitioning: str = ""
@@ -384,6 +389,8 @@ def write_bytes(write: RecordedWrite) -> bytes:
             "run": request.run_id,
             "origin": request.origin,
             "branch": request.branch,
+            "branch_id": request.branch_id,
+            "base": request.base,
             "work": request.work,
             "partitions": list(request.partitions),
             **({"partitioning": request.partitioning} if request.partitioning else {}),
@@ -417,6 +424,8 @@ def parse_write(data: bytes, path: str) -> RecordedWrite:
                 run_id=_text(content["run"]),
                 origin=_text(content["origin"]),
                 branch=_text(content["branch"]),
+                branch_id=_text(content["branch_id"]),
+                base=_count(content["base"]),
                 work=_text(content["work"]),
                 partitions=tuple(map(_text, content["partitions"])),
                 partitioning=_text(content.get("partitioning", "")),

@@ -18,8 +18,9 @@ from lance_dagster.repository.publish.commit_tables import CommitRequest, commit
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.store import open_store
 from lance_dagster.transactions.claims import ClaimMode
-from lance_dagster.types import CommitRetention, RecordedWrite, Verdict, WriteRequest
+from lance_dagster.types import CommitRetention, RecordedWrite, Verdict
 from tests.repository.scripted_repository import FAST, Plug, new_repository, rows, scripted
+from tests.repository.write_requests import write_request_on
 from tests.store.scripted import PlugPulledError
 
 OLD = CommitRetention(promotions=1, keep_for=timedelta(0))
@@ -41,9 +42,9 @@ def again(repository: LanceRepository) -> LanceRepository:
 
 def written(repository: LanceRepository, run: str, mode: ClaimMode = "append", candidate: str = "") -> RecordedWrite:
     """Record a write of a run, commit its row to the branch of the run, and let a check pass on the version."""
-    request = WriteRequest(candidate=candidate or run, run_id=run, origin=run, branch=f"run/{run}", work="a", mode=mode)
-    write = repository.record.put(repository.table_id("a"), request)
     table = repository.fork("a", f"run/{run}")
+    request = write_request_on(table, run, candidate=candidate or run, mode=mode)
+    write = repository.record.put(repository.table_id("a"), request)
     version = table.append(rows(write.number), branch=f"run/{run}", properties={"lance/write": write.mark})
     verdict = Verdict(check="rows", passed=True)
     repository.record.put_verdicts(write.table_id, version.id, [verdict], write=write.number)

@@ -14,11 +14,12 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable, RefNotFoundError
 from lance_dagster.errors import ConflictError, LanceDagsterError
-from lance_dagster.repository.candidates.writes import WRITE_MARK, ClosedWrites, RecordedWrite, WriteRequest
+from lance_dagster.repository.candidates.writes import WRITE_MARK, ClosedWrites, RecordedWrite
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from tests import soak
 from tests.history.refs.interleaver import Actor, Interleaver, at_random
 from tests.repository.scripted_repository import FAST, in_order, new_repository, rows, scripted
+from tests.repository.write_requests import write_request_on
 from tests.store.scripted import Script
 
 pytestmark = [pytest.mark.scaled]
@@ -33,18 +34,11 @@ def written(
 ) -> RecordedWrite:
     """Record an append of the row by a run, and commit it to the branch of the run."""
     table = repository.table("a")
-    request = WriteRequest(
-        candidate="r1",
-        run_id=run,
-        origin="r1" if replaces else run,
-        branch=f"run/{run}",
-        work="rows",
-        mode="append",
-        replaces=replaces,
-    )
-    write = repository.record.put(repository.table_id("a"), request)
     earlier = None if at == "main" else table.head(at)
     table.branches.create(f"run/{run}", at=at)
+    origin = "r1" if replaces else run
+    request = write_request_on(table, run, candidate="r1", origin=origin, replaces=replaces)
+    write = repository.record.put(repository.table_id("a"), request)
     table.append(rows(ROW), branch=f"run/{run}", properties={WRITE_MARK: write.mark}, replaces=earlier)
     return write
 

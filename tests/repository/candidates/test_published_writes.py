@@ -6,10 +6,11 @@ import pytest
 
 from lance_dagster import LanceRepository
 from lance_dagster.errors import ConflictError
-from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteRequest
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from tests.repository.scripted_repository import FAST, in_order, new_repository, rows
+from tests.repository.write_requests import write_request_on
 
 
 @pytest.fixture
@@ -20,11 +21,10 @@ def repository(tmp_path: Path) -> LanceRepository:
 
 def written(repository: LanceRepository, run: str, number: int, candidate: str = "") -> RecordedWrite:
     """A run that appends a row to its branch."""
-    request = WriteRequest(
-        candidate=candidate or run, run_id=run, origin=run, branch=f"run/{run}", work="rows", mode="append"
-    )
-    write, table = repository.record.put(repository.table_id("a"), request), repository.table("a")
+    table = repository.table("a")
     table.branches.create(f"run/{run}")
+    request = write_request_on(table, run, candidate=candidate or run)
+    write = repository.record.put(repository.table_id("a"), request)
     table.append(rows(number), branch=f"run/{run}", properties={WRITE_MARK: write.mark})
     return write
 

@@ -10,6 +10,7 @@ from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.candidates.writes import ClosedWrites, WriteRequest
 from lance_dagster.store import open_store
+from tests.repository.write_requests import write_request
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def again(record: CandidateRecord) -> CandidateRecord:
 
 def request(run: str, candidate: str = "r1") -> WriteRequest:
     """An append of a run."""
-    return WriteRequest(candidate=candidate, run_id=run, origin=run, branch=f"run/{run}", work="orders", mode="append")
+    return write_request(run, candidate=candidate)
 
 
 def test_numbers_are_the_order_of_the_writes(record: CandidateRecord) -> None:

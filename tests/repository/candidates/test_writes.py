@@ -16,7 +16,6 @@ from lance_dagster.repository.candidates.writes import (
     ClosedWrites,
     RecordedWrite,
     WriteChanges,
-    WriteRequest,
     closed_value,
     parse_closed,
     parse_write,
@@ -24,19 +23,17 @@ from lance_dagster.repository.candidates.writes import (
     write_bytes,
 )
 from tests.raising import raises
+from tests.repository.write_requests import write_request
 
 
 def write(number: int, **request: Any) -> RecordedWrite:  # noqa: ANN401  # the fields of a request
     """An append of the asset `orders` by run `r1`, with other values where they are given."""
-    fields: dict[str, Any] = {
-        "candidate": "r1",
-        "run_id": "r1",
-        "origin": "r1",
-        "branch": "run/r1",
-        "work": "orders",
-        "mode": "append",
-    }
-    return RecordedWrite(table_id="t", number=number, request=WriteRequest(**fields | request), id=f"id{number}")
+    return RecordedWrite(
+        table_id="t",
+        number=number,
+        request=write_request(**{"candidate": "r1", "origin": "r1", "branch": "run/r1"} | request),
+        id=f"id{number}",
+    )
 
 
 def closed(published: Iterable[int] = (), dropped: Iterable[int] = ()) -> dict[str, ClosedWrites]:
