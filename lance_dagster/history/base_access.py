@@ -112,7 +112,9 @@ class BaseAccess:
             place.put(_key(own), json.dumps({"table": own}).encode())
 
     def carry_over(self, path: str, base_id: int, former: Collection[str]) -> None:
-        """Write the allowance at a base path that has an allowance for a former place of the table.
+        """Allow the table at its present place what it was allowed at a former place: to name a base path.
+
+        Nothing is written where the base path has no allowance for a former place.
 
         Raises:
             StoreError: The place cannot be read or written.

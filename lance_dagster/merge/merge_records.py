@@ -133,14 +133,14 @@ _FEW_RECORDS = 8
 def kept_records(dest: Lineage, metadata: Mapping[str, str], refs: Refs, versions: Versions) -> dict[str, str]:
     """Return the table metadata without the records that no branch needs.
 
-    A few records are kept in any case, because it takes requests to find out which branches exist and what they
+    When there are only a few records, all are kept: it takes requests to find out which branches exist and what they
     contain.
 
     Args:
-        dest: The version that is to be followed by one with this metadata.
-        metadata: Its table metadata.
+        dest: The newest version of the branch; the next version gets the returned metadata.
+        metadata: The table metadata of `dest`, or what a merge made of it.
         refs: The branches.
-        versions: Where their newest versions are read.
+        versions: Reads the newest versions of the branches.
     """
     metadata = _without_published(metadata)
     recorded = {own for own in _recorded(metadata) if not own.endswith(PUBLISHED_ID)}

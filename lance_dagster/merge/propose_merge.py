@@ -108,9 +108,9 @@ def commit_merge(
     Args:
         context: The table.
         branch: The branch.
-        prepare: Says what is to be merged into a head, or which version has it already. It is called again for the
-            new head whenever another writer commits first.
-        head: The newest version of the branch, if it was read before; an outdated one only costs an attempt.
+        prepare: Returns what to merge into a head, or the version that contains the merge already. It is called again
+            for the new head whenever another writer commits first.
+        head: The newest version of the branch, if it was read before; an outdated head only costs an attempt.
 
     Raises:
         MergeConflictError: The error names every conflict; nothing was written.

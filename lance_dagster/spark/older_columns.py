@@ -107,7 +107,7 @@ class ColumnHistory:
         return {new: old for old, new in matched.items()}
 
     def column(self, own: pa.Schema, column: "pa.Field[Any]") -> OlderColumn | None:
-        """Return how a column of the newer version is read in the older version; None where that version lacks it.
+        """Return how to read a column of the newer version from the older one; None if the older version lacks it.
 
         Args:
             own: The columns of the older version.

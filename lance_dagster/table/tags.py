@@ -88,8 +88,8 @@ class Tags:
             InvalidInputError: A key of the metadata starts with `lance_dagster.`.
             RefNotFoundError: There is no such tag, and `expected` is given; or there is no such version, or its branch
                 was deleted meanwhile.
-            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not; or it
-                follows a channel, and `force` is False.
+            ProtectedError: The tag is held or immutable; or the tag is protected, and the version is on a branch that
+                is not protected; or the tag follows a channel, and `force` is False.
         """
         check_string("the name of a tag", name)
         refs, versions = self._context.refs, self._context.versions
@@ -135,8 +135,8 @@ class Tags:
                 metadata starts with `lance_dagster.`.
             VersionNotFoundError: The earlier version was removed, by garbage collection or with its branch.
             RefMovedError: It does not point to `expected`, or another writer moved it at the same time.
-            ProtectedError: It is held or immutable; or protected, and the version on a branch that is not; or it
-                follows a channel, and `force` is False.
+            ProtectedError: The tag is held or immutable; or the tag is protected, and the version is on a branch that
+                is not protected; or the tag follows a channel, and `force` is False.
         """
         steps = whole_number("the number of steps", steps, 1)
         # The tag is read once: its history and the expected value of the swap must belong to the same state.

@@ -303,10 +303,11 @@ def _is_tag(name: str, refs: Refs) -> bool:
 def refuse_recent(branch: Branch, name: str, refs: Refs, versions: Versions) -> None:
     """Refuse a new name for a branch while a commit to an earlier branch of that name may be in flight.
 
-    A renamed branch keeps its version numbers, so it cannot begin above the fence as a new branch does.
+    The late commit could then become a version of the renamed branch. A new branch is safe, because its version numbers
+    begin above those of the deleted branch (`refs.branch_fence`); a renamed branch keeps its version numbers.
 
     Raises:
-        AlreadyExistsError: A branch of the name was deleted recently, and `branch` has version numbers of it.
+        AlreadyExistsError: A branch of the name was deleted recently, and `branch` may have the same version numbers.
     """
     numbers = [
         number

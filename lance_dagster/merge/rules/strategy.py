@@ -229,7 +229,9 @@ class ParsedStrategy:
             if match is None or match[2] in paths or set(match[2].split(", ")) <= set(paths):
                 continue
             units = ", ".join(repr(f"{match[1]} {path}") for path in paths)
-            raise InvalidInputError(f"neither side has the column of {key!r}; the units are {units}")
+            raise InvalidInputError(
+                f"neither side has the column that the strategy names, {key!r}; it may name {units}"
+            )
 
     def check_scopes(self, units_known: Callable[[], Iterable[str]]) -> None:
         """Refuse a strategy for a partition or a condition that no conflict of a merge can be about.

@@ -56,7 +56,7 @@ def blocking_checks(
 
     Args:
         context: The context of the publisher or of a check.
-        assets: The candidates.
+        assets: The candidate assets.
         named: Checks that count as blocking although their definitions are not marked so, or are not in the
             code location of the publisher.
     """
@@ -76,7 +76,7 @@ def check_values(context: CheckContext, assets: Iterable[dg.AssetKey]) -> dict[d
 
     Args:
         context: The context of the publisher or of a check.
-        assets: The candidates.
+        assets: The candidate assets.
     """
     checks = _asset_checks(context, set(assets)).items()
     bound = {key: getattr(decorated_function(check), LANCE_CHECK, None) for key, check in checks}

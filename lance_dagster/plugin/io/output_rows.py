@@ -134,7 +134,7 @@ class FileRows(OutputRows):
         """Return the files, after their partition columns were read where they lie.
 
         Raises:
-            InvalidInputError: They are at a place that is not a named base path of the branch.
+            InvalidInputError: The files are at a place that is not a named base path of the branch.
         """
         if tally.scope is None:
             tally.rows = self.staged.rows
@@ -143,8 +143,8 @@ class FileRows(OutputRows):
         base = self.staged.base
         if base is not None and base not in names:
             raise InvalidInputError(
-                f"{target.asset}: files were staged at {base}, and {target.branch} of {target.table.uri} has no base "
-                "path with a name there; add_base adds one"
+                f"{target.asset}: files were staged at {base}, which is not a named base path of {target.branch} of "
+                f"{target.table.uri}; add_base adds a base path"
             )
         place = target.table.write_target(ref=target.branch, base=names.get(base or ""))
         for file in self.staged.files:
@@ -213,10 +213,10 @@ class SparkRows(OutputRows):
 
 
 def refuse_rows_without_columns(rows: int) -> None:
-    """Refuse rows that hold nothing: a data file could not even record their number.
+    """Refuse an output that has rows but no columns: a data file cannot record how many rows there are.
 
     Raises:
-        InvalidInputError: There are such rows.
+        InvalidInputError: There is at least one row.
     """
     if rows:
         raise InvalidInputError(f"the output has {rows} {'row' if rows == 1 else 'rows'} and no columns to store")

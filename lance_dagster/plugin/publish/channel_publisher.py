@@ -251,14 +251,14 @@ class ChannelPublisher:
 
         Args:
             publications: The tables, each with the version that was audited; an older version of `main` is restored.
-            audit: Audits a merge again when `main` has moved since, and the other tables that checks read, at the
-                versions that the commit would name.
+            audit: Audits a merge again when `main` has moved since the audit. It also evaluates the checks that read
+                other tables, on the versions of these tables that the commit would name.
             restored: For a rollback of all tables, the tables at the commit that it restores.
 
         Raises:
             MergeConflictError: Tables cannot be merged; nothing of any table is visible.
-            ConflictError: A branch was deleted; `main` of a table moved each time its merge was audited; or all was
-                published, and commits of another program to `main` of a table conflict with it.
+            ConflictError: A branch was deleted; or `main` of a table moved each time its merge was audited; or the
+                commit was made, but `main` of a table could not follow it: another program committed a conflict.
         """
         # `again` replaces entries, so that the publications that are returned are those that were committed.
         current = {self.repository.name_of(publication.table): publication for publication in publications}

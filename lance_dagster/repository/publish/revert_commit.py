@@ -98,9 +98,9 @@ def _undone_writes(repository: RepositoryContext, commit: RepositoryCommit) -> W
 
 
 def _undo(change: TableChange, ends: tuple[State, State], branch: str) -> None:
-    """Undo the changes between two versions on a branch.
+    """Undo, by a merge into a branch, what changed between two versions.
 
-    One merge undoes all versions in between: undone one after the other, they could conflict with each other.
+    One merge undoes all versions in between: if each had a merge of its own, these merges could conflict.
     """
     context, options, (before, after) = change.context, change.options, ends
     undo_branch = f"{branch}-undo"
