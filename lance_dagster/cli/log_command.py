@@ -197,7 +197,7 @@ def _row(version: "Version", names: Iterable[str], *, people: bool, narrow: bool
 
 
 def _names(table: "LanceTable", versions: Sequence["Version"]) -> Mapping[str, Sequence[str]]:
-    """Return by version the branches that have it as their newest version, and the tags that name it.
+    """Return, for each version, the branches whose newest version it is, and the tags that name it.
 
     Only branches with a version among `versions` are looked up: a table may have many run branches.
     """

@@ -380,9 +380,9 @@ class _MoveFilesOptions(TypedDict):
 def move_files(
     table: "LanceTable", output: Output, branch: str, *, dry_run: bool, **options: Unpack[_MoveFilesOptions]
 ) -> None:
-    """Copy the data files of old rows of TABLE to a base path, and name them there; the rows do not change.
+    """Copy the data files of old rows of TABLE to a base path, and commit a version that names the copies.
 
-    Moves the files of fragments of which all rows match. The former files are left to gc.
+    Moves the files of each fragment all of whose rows match. The rows do not change. gc deletes the former files.
     """
     properties = properties_from(options["properties"])
     with bar() as progress:

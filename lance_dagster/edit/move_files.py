@@ -334,7 +334,7 @@ class _Mover:
         return replace(fragment, files=tuple(files))
 
     def _check(self, head: State, fragments: Iterable[Fragment]) -> None:
-        """Look at the copies once more: a collection may have taken a file of the same name for garbage.
+        """Refuse to commit when a copy is missing: a collection that took it for garbage may have deleted it.
 
         Raises:
             CorruptFileError: A copy is missing, or has another size.

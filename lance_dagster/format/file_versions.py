@@ -39,11 +39,11 @@ def check_storable(fields: Sequence[Field], file_version: str) -> None:
 
 
 def check_description(before: Sequence[Field], after: Sequence[Field], number: int, file_version: str) -> None:
-    """Refuse other metadata of a field that changes how its values are stored, or with which it cannot be read.
+    """Refuse a change of a field's metadata that changes how values are stored, or makes the field unreadable.
 
     Args:
         before: The fields of the table.
-        after: The same fields, one of them with other metadata.
+        after: The same fields, one of them with changed metadata.
         number: The id of that field.
         file_version: The version of the data files of the table.
 

@@ -115,9 +115,9 @@ def parse_manifest_names(names: Iterable[str]) -> tuple[list[int], list[int]]:
 
 
 def newest_manifest_names(names: Sequence[str]) -> Sequence[str]:
-    """Return a subset of a listing that contains the two newest versions: no other names when all are V2.
+    """Return the part of a listing that holds the two newest versions: only these two when all names are V2.
 
-    In a folder with both schemes, names of both are returned, so that the caller still detects the mixture.
+    In a folder with names of both schemes, names of both are returned: the caller has to see that they are mixed.
     """
     # In the usual case all names have one length. This way to find out takes a third of the time of a comprehension.
     if set(map(len, names)) == {_MANIFEST_NAME_LENGTH}:

@@ -183,9 +183,9 @@ FileColumns = tuple[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class FragmentsSummary:
-    """The facts about many fragments that need no decoding of each: ids in order, live rows, whether any has deletions.
+    """What is known of many fragments before they are decoded: ids in order, live rows, whether any has deletions.
 
-    Unless `has_row_counts`, some fragment does not record its number of rows, and `rows` is meaningless.
+    If `has_row_counts` is False, a fragment does not record its number of rows, and `rows` is meaningless.
     """
 
     ids: Sequence[int]

@@ -105,9 +105,9 @@ def columns_in(sql: str, columns: Iterable[str]) -> list[str]:
     """Return the columns that a condition or an expression names.
 
     A column is named by its name in backticks, or by the bare name in any case, as Lance finds it. A word at a place
-    where no column can stand is no column: a function in front of its arguments, a type, an operator, a field of a
-    struct. A word of SQL that stands between other words, such as `IS` in `a IS NULL`, counts as a column of that name,
-    since Lance takes it for a column in other places.
+    where no column can stand does not count as a column: a function in front of its arguments, a type, an operator, a
+    field of a struct. A word of SQL that stands between other words, such as `IS` in `a IS NULL`, counts as a column of
+    that name, since Lance takes it for a column in other places.
 
     Args:
         sql: A text that `check_closed` accepts.

@@ -298,14 +298,14 @@ class _Queued:
         return self.landed is None or not self.landed.compares_states
 
     def proposed(self, head: State, *, late: bool) -> tuple[State, Proposal | State]:
-        """Propose the version after a head, and wait for the turn to put it.
+        """Propose the version after a head, and wait for this writer's turn to put it.
 
         Args:
             head: The newest version when it was last read.
-            late: Whether nothing is to be proposed before the turn.
+            late: Whether to make the proposal only when the turn has come.
 
         Returns:
-            The newest version, and what to put on it, or the version that has the change already.
+            The newest version, and the proposal to put after it or the version that contains the change already.
         """
         self.since = time.monotonic()
         proposal = None if late else self.propose(head)

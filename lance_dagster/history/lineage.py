@@ -279,12 +279,13 @@ def row_space(
     Args:
         of: The version.
         versions: The versions of the table.
-        changes: The changes on its branch since `anchor`, oldest first. Records of deleted branches are pruned in
-            time; what they said is still found in the versions of that time.
-        anchor: A version that `of` descends from, with the records of that time.
+        changes: The changes on the branch of `of` since `anchor`, oldest first. A version loses its merge records of
+            deleted branches in time, and the versions before it still have them; so all versions since `anchor` are
+            read.
+        anchor: A version that `of` descends from; the first version whose merge records are read.
 
     Raises:
-        VersionNotFoundError: A fork point was cleaned up, on both branches.
+        VersionNotFoundError: A fork point was cleaned up, and its copy on the child branch too.
     """
     manifest = of.state.manifest
     # Without stable row ids, rows have addresses only, and no range of ids to be mapped.

@@ -96,8 +96,9 @@ class ChangeRange:
     """A change from one version to another, as a merge sees it: the merge base, the source, and the changes in between.
 
     `kind` is the transaction property that records the purpose: picked, reverted or restored. `of` is the version that
-    the caller named. `since` has the changes of one line from the merge base to the source; it is empty where the range
-    goes back, or begins at the second parent of a merge.
+    the caller named. `since` has the changes along first parents from the merge base to the source. It is empty where
+    no such line exists: the change is undone, so the source is the older version; or it is counted from the second
+    parent of a merge.
     """
 
     kind: str

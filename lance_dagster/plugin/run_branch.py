@@ -231,9 +231,9 @@ class RunBranch:
         """Return the version that an earlier attempt of the same step committed, or None.
 
         An attempt is the same when the output, the asset and the partitions are equal, and for the output of an op also
-        the step: two outputs of an op, and several steps, may write one table. Of the writes of an external process,
-        the one with the same number is meant. The attempt may be in this run, before a retry by Dagster, or in a run
-        that this one continues.
+        the step: two outputs of an op, and several steps, may write one table. An external process
+        numbers its writes, and a write is the same as an earlier write with its number. The attempt may be in this run,
+        before a retry by Dagster, or in a run that this run continues.
 
         Args:
             properties: The properties of the commit that is about to be made.
@@ -261,13 +261,13 @@ class RunBranch:
                     yield version
 
     def is_of_step(self, version: "Version", properties: Mapping[str, str]) -> bool:
-        """Return whether an attempt of a step made a version: by its rows, or by an edit of the columns before them.
+        """Return whether an attempt of a step committed a version: its rows, or the edit of columns before its rows.
 
         Args:
             version: A version of the branch.
-            properties: The properties of a commit of the step with rows.
+            properties: The properties with which the step commits rows.
         """
-        # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another one.
+        # Not the run id: Dagster's retry policy repeats a step in the same run, a re-execution in another run.
         # Nor the step of an asset, which only one step of a run writes: Dagster splits a multi-asset into steps by the
         # assets that are selected, and numbers them anew in a re-execution of some.
         by_op = properties.get(md.ASSET_KEY, "").startswith(md.OP_OUTPUT)
@@ -305,8 +305,8 @@ class RunBranch:
     def is_owned_by(self, asset: str, start: "Version") -> bool:
         """Return whether the table names the asset that writes it as its owner; False when it names no owner.
 
-        A code location cannot see the definitions of another one, so each table carries its owner: the config key
-        `dagster/asset`. An asset that is not the owner does not write the table.
+        A code location cannot see the definitions of other code locations, so each table carries its owner: the config
+        key `dagster/asset`. An asset that is not the owner does not write the table.
 
         Args:
             asset: The asset.

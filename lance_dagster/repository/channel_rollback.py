@@ -187,7 +187,8 @@ class ChannelRollback:
         """Return where the rollback leads.
 
         Raises:
-            RefNotFoundError: There were fewer promotions, or the commit does not have a table that is to go back.
+            RefNotFoundError: The channel had fewer promotions than the rollback goes back, or the commit lacks a table
+                that is to go back.
         """
         promotions, to = Promotions(self.repository.logs, self.request.channel), self.request.to
         steps, withdrawal = self._steps(), None

@@ -140,11 +140,11 @@ class Publications:
         return is_merged(self._repository, write)
 
     def mark_of(self, table: LanceTable, version: Version) -> str | None:
-        """Return the mark of the recorded write whose rows a version of a table has; None without a record."""
+        """Return the mark of the recorded write that wrote the rows of a version; None if no record exists."""
         return mark_of(self._repository, table.uri, version)
 
     def writes_of(self, table: LanceTable, versions: Iterable[Version]) -> list[RecordedWrite]:
-        """Return the recorded writes whose rows versions of a table have, in the order of the versions.
+        """Return the recorded writes that wrote the rows of versions of a table, in the order of the versions.
 
         Raises:
             ConflictError: The record of a write was collected, so nobody can tell whether its rows are published.

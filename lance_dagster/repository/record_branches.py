@@ -271,8 +271,8 @@ class _BranchReader:
             )
         if write.adds_rows and self.record.candidate(request.candidate).is_collected:
             raise _UnclearError(
-                f"the record of {request.candidate} was collected after rows that it appended were published: the same "
-                "rows may be there twice; start a new run"
+                f"the rows may be published already: {request.candidate} has published appends, and the record of them "
+                "was collected; start a new run"
             )
         work = (request.work, request.partitions)
         attempts = [

@@ -156,7 +156,7 @@ class ChangePlan:
             yield from _parts(scan, columns, ("insert", number), rows.added)
 
     def columns_of(self, version: Version) -> list[OlderColumn]:
-        """Return how the columns are read in a version; columns that the version lacks are left out.
+        """Return how to read the columns from an older version; columns that the older version lacks are left out.
 
         Raises:
             SchemaMismatchError: The values of a column cannot be cast to its type in `schema_version`.

@@ -391,10 +391,10 @@ class PrefixStore(ABC):
         return self._probe_once(f"_refs/.probe-{uuid.uuid4().hex}")
 
     def _probe_once(self, key: str) -> bool:
-        """Tell what the server does with conditions; return False when its answers prove nothing.
+        """Find out whether the server obeys the conditions of writes; return False when its answers prove nothing.
 
         Raises:
-            ConditionalPutUnsupportedError: It ignores them, or answers that it does not support them.
+            ConditionalPutUnsupportedError: The server ignores conditions, or answers that it does not support them.
             StoreError: The server did not answer.
         """
         try:

@@ -21,16 +21,16 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Option(NamedTuple):
-    """An option of a provider: pylance's names for it, the usual one first, and what is said of its value.
+    """A storage option of a provider.
 
     Attributes:
-        spellings: Pylance's names.
+        spellings: Pylance's names for the option, the usual name first.
         secret: Whether the value is a secret.
-        credential: Whether it is one of the credentials that exclude each other.
-        field: Its field among the typed options of a Dagster resource; none where it is empty.
-        written: The name under which the field is handed on; the usual name where it is empty.
+        credential: Whether the option is one of the credentials that exclude each other.
+        field: The field of the Dagster resource that sets the option; empty for an option without such a field.
+        written: The name under which the value of the field is handed on; the usual name if `written` is empty.
         is_flag: Whether the field is a boolean.
-        description: The field, for people.
+        description: The description of the field, which Dagster's pages show.
     """
 
     spellings: tuple[str, ...]

@@ -292,7 +292,7 @@ class Maintenance(Generic[TableT]):
                 its files have 512 MiB or more. `deleted_share`, from 0 to 1 and by default 0.1, is the share of deleted
                 rows above which a fragment is rewritten even alone. With `mix_partitions`, rows that were written for
                 different partitions, or by replacements with different predicates, may get into one fragment;
-                searches for one partition then read the other one too. pylance always mixes them.
+                searches for one partition then read the other partition too. pylance always mixes them.
 
         Raises:
             InvalidInputError: The branch has an inherited index, and also blobs or an index of its own.

@@ -115,7 +115,7 @@ def next_version(head: Manifest, changed: Manifest, *, timestamp: int, writer: W
 
 
 def _ranges(changed: Manifest) -> str:
-    """Return the known ranges of the data files of a state, with those that new fragments bring."""
+    """Return the known ranges of the data files of a state, with the ranges that new fragments bring."""
     new = [item.ranges for item in changed.fragments.items if isinstance(item, Fragment) and item.ranges]
     ranges = united(changed.ranges, *new) if new else changed.ranges
     # Files that are gone are left out now and then: to look for them takes the names of all files.

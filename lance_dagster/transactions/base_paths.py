@@ -100,8 +100,8 @@ def add_base_paths(existing: Sequence[BasePath], new: Sequence[BasePath]) -> tup
                 or (present.name is not None and present.name == base.name)
             ):
                 raise InvalidInputError(
-                    f"there is a base path {present.id} named {present.name!r} at {present.path} already; "
-                    f"a new base path needs another id, name and path than {number}, {base.name!r}, {base.path}"
+                    f"cannot add base path {number} named {base.name!r} at {base.path}: base path {present.id} named "
+                    f"{present.name!r} at {present.path} is there already; choose another id, name and path"
                 )
         bases.append(replace(base, id=number))
     return tuple(bases)

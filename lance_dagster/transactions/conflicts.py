@@ -85,9 +85,9 @@ def is_plain_append(transaction: Transaction) -> bool:
 def appended_since(pending: Transaction, before: Manifest, after: Manifest) -> bool:
     """Return whether two versions alone show that every commit between them is compatible with an append.
 
-    They show it if schema and indices are the same, and the later version has the fragments of the earlier version,
-    followed by all fragments that were added in between. So a writer reads one version instead of every version that
-    landed. A False says nothing: the transactions have to be classified one by one.
+    The two versions show it if schema and indices are the same, and the later version has the fragments of the earlier
+    version, followed by all fragments that were added in between. So a writer reads one version instead of every
+    version that landed. If False is returned, the transactions have to be classified one by one.
 
     Args:
         pending: An append that `is_plain_append`.

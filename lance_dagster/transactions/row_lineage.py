@@ -117,9 +117,9 @@ def with_new_values(fragment: Fragment, version: int, offsets: BitMap | None = N
 
 
 def offsets_rewritten_in_place(operation: Update, fragment_id: int) -> BitMap:
-    """Return the offsets of the rows of a fragment that an update gave new values where they are.
+    """Return the offsets of the rows of a fragment that an update changed in place.
 
-    The result is empty where the update does not name the rows, although values of whole columns may be new.
+    The result is empty if the update does not name the rows; it may have changed whole columns all the same.
 
     Raises:
         CorruptFileError: The offsets cannot be read.

@@ -85,7 +85,7 @@ def _check_tagged(tag: Tag, named_versions: Mapping[_Place, NamedVersion]) -> It
     if named is not None and tag.manifest_size and named.size != tag.manifest_size:
         yield Problem(
             what=f"its manifest has {named.size} bytes, and tag {tag.name!r} records {tag.manifest_size}",
-            right="a version is never replaced by another one; look whether the tag names what it should, and move it",
+            right="a version never changes; look whether the tag names what it should, and move it",
             severity=WARNING,
             path=layout.tag_file(tag.name),
             versions=(tag.ref,),

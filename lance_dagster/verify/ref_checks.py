@@ -253,7 +253,7 @@ def _check_lineage(branch: Branch, refs: RefListing, path: str) -> Iterator[Prob
         if branch.parent_branch not in refs.all_branches:
             yield Problem(
                 what=f"the parent of branch {branch.name!r} is {branch.parent_branch!r}, which does not exist",
-                right="a branch stays while another one is forked from it",
+                right="a branch must not be deleted while other branches are forked from it",
                 path=path,
             )
     if branch.lineage and above is not None and branch.lineage[: len(above)] != above:

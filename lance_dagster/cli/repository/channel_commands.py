@@ -149,7 +149,7 @@ def create_channel(
 def delete_channel(
     repository: "LanceRepository", output: Output, channel: str, **options: Unpack[_MoveOptions]
 ) -> None:
-    """Delete a channel. The tags of that name in the tables stay, and so does its history.
+    """Delete a channel. Its history stays, and so do the tags of its name in the tables.
 
     Its commits stay readable by commit id as long as free keeps the commits that refs named.
     """

@@ -103,7 +103,7 @@ class BranchFence:
         Args:
             head: The version that was read as the head.
             earlier_ids: What an earlier attempt of the same commit returned; empty at the first attempt.
-            known: The branch, where it was read after this process put its head; then it is not read again.
+            known: The branch, if it was read after this process had put the head; it is not read again then.
 
         Raises:
             RefNotFoundError: There is no such branch, or it is being deleted.

@@ -23,11 +23,11 @@ FACETS = ("name", "nullable", "logical_type", "extension_name", "primary_key", "
 
 
 def makers_of(side: SideHistory, state: Callable[[Manifest], object]) -> str:
-    """Name who made the changes of a side that changed one thing, such as a setting or a facet of a column.
+    """Name who changed one thing on a side, such as a setting or a facet of a column.
 
     Args:
         side: The side.
-        state: Returns the thing as a version has it.
+        state: Returns the thing as it is in a version.
     """
 
     def changed(change: Change) -> bool:

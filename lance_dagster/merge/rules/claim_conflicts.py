@@ -169,7 +169,7 @@ class ClaimScope:
 
 
 def key_columns(claimer: MergeSide, change: Change, claim: Claim, side: MergeSide) -> list[str]:
-    """Return the names of the key columns of an upsert on a side, in their order.
+    """Return the names that the key columns of an upsert have on a side, in the order of the claim.
 
     Raises:
         InvalidInputError: The side lacks a key column.

@@ -346,7 +346,7 @@ class MergeSide:
         return {number: offsets for number, offsets in remaining.items() if offsets}
 
     def _has_unknown_values(self, number: BaseKey, rows: BitMap) -> bool:
-        """Tell whether rows may have values in columns that the merge base lacks and that are not known to be filled.
+        """Tell whether rows may have values in columns added since the merge base, other than values of a known fill.
 
         If such rows counted as moved, these values would be lost where the rows are taken from the other side.
         """

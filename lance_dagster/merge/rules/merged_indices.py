@@ -91,7 +91,7 @@ def indices_taken_over(history: SideHistory, base: Manifest, result: ResultFragm
 
 
 def _names_others(index: IndexMetadata, history: SideHistory, result: ResultFragments) -> bool:
-    """Tell whether an index may name a fragment of which the result has another one under the same id."""
+    """Tell whether an index may name the id of a fragment that is another fragment in the result."""
     source = history.manifest
     after = [change.after for change in history.since if change.after is not None]
     first = next((version for version in after if index.uuid in {own.uuid for own in indices_of(version)}), source)

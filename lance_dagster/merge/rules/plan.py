@@ -407,7 +407,7 @@ class _Build:
         return merged_space, aliases
 
     def _fragment_ids(self) -> tuple[dict[int, int], int]:
-        """Return the ids that fragments of the source get, by their ids there, and the first id after all of them.
+        """Return the new ids of the source's fragments, by their ids in the source, and the first id that stays free.
 
         Raises:
             InvalidInputError: The fragment ids are used up.

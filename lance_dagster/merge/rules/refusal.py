@@ -161,7 +161,7 @@ class _Trials:
         return sorted((trial for trial in self.trials if trial.still_open is None), key=losses)
 
     def with_checked_names(self, attempt: Attempt) -> "_Trials":
-        """Return the same with kinds in the place of units, if a strategy given by units does not settle the merge.
+        """Return these trials named by kinds instead of units, if a strategy given by units does not settle the merge.
 
         A strategy by kind also settles what never came up as a conflict because every trial had it.
         """
@@ -275,7 +275,7 @@ def _key(conflict: Conflict) -> tuple[str, str]:
 
 
 def _names_for_strategies(conflicts: Sequence[Conflict]) -> dict[str, str]:
-    """Return by kind the key to give a strategy under: the unit where the kind has only one, else the kind."""
+    """Return, for each kind, the key of a strategy: the unit if the kind has only one unit, else the kind."""
     units: dict[str, set[str]] = {}
     for conflict in conflicts:
         units.setdefault(conflict.kind, set()).add(conflict.unit)

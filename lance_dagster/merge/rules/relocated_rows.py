@@ -207,7 +207,7 @@ class _Locator:
         return RelocatedRows(fragment=fragment, origins=origins, updated=updated, back=back, live=live)
 
     def rows_in_place(self, fragment: Fragment, base_id: int, relocated: RelocatedRows | None) -> RelocatedRows | None:
-        """Return the rows of a fragment that got new values where they are, added to the rows relocated there before.
+        """Return the rows of a fragment that were updated in place, added to the rows relocated there before.
 
         The rows count as updated: a change of the other side to them is a conflict, and a change of the other side to
         the other rows of the fragment is not.
@@ -392,7 +392,7 @@ def _new_ids(before: Manifest, after: Manifest) -> Iterator[RowRuns]:
 
 
 def _ids_in_place(change: Change) -> Iterator[RowRuns]:
-    """Return the ids of rows that a version gave new values where they are."""
+    """Return the ids of the rows that a version updated in place."""
     after = change.after
     for number, offsets in rows_in_place(change).items():
         if after is not None:

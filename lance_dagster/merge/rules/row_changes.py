@@ -173,7 +173,7 @@ class RelocatedRows:
         return self._by_key.keys()
 
     def from_base(self, base_ids: Container[int]) -> dict[BaseKey, tuple[BitMap, BitMap]]:
-        """Return by base fragment the offsets there of live rows that were moved, and of live rows that were updated.
+        """Return, for each base fragment, the offsets of live rows that were moved, and of live rows that were updated.
 
         Args:
             base_ids: The fragments of the merge base that are asked for; rows it does not have are always returned.

@@ -122,10 +122,10 @@ class _Report:
         return DEST_WINS if of_source else SOURCE_WINS
 
     def deleted_after_update(self, decided: Sequence[DecidedFragment], *, writer_is_source: bool) -> Iterator[Finding]:
-        """Report rows that one side gave new values where they are, and the other side deleted.
+        """Report rows that one side updated in place and the other side deleted, without stable row ids.
 
-        With stable row ids the row rules know these rows as updated. Without them the values count as written beside
-        all rows of the fragment, which a deletion would take away unnoticed.
+        With stable row ids the row rules know which rows were updated. Without stable row ids the new values count as
+        written beside all rows of the fragment, so a deletion would take them away unnoticed.
         """
         writer, deleter = (self._source, self._dest) if writer_is_source else (self._dest, self._source)
         if writer.manifest.stable_row_ids:

@@ -1,4 +1,4 @@
-"""Find rows that may have new values where they are, on tables without stable row ids.
+"""Find rows that may have been updated in place, on tables without stable row ids.
 
 On tables with stable row ids pylance names the rows that an update changed, and the row rules know them as updated.
 Without stable row ids, every row of a fragment beside which an update put new files may have new values. A merge, a
@@ -23,7 +23,7 @@ _MERGED = CHANGE_ORIGIN_PROPERTIES | {MERGE}
 
 
 def updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
-    """Return the rows of a fragment of the merge base that a side may have given new values where they are.
+    """Return the rows of a fragment of the merge base that a side may have updated in place.
 
     Where a compaction removed an updated fragment, every row that the side moved out of the base fragment may have been
     updated.
@@ -47,15 +47,15 @@ def updated_in_place(side: MergeSide, number: BaseKey) -> BitMap:
 def passed_on_in_place(
     source: MergeSide, column_sources: Mapping[int, Fragment], added: Mapping[int, int]
 ) -> frozenset[int] | None:
-    """Return the fragments of a result with rows that may have values written in place by the source.
+    """Return the fragments of the result whose rows may have values that the source wrote in place.
 
     Args:
-        source: The side whose values they are.
+        source: The side that wrote the values in place.
         column_sources: By fragment of the dest, the fragment of the source that gives it columns.
         added: By fragment of the source that is added to the dest, its id in the result.
 
     Returns:
-        The ids; None where a later merge needs no record to know that there are none.
+        The ids of the fragments. None if there are no such fragments and a later merge knows it without a record.
     """
     if source.manifest.stable_row_ids:
         return None

@@ -595,11 +595,11 @@ class ChannelPublisher:
         return f"nothing waits, but {version} {has}, {behind}: to promote it, set ref: {ref}"
 
     def has_left(self, publication: Publication, version: Version) -> bool:
-        """Return whether the channel once named a version of a table, or a later one, and was moved back from it.
+        """Return whether the channel was moved back: it once named `version` of a table or a later version of it.
 
         Args:
-            publication: The table.
-            version: The version of `main`, which the channel does not name.
+            publication: The publication of the table.
+            version: A version of `main` that the channel does not name now.
         """
         present = self.channel_now()
         of = self.record.head.tables.get(self.repository.name_of(publication.table))

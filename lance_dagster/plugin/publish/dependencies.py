@@ -71,8 +71,8 @@ class Dependencies:
         """Leave out the branches that have to wait; the branches of the same run in other tables wait with them.
 
         Returns:
-            The publications that still have a branch to publish, and those that have none left. The `waiting` of both
-            says why branches have to wait.
+            The publications that still have a branch to publish, and the publications whose branches all wait. The
+            `waiting` of both says why branches have to wait.
         """
         reads = {
             (publication.name, source.branch): list(_reads(publication.table, source))

@@ -260,7 +260,7 @@ def next_steps(refused: Sequence[Publication], named: Sequence[Conflict], all_of
 
 
 def _in_conflict(publication: Publication, conflicts: Sequence[Conflict]) -> Publication:
-    """Return a publication with those of its sources that its conflicts are about."""
+    """Return a publication with only the sources that its conflicts are about."""
     # A conflict names the source that was merged, and the runs of those before it that it conflicts with.
     texts = "\n".join(str(conflict) for conflict in conflicts if conflict.unit.startswith(f"{publication.name} ("))
     sources = [source for source in publication.sources if (run_of(source.branch) or str(source)) in texts]

@@ -17,7 +17,7 @@ These are audited again:
 - a version of `main` that a person chose and that no published run made; it needs no preview
 
 Checks that read other tables are also evaluated at each attempt to commit, when the commit would name
-a version of such a table that they did not see, or when the channel names another one. The put of the commit is
+a version of such a table that they did not see, or when the channel names such a version. The put of the commit is
 refused when another publication came first, and the next attempt evaluates the checks again, so the tables of a commit
 were audited together.
 
@@ -332,8 +332,8 @@ class PublicationAudit:
     def unaudited(self, publication: Publication, until: Version | None) -> list[Version]:
         """Return the commits of `main` after the tag's version that the checks of this publisher did not let pass.
 
-        These are the commits of other programs, and those that another publisher made, for another tag, without these
-        checks or in spite of them.
+        These are the commits of other programs, and the commits of publishers of other tags that were made without
+        these checks or in spite of them.
 
         Args:
             publication: The table, with the tag as it was read.

@@ -306,7 +306,7 @@ class AuditLog:
         return [asset for asset in assets if asset in missing - skipped]
 
     def is_later(self, evaluation: AuditEvent, rival: AuditEvent) -> bool:
-        """Return whether an evaluation counts instead of another one, of another run, because it came later.
+        """Return whether an evaluation came later than `rival`, an evaluation of another run, and counts instead.
 
         Storage ids of events of different runs cannot be compared, and the times of events are those of the workers'
         clocks. The order in which Dagster recorded the runs depends on no clock, but runs may overlap. Where the two
@@ -528,10 +528,10 @@ def wait_for_checks(context: dg.AssetExecutionContext, checks: Sequence[dg.Asset
 
 
 def after_failed_audit(branches: Iterable[str]) -> str:
-    """Return what a person can do about versions that did not pass their audit, as the publisher's config has it.
+    """Return which settings of the publisher help a person when versions did not pass their audit.
 
     Args:
-        branches: The branches of the versions; `main` for a version that was named there.
+        branches: The branches of the versions; `main` for a version that the person named by `ref`.
     """
     runs = sorted({branch for branch in branches if branch != MAIN})
     anyway = "ignore_failed_checks: true with a reason publishes it all the same"

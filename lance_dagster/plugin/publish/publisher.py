@@ -209,7 +209,7 @@ def _backfill_policy(
 
 
 def publisher_name(tag: str) -> str:
-    """Return the name of the op that publishes for a tag, unless another one is given."""
+    """Return the name of the op that publishes for a tag, unless another name is given."""
     _check_tag(tag)
     if _NAME.fullmatch(tag):
         return f"publish_{tag}"
@@ -304,9 +304,9 @@ def _output_of(node: PromotedNode) -> str:
 def _group(specs: Sequence[dg.AssetSpec], tag: str, name: str, options: PublisherOptions) -> str | None:
     """Return the group of the promoted nodes; None for the group of the tag.
 
-    Where candidates are computed from nodes of other publishers of the tag, these nodes and those in one group would
-    make a cycle of groups in Dagster's graph: `production`, `marts`, `production`. The publisher `publish_marts` has
-    the group `production_marts`.
+    Candidates may be computed from nodes of other publishers of the tag. If all nodes of the tag were in one group,
+    Dagster's graph would have a cycle of groups: `production`, `marts`, `production`. So the publisher `publish_marts`
+    has the group `production_marts`.
     """
     if group_name := options.get("group_name"):
         return group_name
@@ -402,7 +402,7 @@ def _refuse_skippable(nodes: Sequence[PromotedNode], layered: Sequence[dg.AssetK
 
 
 def is_split(definition: dg.AssetsDefinition, needs: Mapping[dg.AssetKey, Collection[dg.AssetKey]]) -> bool:
-    """Return whether Dagster executes a multi-asset in several steps, because an asset of another one stands between.
+    """Return whether Dagster splits a multi-asset into steps, because an asset outside of it stands between its assets.
 
     Args:
         definition: The multi-asset.

@@ -37,8 +37,8 @@ def verdicts_bytes(verdicts: Iterable[Verdict], writer: str, write: int = 0) -> 
     Args:
         verdicts: The verdicts.
         writer: A random id of the process that writes the file.
-        write: The number of the recorded write whose rows the version has, with which the verdicts are collected; 0
-            where it has those of none.
+        write: The number of the recorded write that wrote the rows of the version; 0 where no recorded write did. The
+            verdicts are collected together with this write.
     """
     rows = [
         {

@@ -205,7 +205,7 @@ class CandidateRecord:
             table_id: The identity of the table.
             commit_id: The commit id of the version.
             verdicts: The results; a later verdict of a check takes the place of an earlier one.
-            write: The number of the recorded write whose rows the version has; 0 where it has those of none.
+            write: The number of the recorded write that wrote the rows of the version; 0 where no recorded write did.
 
         Raises:
             ConflictError: Other processes took the next number each time.
@@ -299,7 +299,7 @@ class RecordFiles:
         return listing
 
     def audited_write(self, files: AuditFiles) -> int:
-        """Return the number of the recorded write that verdicts are about; 0 where they are about none."""
+        """Return the number of the recorded write that verdicts are about; 0 if they are about no recorded write."""
         key = files.keys[0]
         data = self._store.get(key)
         return 0 if data is None else audited_write(data, f"{self._store.uri}/{key}")

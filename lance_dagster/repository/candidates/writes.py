@@ -274,8 +274,8 @@ class WriteChanges:
             )
         if write.adds_rows and related.is_collected:
             raise ConflictError(
-                f"{write} adds rows, and the record of {write.request.candidate} was collected after rows that it "
-                "appended were published: the same rows may be there twice; nothing was published: discard "
+                f"{write} adds rows that may be published already: {write.request.candidate} has published appends, "
+                "and the record of them was collected; nothing was published now: discard "
                 f"{write.request.branch}, and start a new run"
             )
         if (published := published_duplicate(write, related.writes, closed, self.is_merged)) is not None:

@@ -53,7 +53,9 @@ def fork_table(repository: RepositoryContext, name: str, branch: str, *, metadat
     """Create a branch of a table that a publication of the branch finds; return the context of the table."""
     check_branch_name(branch)
     if branch.startswith(PUBLISHED):
-        raise InvalidRefNameError("branch", branch, f"{PUBLISHED!r} begins the names of versions that commits hold")
+        raise InvalidRefNameError(
+            "branch", branch, f"names that begin with {PUBLISHED!r} are kept for the versions that commits hold"
+        )
     # Before the mark of the table: a branch with other metadata could not be read.
     refuse_reserved_keys(metadata)
     logs = repository.logs

@@ -186,7 +186,9 @@ def publish_branch(
         ConflictError: The channel was rolled back meanwhile; the commit is on `main`, and the branch stays.
     """
     if request.branch == MAIN:
-        raise InvalidInputError("branches are published to main; use `commit` for versions on main of the tables")
+        raise InvalidInputError(
+            "main cannot be published, because branches are published to it; to commit versions of main, use `commit`"
+        )
     names, ended = None if tables is None else tuple(tables), None
     while True:
         try:

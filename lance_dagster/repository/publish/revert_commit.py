@@ -167,7 +167,7 @@ def _refuse_new_name(commit: RepositoryCommit, old_name: str, new_name: str) -> 
     # A commit that gives a table another name changes no version.
     if old_name != new_name:
         error = f"commit {commit.short_id} gave table {old_name!r} the name {new_name!r}"
-        raise InvalidInputError(f"{error}: to undo that, move its folder and call move_table")
+        raise InvalidInputError(f"{error}: to undo that, move the folder back and call move_table")
 
 
 def _named_again(repository: RepositoryContext, name: str, old: TableVersion) -> TableVersion:

@@ -266,7 +266,7 @@ class LanceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the id of the branch, which another branch of its name does not have.
 
         Raises:
-            InvalidInputError: The ref is no branch.
+            InvalidInputError: The ref does not name a branch.
         """
         branch = self._options.branch
         if branch == MAIN:

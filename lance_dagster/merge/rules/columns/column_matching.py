@@ -426,7 +426,7 @@ def _children(manifest: Manifest) -> dict[int, list[int]]:
 
 
 def _fields_beside_rows(change: Change) -> dict[int, frozenset[int]]:
-    """Return by fragment which fields a version wrote beside rows that stayed where they were."""
+    """Return, for each fragment, which fields a version wrote beside rows that stayed where they were."""
     operation, before, after = change.operation, change.before, change.after
     # The mode of an update is not relied on: pylance leaves it to the caller to say that columns are written anew.
     in_place = isinstance(operation, Merge | DataReplacement | Restore | Update)
@@ -444,9 +444,10 @@ def fields_written(change: Change) -> frozenset[int]:
 
 
 def rows_in_place(change: Change) -> dict[int, BitMap]:
-    """Return by fragment the rows that a version gave new values where they are, as far as it names them.
+    """Return, for each fragment, the rows that a version updated in place, if the version names them.
 
-    Without stable row ids these rows cannot be followed further, so whole columns count as written.
+    Without stable row ids nothing is returned: later versions cannot be searched for these rows, so whole columns count
+    as written.
     """
     operation, before, after = change.operation, change.before, change.after
     if not isinstance(operation, Update) or not (operation.updated_offsets or operation.updated_offset_bitmaps):
@@ -459,7 +460,7 @@ def rows_in_place(change: Change) -> dict[int, BitMap]:
 
 
 def _written_for_rows(change: Change) -> dict[int, frozenset[int]]:
-    """Return by fragment the fields that a version wrote into a new file for single rows."""
+    """Return, for each fragment, the fields that a version wrote into a new file for single rows."""
     rows = rows_in_place(change)
     if not rows or change.before is None or change.after is None:
         return {}
@@ -467,7 +468,7 @@ def _written_for_rows(change: Change) -> dict[int, frozenset[int]]:
 
 
 def _backed_anew(before: Manifest, after: Manifest) -> Iterator[tuple[int, frozenset[int]]]:
-    """Return by fragment of a version which fields have another file there than in the version before."""
+    """Yield, for each fragment of a version, the fields that have another file than in the version before."""
     old = dict(zip(before.fragments.ids, before.fragments.items, strict=True))
     for number, item in zip(after.fragments.ids, after.fragments.items, strict=True):
         old_item = old.get(number)
