@@ -107,7 +107,7 @@ class State:
 
     `path` is the URI of the manifest, for messages, and `size` its size in bytes, 0 where it was not read. `id` is the
     commit id. `before` is the number of the version before it on its branch, where a listing or the commit showed it.
-    `of` is its branch, where the file of that was read after the version was listed.
+    `of` is the branch of the version, if the file of the branch was read after the version was listed.
     """
 
     branch: str

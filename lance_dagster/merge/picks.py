@@ -293,7 +293,7 @@ def _inserted(
     *,
     deleted: Deleted,
 ) -> tuple[RowRuns, RowRuns]:
-    """Return the rows of source and dest that the other side knows, and neither it nor the base has.
+    """Return the rows of the source and of the dest that the other side once had, but now lacks, as the base does.
 
     Rows of a picked change count as inserted only where the dest took them back, and not where it deleted them.
     """

@@ -131,13 +131,13 @@ class PlannedWrite:
 
 
 def write_of(repository: "LanceRepository", table: "LanceTable", version: "Version") -> "RecordedWrite | None":
-    """Return the recorded write whose rows a version of a branch has; None for a commit that nobody recorded."""
+    """Return the recorded write that wrote the rows of a version; None for a commit that nobody recorded."""
     mark = repository.publications.mark_of(table, version)
     return None if mark is None else repository.record.write(mark)
 
 
 def is_marked(version: "Version") -> bool:
-    """Return whether a run recorded the write whose rows a version has, before it committed them."""
+    """Return whether a run recorded the write of a version before it committed the rows."""
     return _mark() in version.properties
 
 

@@ -124,8 +124,8 @@ class PinnedTable:
             raise InvalidInputError(
                 f"{self.ref} of {shown_uri(self.table.uri)} is narrowed to {self.narrowed_to}, which a "
                 "lance.LanceDataset cannot carry: use read(), scan() or spark(), or annotate the input as "
-                "pyarrow.dataset.Scanner; `table.to_lance(version)`, of the attributes of the pinned table, is the "
-                "whole version, and its scanner(), search and SQL take `filter` of the pinned table"
+                "pyarrow.dataset.Scanner. For the dataset of the whole version, call "
+                "`pinned.table.to_lance(pinned.version)` and give `pinned.filter` to its scanner(), search or SQL"
             )
         return self.table.to_lance(self.version)
 

@@ -20,7 +20,7 @@ from lance_dagster.repository.registry import RepositoryContext
 
 
 def mark_of(repository: RepositoryContext, uri: str, version: Version) -> str | None:
-    """Return the mark of the recorded write whose rows a version of the table at a URI has; None without a record."""
+    """Return the mark of the recorded write that wrote the rows of a version; None if no record exists."""
     mark = version.properties.get(WRITE_MARK)
     # Of the release that kept no record, only a commit with the rows of an output was recorded afterwards.
     if mark is not None or ASSET_KEY not in version.properties:
@@ -30,7 +30,7 @@ def mark_of(repository: RepositoryContext, uri: str, version: Version) -> str | 
 
 
 def writes_of(repository: RepositoryContext, uri: str, versions: Iterable[Version]) -> list[RecordedWrite]:
-    """Return the recorded writes whose rows versions of the table at a URI have, in the order of the versions.
+    """Return the recorded writes that wrote the rows of versions of a table, in the order of the versions.
 
     Raises:
         ConflictError: The record of a write was collected, so nobody can tell whether its rows are published.

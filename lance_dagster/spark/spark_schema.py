@@ -459,7 +459,7 @@ def to_table_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 def _cast(values: "pa.Array[Any]", arrow: pa.DataType, *, allow_time_truncate: bool = False) -> "pa.Array[Any]":
     """Cast values to a type, whose structs may have parts that take no nulls.
 
-    The parts of a variant take none, and below a null struct they are null nevertheless, which Arrow refuses to cast.
+    An example is a variant: its parts are not nullable, but a null variant has null parts, which Arrow refuses to cast.
     """
     if isinstance(arrow, pa.DictionaryType) and not pa.types.is_dictionary(values.type):
         # Arrow casts only strings and binary values to a dictionary, and not numbers.

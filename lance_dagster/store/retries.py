@@ -53,8 +53,8 @@ def repeated(
         attempt: What is called.
         again: Tells whether another call may help after an error of this package; other errors are raised at once.
         times: The most calls.
-        seconds: No call is begun later than a pause after so many seconds; one call is always made.
-        pauses: Without them, the next call is made at once.
+        seconds: A call that fails after so many seconds is the last call. A pause may delay a call beyond this time.
+        pauses: The pauses between two calls; without them, the next call is made at once.
     """
     deadline, number = time.monotonic() + seconds, 0
     while True:

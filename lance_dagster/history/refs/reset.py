@@ -166,7 +166,10 @@ def _refuse_needed(branch: Branch, dropped: Dropped, refs: Refs, versions: Versi
         target = f"{name}@{dropped.target}"
         raise ConflictError(
             f"cannot reset branch {name!r} of {refs.store.uri} to {target}: {', '.join(needs)}",
-            remedy=Remedy("{} makes it the next version and drops none", Call("restore", (target, name))),
+            remedy=Remedy(
+                "{} commits that version's content as the next version, and drops none",
+                Call("restore", (target, name)),
+            ),
         )
 
 

@@ -409,10 +409,10 @@ class ChannelPublisher:
         return self._promoted(moved, published.published, published.versions)
 
     def divided(self, publications: Sequence[Publication]) -> dict[str, str]:
-        """Return the tables in which readers would lack what the publications show them of a run or a commit.
+        """Return the other tables of runs and commits that readers would see only in part after the publications.
 
-        Another publisher may have brought one table of a run to `main`, and a commit that was rolled back is there too.
-        Both come along with the next publication of the table.
+        `main` of a table may have a run that another publisher committed, or a commit that the channel was moved back
+        from. The next publication of the table shows that run or commit too, but only in this table.
 
         Returns:
             By table, the run or commit that readers would see in the published tables alone; nothing where a person

@@ -279,7 +279,7 @@ def _request(
 
 
 def _recorded_writes(repository: RepositoryContext, opened: OpenedBranch) -> tuple[RecordedWrite, ...]:
-    """Return the recorded writes whose rows a branch brings to `main`, also those of branches that it has merged.
+    """Return the recorded writes whose rows a branch brings to `main`, also the writes of branches merged into it.
 
     The commit closes them, as every publication does: another attempt at the same rows is refused then.
 

@@ -140,7 +140,8 @@ def test_what_needs_a_dropped_version_is_named(table: LanceTable) -> None:
         table.branches.reset("run", "run@3")
     assert str(caught.value) == (
         f"cannot reset branch 'run' of {table.uri} to run@3: tag 'old' names run@4, branch 'child' was forked from "
-        "run@5, main contains run@4; restore('run@3', 'run') makes it the next version and drops none"
+        "run@5, main contains run@4; restore('run@3', 'run') commits that version's content as the next "
+        "version, and drops none"
     )
     assert before == table.branches.get("run")
     assert [2, 3, 4, 5] == table.branches.version_numbers("run")

@@ -308,7 +308,7 @@ def _fields_kept(side: SideHistory, anchor: Manifest, matched: MatchedFragments)
 
 
 def _back_by_revert(change: Change, anchor_fields: Mapping[int, tuple[str, str]]) -> set[int]:
-    """Return the fields that a version has again by a revert of their drop, which leaves them their ids.
+    """Return the fields that a version has again because it reverts their drop; a revert gives fields their old ids.
 
     Args:
         change: The version.
