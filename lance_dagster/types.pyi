@@ -65,11 +65,11 @@ from lance_dagster.repository.candidate_status import (
     WaitingCandidate as WaitingCandidate,
 )
 from lance_dagster.repository.candidates.audits import Verdict as Verdict
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites as ClosedWrites
 from lance_dagster.repository.candidates.number_set import NumberSet as NumberSet
 from lance_dagster.repository.candidates.record import CandidateRecord as CandidateRecord
 from lance_dagster.repository.candidates.writes import (
     CandidateWrites as CandidateWrites,
-    ClosedWrites as ClosedWrites,
     RecordedWrite as RecordedWrite,
     WriteRequest as WriteRequest,
 )

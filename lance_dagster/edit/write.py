@@ -79,7 +79,7 @@ from lance_dagster.transactions.claims import (
     ClaimMode,
     encode_claims,
 )
-from lance_dagster.transactions.known_matches import columns_with_ranges
+from lance_dagster.transactions.fragment_pruning import columns_with_ranges
 
 # The deadline is generous: each attempt that loses means that another writer made progress.
 _DEADLINE_SECONDS = 300.0

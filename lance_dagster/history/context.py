@@ -45,7 +45,7 @@ from lance_dagster.history.resolve import resolve, resolve_in
 from lance_dagster.history.versions import State, Version, Versions
 from lance_dagster.store import Store, file_checks, open_store, records_digests, together
 from lance_dagster.transactions.base_paths import base_path_of, restored_base_paths
-from lance_dagster.transactions.known_matches import KnownMatches, known_matches
+from lance_dagster.transactions.fragment_pruning import KnownMatches, known_matches
 
 if TYPE_CHECKING:
     from lance_dagster.datafiles import LanceDataset

@@ -188,7 +188,7 @@ def newest_waiting(repository: "LanceRepository", table: "LanceTable") -> "Versi
 
 def open_writes(repository: "LanceRepository", table: "LanceTable") -> "list[RecordedWrite]":
     """Return the recorded writes of a table that are neither published nor dropped, oldest first."""
-    from lance_dagster.repository.candidates.writes import ClosedWrites
+    from lance_dagster.repository.candidates.closed_writes import ClosedWrites
 
     table_id = repository.registered_id(repository.name_of(table))
     if table_id is None:

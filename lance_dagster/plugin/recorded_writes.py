@@ -2,7 +2,7 @@
 
 The candidate of a run is what its root run and all re-executions of that run write, or what all runs of a backfill and
 of its re-executions write. So two attempts at the same rows are always writes of one candidate, and the repository
-lets only one of two appends be published (`repository/candidates/writes`).
+lets only one of two appends be published (`repository/candidates/closed_writes`).
 """
 
 import json
@@ -102,7 +102,8 @@ class PlannedWrite:
         Raises:
             InvalidInputError: They are, or may be.
         """
-        from lance_dagster.repository.candidates.writes import RecordedWrite, published_duplicate
+        from lance_dagster.repository.candidates.closed_writes import published_duplicate
+        from lance_dagster.repository.candidates.writes import RecordedWrite
 
         chain, table_id = self.branch.chain, self._table_id
         related = self.repository.record.candidate(chain.candidate_id)

@@ -11,7 +11,8 @@ from operator import attrgetter
 from lance_dagster.errors import CommitConflictError, NotFoundError
 from lance_dagster.history.versions import Version
 from lance_dagster.repository.candidates.audits import Verdict
-from lance_dagster.repository.candidates.writes import NONE_CLOSED, RecordedWrite
+from lance_dagster.repository.candidates.closed_writes import NONE_CLOSED
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext

@@ -11,7 +11,8 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_options, string_list
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
-from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
+from lance_dagster.repository.candidates.closed_writes import WriteChanges
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import FollowingTag, Lagging, land_tables, project, settle_tables
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables, run_audit, stage_nothing

@@ -31,14 +31,9 @@ from lance_dagster.format.transaction import Append, Clone
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.history.refs.ref_files import Branch
 from lance_dagster.history.versions import Version
+from lance_dagster.repository.candidates.closed_writes import NONE_CLOSED
 from lance_dagster.repository.candidates.record import CandidateRecord, parse_mark
-from lance_dagster.repository.candidates.writes import (
-    NONE_CLOSED,
-    WRITE_MARK,
-    RecordedWrite,
-    WriteRequest,
-    work_of,
-)
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteRequest, work_of
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
 from lance_dagster.table import LanceTable

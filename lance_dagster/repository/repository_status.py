@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lance_dagster.errors import CommitConflictError, NotFoundError, counted
+from lance_dagster.errors import CommitConflictError, InvalidInputError, NotFoundError, counted
 from lance_dagster.format.layout import BRANCH_PIN, LANDING_PIN, MAIN, PIN, PUBLISHED, RUNS
-from lance_dagster.format.transaction import MERGE
-from lance_dagster.history.context import TableContext
-from lance_dagster.history.versions import State
+from lance_dagster.format.transaction import MERGE, SAME_ROWS, WITHOUT_ROWS
+from lance_dagster.history.context import TableContext, first_parent_log
+from lance_dagster.history.versions import State, Version
 from lance_dagster.repository.candidate_status import count_candidates
 from lance_dagster.repository.collect_commits import CommitRetention
 from lance_dagster.repository.commits.ref_log import TAGS, RefLogs
@@ -18,9 +18,11 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.publish.forks import ForkedTables, branch_id_of, forked_tables, lost_branch
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.registry import RepositoryContext
-from lance_dagster.repository.superseded import maintenance_since, superseded_branches
+from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
 
 T = TypeVar("T")
+# The most versions of `main` that are read for a table.
+_MOST_READ = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +381,7 @@ def _table_state(
         at=at,
         main=f"{MAIN}@{numbers[-1]}",
         ahead=len(ahead),
-        maintenance=maintenance_since(context, ahead),
+        maintenance=_maintenance_since(context, ahead),
         lagging=at is not None and landed is None,
         replaced=False,
         moved_tags=moved,
@@ -416,3 +418,72 @@ def _behind(logs: RefLogs, head: RepositoryCommit, newest: RefEntry, commit_id: 
         # Commits between them were collected.
         return None
     return None if entry is None or entry.commit != commit_id else steps
+
+
+def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[str, str]:
+    """Return the branches of a table whose rows `main` has replaced since the fork, each with the newest such version.
+
+    Such a branch cannot be published any more, because its merge has a conflict. The claims that both sides recorded
+    tell this; no merge is tried, and no times are compared.
+
+    Args:
+        context: The table.
+        branches: The names of branches; a branch that was deleted meanwhile is left out.
+    """
+    superseded = {}
+    for branch in branches:
+        try:
+            own_versions = _commits(context, branch, MAIN)
+            replaced = _replaced_partitions(own_versions)
+            # The parent of the oldest version of the branch is the version that it was forked from.
+            since = [] if replaced is None else _commits(context, MAIN, own_versions[-1].parents[0])
+        except (NotFoundError, InvalidInputError):
+            continue
+        newer = next((version for version in since if _covers(_replaced_partitions([version]), replaced)), None)
+        if newer is not None:
+            superseded[branch] = str(newer)
+    return superseded
+
+
+def _maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | None:
+    """Return how many of the newest versions of `main` change no row; None for more versions than are read.
+
+    Args:
+        context: The table.
+        numbers: The numbers of the versions.
+    """
+    if len(numbers) > _MOST_READ:
+        return None
+    newest = _commits(context, MAIN, None)[: len(numbers)] if numbers else []
+    return sum(version.operation in SAME_ROWS for version in newest)
+
+
+def _commits(context: TableContext, ref: str, after: str | None) -> list[Version]:
+    return first_parent_log(context, ref, after=after, limit=_MOST_READ, only=None)
+
+
+def _replaced_partitions(commits: Iterable[Version]) -> frozenset[tuple[str, str]] | None:
+    """Return the partitions whose rows commits replaced, each by its partitioning and its key.
+
+    It is empty for the whole table, and None if the commits did anything else.
+    """
+    keys: set[tuple[str, str]] = set()
+    is_whole = is_other = False
+    for commit in commits:
+        claims = decode_claims(commit.properties)
+        # A change of rows without a claim may be in any partition.
+        is_other |= not claims and commit.operation not in WITHOUT_ROWS
+        # Nothing tells whether the rows of one predicate are among the rows of another predicate.
+        comparable = (claim.mode == OVERWRITE or (claim.mode == REPLACE and claim.partitions) for claim in claims)
+        is_other |= not all(comparable)
+        is_whole |= any(not claim.partitions for claim in claims)
+        keys |= {(claim.partitioning, key) for claim in claims for key in claim.partitions}
+    if is_other or not (is_whole or keys):
+        return None
+    return frozenset() if is_whole else frozenset(keys)
+
+
+def _covers(newer: frozenset[tuple[str, str]] | None, older: frozenset[tuple[str, str]] | None) -> bool:
+    if newer is None or older is None:
+        return False
+    return not newer or (bool(older) and older <= newer)

@@ -1,7 +1,7 @@
 """Tables on Azure Blob Storage: `az://container/path` and `abfss://container@account.dfs.core.windows.net/path`.
 
 Conditional writes use `If-None-Match: *`, which Azure answers with 409 when the blob exists, and `If-Match`. The
-client's own retries are switched off, so that one call is one request; `prefix.retried` repeats requests that failed
+client's own retries are switched off, so that one call is one request; `retries.retried` repeats requests that failed
 temporarily. A PUT that is repeated after a lost answer finds its own blob: the caller reads it back, as on every store.
 """
 
@@ -20,7 +20,8 @@ from lance_dagster.errors import (
     StoreError,
 )
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
+from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
+from lance_dagster.store.retries import TransientError, retried
 from lance_dagster.store.vocabulary import (
     AZURE,
     Timeouts,

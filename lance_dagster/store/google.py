@@ -2,7 +2,7 @@
 
 Every verb is one request of the JSON API. The tag of an object is its generation: `ifGenerationMatch=0` writes where
 there is no object, another number where the object still has that generation. `google-auth` signs the requests and
-urllib3 sends them, without retries of their own; `prefix.retried` repeats requests that failed temporarily. A write
+urllib3 sends them, without retries of their own; `retries.retried` repeats requests that failed temporarily. A write
 that is repeated after a lost answer finds its own object: the caller reads it back, as on every store.
 """
 
@@ -24,7 +24,8 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.concurrency import concurrently
 from lance_dagster.store.interface import ObjectInfo
-from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, retried
+from lance_dagster.store.prefix import ListedPage, PrefixStore
+from lance_dagster.store.retries import TransientError, retried
 from lance_dagster.store.vocabulary import (
     GOOGLE,
     Timeouts,

@@ -18,14 +18,12 @@ ignores `If-None-Match` once versioning is enabled for a bucket.
 
 import logging
 import re
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 from lance_dagster.errors import ConditionalPutUnsupportedError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo, Turn
@@ -41,7 +39,6 @@ _PROBE_CONTENT = b"1"
 _TAGS, _LARGEST_TAGGED = 64, 2**16
 # No object ever had this tag: it has the form of an MD5 digest, and as a number it is not a generation.
 _NO_TAG = "0" * 32
-_PAUSES = Pauses(first=0.1, longest=10.0)
 
 # The loggers of the client libraries that show requests, and a credential in a header or in a URL.
 _LOGS_OF_REQUESTS = (
@@ -52,8 +49,6 @@ _CREDENTIAL = re.compile(
     r"""((?:x-amz-security-token|x-amz-signature|authorization|signature|\bsig)['"]?\s*[=:]\s*b?['"]?)(?!\*)[^\s'"&]+""",
     re.IGNORECASE,
 )
-
-Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,45 +90,6 @@ def _mask_credentials(record: logging.LogRecord) -> bool:
     if record.levelno <= logging.DEBUG and _CREDENTIAL.search(message := record.getMessage()):
         record.msg, record.args = _CREDENTIAL.sub(r"\1***", message), ()
     return True
-
-
-class TransientError(StoreError):
-    """Report a request that failed in a way that may pass: nothing is known about its effect."""
-
-
-def retried(send: Callable[[], Answered], seconds: float) -> Answered:
-    """Repeat a request until it is answered, with full jitter between attempts.
-
-    A write that is repeated may find the object that its first attempt wrote; the caller reads it back.
-
-    Args:
-        send: The request; it raises `TransientError` where a repetition may help.
-        seconds: After how long the last error is raised. At least one attempt is made.
-
-    Raises:
-        PermissionRefusedError: The first answer refused the request, which changed nothing.
-        StoreError: The request failed, or was refused after an attempt that may have been done.
-    """
-    deadline, number = time.monotonic() + seconds, 0
-    lost: TransientError | None = None
-    while True:
-        try:
-            return send()
-        except PermissionRefusedError as error:
-            if lost is None:
-                raise
-            # A token may expire between two attempts: this attempt changed nothing, but the attempt before may have.
-            raise StoreError(
-                f"{lost.complaint}; that attempt may have been done, and the next attempt failed: {error}"
-            ) from error
-        except TransientError as error:
-            lost = error
-            wait = _PAUSES.drawn(number)
-            if time.monotonic() + wait > deadline:
-                problem = f"{error.complaint}; gave up after {seconds:g} s of retries"
-                raise StoreError(problem, remedy=error.remedy) from error
-            time.sleep(wait)
-            number += 1
 
 
 class PrefixStore(ABC):

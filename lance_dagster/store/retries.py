@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lance_dagster.errors import CommitConflictError, LanceDagsterError
+from lance_dagster.errors import CommitConflictError, LanceDagsterError, PermissionRefusedError, StoreError
 
 _Result = TypeVar("_Result")
 # More doublings would exceed what a float can hold, and no limit is reached so late.
@@ -37,6 +37,9 @@ class Pauses:
     def wait(self, attempt: int) -> None:
         """Wait after an attempt."""
         time.sleep(self.drawn(attempt))
+
+
+_REQUEST_PAUSES = Pauses(first=0.1, longest=10.0)
 
 
 def repeated(
@@ -71,3 +74,42 @@ def repeated(
 def is_retryable_conflict(error: LanceDagsterError) -> bool:
     """Tell whether an error is a conflict with another commit after which the edit can be made on the new head."""
     return isinstance(error, CommitConflictError) and error.retryable
+
+
+class TransientError(StoreError):
+    """Report a request that failed in a way that may pass: nothing is known about its effect."""
+
+
+def retried(send: Callable[[], _Result], seconds: float) -> _Result:
+    """Repeat a request until it is answered, with full jitter between attempts.
+
+    A write that is repeated may find the object that its first attempt wrote; the caller reads it back.
+
+    Args:
+        send: The request; it raises `TransientError` where a repetition may help.
+        seconds: After how long the last error is raised. At least one attempt is made.
+
+    Raises:
+        PermissionRefusedError: The first answer refused the request, which changed nothing.
+        StoreError: The request failed, or was refused after an attempt that may have been done.
+    """
+    deadline, number = time.monotonic() + seconds, 0
+    lost: TransientError | None = None
+    while True:
+        try:
+            return send()
+        except PermissionRefusedError as error:
+            if lost is None:
+                raise
+            # A token may expire between two attempts: this attempt changed nothing, but the attempt before may have.
+            raise StoreError(
+                f"{lost.complaint}; that attempt may have been done, and the next attempt failed: {error}"
+            ) from error
+        except TransientError as error:
+            lost = error
+            wait = _REQUEST_PAUSES.drawn(number)
+            if time.monotonic() + wait > deadline:
+                problem = f"{error.complaint}; gave up after {seconds:g} s of retries"
+                raise StoreError(problem, remedy=error.remedy) from error
+            time.sleep(wait)
+            number += 1

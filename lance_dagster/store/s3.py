@@ -1,7 +1,7 @@
 """Tables on S3 and S3-compatible servers.
 
 Conditional writes use `If-None-Match: *` and `If-Match`. Calls go through `call_s3`, where one operation is exactly one
-request: the retries of botocore and of s3fs are switched off, and `prefix.retried` repeats requests that failed
+request: the retries of botocore and of s3fs are switched off, and `retries.retried` repeats requests that failed
 temporarily. A PUT that is repeated after a lost response may find its own object, so "already exists" is never taken as
 "another writer won": the caller reads the object back and compares.
 """
@@ -26,8 +26,8 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import ENDPOINT_VARIABLES, s3_retry_seconds, s3fs_options
-from lance_dagster.store.prefix import ListedPage, PrefixStore, TransientError, hide_credentials_in_logs, retried
-from lance_dagster.store.retries import Pauses
+from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
+from lance_dagster.store.retries import Pauses, TransientError, retried
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416

@@ -15,7 +15,7 @@ import pytest
 from lance_dagster import InvalidInputError, LanceTable
 from lance_dagster.format.value_ranges import ValueRange, encode_range
 from lance_dagster.history.context import open_context
-from lance_dagster.transactions.known_matches import known_matches
+from lance_dagster.transactions.fragment_pruning import known_matches
 from tests.conftest import S3Storage
 from tests.store.providers import requests_of
 

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceRepository, LanceTable, RefNotFoundError
+from lance_dagster.repository.candidates.closed_writes import NONE_CLOSED, WriteChanges
 from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import (
-    NONE_CLOSED,
-    WRITE_MARK,
-    RecordedWrite,
-    WriteChanges,
-    WriteRequest,
-)
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteRequest
 from tests.process_race import race
 from tests.repository.scripted_repository import FAST, new_repository, rows
 from tests.repository.write_requests import write_request, write_request_on

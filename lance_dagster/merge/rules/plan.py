@@ -55,7 +55,6 @@ from lance_dagster.merge.rules.refusal import MergeRefusal, refuse, refuse_with_
 from lance_dagster.merge.rules.relocated_rows import UntraceableError
 from lance_dagster.merge.rules.result import FragmentBuilder, FragmentEdits, MergedFragment, ResultBuilder, Tally
 from lance_dagster.merge.rules.row_changes import row_ids_of
-from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import (
     CombinedUpdates,
     DecidedFragment,
@@ -64,6 +63,7 @@ from lance_dagster.merge.rules.row_decisions import (
     equally_updated_rows,
     only_moved_rows,
 )
+from lance_dagster.merge.rules.row_findings import row_findings
 from lance_dagster.merge.rules.row_origins import BaseKey, BaseRows, in_order
 from lance_dagster.merge.rules.separate_changes import NO_SEPARATE_CHANGES, SeparateChanges, separate_changes
 from lance_dagster.merge.rules.several_bases import BaseResult, choose_result

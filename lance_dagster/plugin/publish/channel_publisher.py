@@ -53,7 +53,8 @@ from lance_dagster.plugin.publish.rollback import (
 )
 from lance_dagster.plugin.run_branch import RunChain, preview_branch
 from lance_dagster.repository import LanceRepository
-from lance_dagster.repository.candidates.writes import NONE_CLOSED, RecordedWrite, excluded_by
+from lance_dagster.repository.candidates.closed_writes import NONE_CLOSED, excluded_by
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.channel_moves import Channel
 from lance_dagster.repository.commits.promotions import RESTORES
 from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, RepositoryCommit, TableVersion

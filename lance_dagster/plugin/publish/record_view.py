@@ -18,7 +18,8 @@ from lance_dagster.history.versions import Version
 from lance_dagster.plugin.run_branch import RunChain
 from lance_dagster.repository import LanceRepository
 from lance_dagster.repository.candidates.audits import Verdict
-from lance_dagster.repository.candidates.writes import ClosedWrites, RecordedWrite, published_duplicate
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites, published_duplicate
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.commits.snapshot import RepositoryCommit
 from lance_dagster.table import LanceTable
 

@@ -17,6 +17,7 @@ because it was deleted has the file.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.record import (
     AuditFiles,
@@ -25,7 +26,7 @@ from lance_dagster.repository.candidates.record import (
     RecordFiles,
     RecordListing,
 )
-from lance_dagster.repository.candidates.writes import ClosedWrites, RecordedWrite
+from lance_dagster.repository.candidates.writes import RecordedWrite
 
 _NO_NUMBERS = NumberSet()
 

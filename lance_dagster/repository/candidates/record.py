@@ -22,9 +22,9 @@ from urllib.parse import quote, unquote
 
 from lance_dagster.errors import ConflictError
 from lance_dagster.repository.candidates.audits import Verdict, audited_write, parse_verdicts, verdicts_bytes
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites
 from lance_dagster.repository.candidates.writes import (
     CandidateWrites,
-    ClosedWrites,
     RecordedWrite,
     WriteRequest,
     parse_write,

@@ -27,7 +27,7 @@ import pendulum
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string, parsed_json, validate_commit_info
-from lance_dagster.repository.candidates.writes import ClosedWrites, closed_value, parse_closed
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites, closed_value, parse_closed
 from lance_dagster.repository.commits.entry_ranges import (
     RANGE_FORMAT,
     EntryKind,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from lance_dagster.errors import ConflictError, InvalidInputError
-from lance_dagster.repository.candidates.writes import WriteChanges
+from lance_dagster.repository.candidates.closed_writes import WriteChanges
 from lance_dagster.repository.commits.entry_ranges import changed_entries
 from lance_dagster.repository.commits.ref_log import RefLogs, next_entry, person
 from lance_dagster.repository.commits.snapshot import Recorded, RefEntry, RepositoryCommit, TableVersion, new_commit

@@ -16,8 +16,9 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.context import Properties
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.merge_commit import MergeOptions
+from lance_dagster.repository.candidates.closed_writes import WriteChanges
 from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest
 from lance_dagster.repository.publish.staging import Staging, capture, stage_merge

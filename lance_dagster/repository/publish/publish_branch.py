@@ -17,7 +17,8 @@ from lance_dagster.history.context import full_log
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules.strategy import Strategy
-from lance_dagster.repository.candidates.writes import RecordedWrite, WriteChanges
+from lance_dagster.repository.candidates.closed_writes import WriteChanges
+from lance_dagster.repository.candidates.writes import RecordedWrite
 from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion

@@ -10,8 +10,8 @@ from lance_dagster.history.refs.branch_operations import create_branch, delete_b
 from lance_dagster.history.versions import State
 from lance_dagster.merge.merge_commit import MergeOptions, merge
 from lance_dagster.merge.picks import PickOptions, restore
+from lance_dagster.repository.candidates.closed_writes import WriteChanges
 from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import WriteChanges
 from lance_dagster.repository.commits.promotions import by_id
 from lance_dagster.repository.commits.snapshot import RepositoryCommit, TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest

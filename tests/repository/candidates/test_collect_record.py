@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import ConflictError, LanceRepository
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites, WriteChanges
 from lance_dagster.repository.candidates.collect_record import SettledWrites
 from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import ClosedWrites, WriteChanges
 from lance_dagster.repository.commits.snapshot import TableVersion
 from lance_dagster.repository.publish.commit_tables import CommitRequest, commit_tables
 from lance_dagster.repository.registry import RepositoryContext

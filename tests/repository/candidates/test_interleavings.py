@@ -14,7 +14,8 @@ import pytest
 
 from lance_dagster import LanceRepository, LanceTable, RefNotFoundError
 from lance_dagster.errors import ConflictError, LanceDagsterError
-from lance_dagster.repository.candidates.writes import WRITE_MARK, ClosedWrites, RecordedWrite
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites
+from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite
 from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from tests import soak
 from tests.history.refs.interleaver import Actor, Interleaver, at_random

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from lance_dagster.repository.candidates.audits import Verdict
+from lance_dagster.repository.candidates.closed_writes import ClosedWrites
 from lance_dagster.repository.candidates.number_set import NumberSet
 from lance_dagster.repository.candidates.record import CandidateRecord
-from lance_dagster.repository.candidates.writes import ClosedWrites, WriteRequest
+from lance_dagster.repository.candidates.writes import WriteRequest
 from lance_dagster.store import open_store
 from tests.repository.write_requests import write_request
 

@@ -10,18 +10,15 @@ import pytest
 
 from lance_dagster import ConflictError
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
-from lance_dagster.repository.candidates.number_set import NumberSet
-from lance_dagster.repository.candidates.writes import (
-    CandidateWrites,
+from lance_dagster.repository.candidates.closed_writes import (
     ClosedWrites,
-    RecordedWrite,
     WriteChanges,
     closed_value,
     parse_closed,
-    parse_write,
     published_duplicate,
-    write_bytes,
 )
+from lance_dagster.repository.candidates.number_set import NumberSet
+from lance_dagster.repository.candidates.writes import CandidateWrites, RecordedWrite, parse_write, write_bytes
 from tests.raising import raises
 from tests.repository.write_requests import write_request
 

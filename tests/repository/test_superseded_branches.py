@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lance_dagster import LanceTable
-from lance_dagster.repository.superseded import superseded_branches
+from lance_dagster.repository.repository_status import superseded_branches
 from tests.table_factory import context_of, entries, new_table
 
 Write = Callable[[LanceTable, str], object]

@@ -10,8 +10,8 @@ from lance_dagster.format.transaction import Delete, Update
 from lance_dagster.merge.rules.columns.schema_merge import MergedSchema
 from lance_dagster.merge.rules.merge_side import MergeSide
 from lance_dagster.merge.rules.row_changes import FragmentRowChanges
-from lance_dagster.merge.rules.row_conflicts import row_findings
 from lance_dagster.merge.rules.row_decisions import DecidedFragment, Decision, RowRules, Situation
+from lance_dagster.merge.rules.row_findings import row_findings
 from lance_dagster.merge.rules.row_origins import Absence, AbsentRows, BaseKey
 from lance_dagster.merge.rules.strategy import Finding, ParsedStrategy, Strategy
 from tests.merge.rules.literal_merges import AMOUNT, ID, both_sides, described, fragment, manifest, side
