@@ -70,7 +70,7 @@ PURE = (
     "lance_dagster/format/",
     "lance_dagster/transactions/",
     "lance_dagster/history/commit_graph.py",
-    "lance_dagster/history/ref_expressions.py",
+    "lance_dagster/history/ref_grammar.py",
     "lance_dagster/verify/fragment_rules.py",
     "lance_dagster/verify/manifest_rules.py",
     "lance_dagster/gc/retention.py",

@@ -88,7 +88,7 @@ class ShownDiff:
 
 
 def _compared(table: "LanceTable", versions: tuple[str, ...], keys: tuple[str, ...]) -> "Diff":
-    from lance_dagster.history.ref_expressions import parse_range
+    from lance_dagster.history.ref_grammar import parse_range
 
     key = list(keys) or None
     match versions:

@@ -139,7 +139,7 @@ def log(
 
 def _range(ref: str | None, begin: str | None, after: str | None) -> tuple[str, str | None]:
     """Return the ref at which the log begins, and the ref whose versions it leaves out."""
-    from lance_dagster.history.ref_expressions import is_range, parse_range
+    from lance_dagster.history.ref_grammar import is_range, parse_range
 
     if ref is not None and begin is not None:
         raise click.UsageError("give REF, or --ref REF, not both")

@@ -26,7 +26,7 @@ from lance_dagster.format.layout import MAIN
 from lance_dagster.history.ancestry import Ancestry, VersionRef
 from lance_dagster.history.find_commits import find_commits
 from lance_dagster.history.log import CLOCK_SKEW_SECONDS
-from lance_dagster.history.ref_expressions import BRANCH, TAG, RefExpression, parse
+from lance_dagster.history.ref_grammar import BRANCH, TAG, RefExpression, parse
 from lance_dagster.history.refs.ref_files import READY, Tag
 from lance_dagster.history.refs.ref_store import Refs
 from lance_dagster.history.versions import Versions

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.ref_grammar import parse
 from lance_dagster.store import uri_text
 
 PREFIX = "lance+"

@@ -1,11 +1,12 @@
 """The extent of a branch: its recorded writes, its partitions, and whether it replaced their rows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lance_dagster.errors import RefNotFoundError
 from lance_dagster.format.layout import MAIN
+from lance_dagster.format.partition_scope import PartitionScope
 from lance_dagster.format.transaction import WITHOUT_ROWS
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.commit_properties import strings_of
@@ -22,16 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchExtent:
-    """What a branch wrote: the partitions, or none for the whole table, and whether it replaced their rows.
+    """What a branch wrote: the partitions, and whether it replaced their rows.
 
-    `partitioning` says what the keys of the partitions mean; empty when it is unknown. `writes` are the recorded writes
-    on the branch that `main` lacks, newest first.
+    `writes` are the recorded writes on the branch that `main` lacks, newest first.
     """
 
     head: "Version"
     writes: "tuple[RecordedWrite, ...]" = ()
-    partitions: frozenset[str] = field(default_factory=frozenset)
-    partitioning: str = ""
+    scope: PartitionScope
     replaces: bool = False
 
     @classmethod
@@ -43,11 +42,15 @@ class BranchExtent:
         return cls(
             head=head,
             writes=tuple(write for write in writes if write is not None),
-            partitions=frozenset(_partitions(commits)),
-            partitioning=next(filter(None, map(_partitioning, commits)), ""),
+            scope=PartitionScope(frozenset(_partitions(commits)), next(filter(None, map(_partitioning, commits)), "")),
             # A branch with an append or an upsert does not supersede another branch, whose rows it lacks.
             replaces=bool(claims) and all(claim.mode in ("overwrite", "replace") for claim in claims),
         )
+
+    @property
+    def partitions(self) -> frozenset[str]:
+        """The keys of the partitions; empty for the whole table."""
+        return self.scope.keys
 
     @property
     def newest(self) -> int:
@@ -62,7 +65,7 @@ class BranchExtent:
         """Return whether this branch appended the rows of an older branch again, without replacing them."""
         own = [write for write in self.writes if write.adds_rows]
         return any(
-            write.is_same_work(before) and write.covers(before)
+            write.is_same_work(before) and write.scope.covers(before.scope)
             for before in older.writes
             if before not in self.writes
             for write in own
@@ -82,12 +85,7 @@ class BranchExtent:
 
     def covers(self, older: "BranchExtent") -> bool:
         """Return whether this branch replaced everything that an older branch wrote."""
-        if not self.replaces:
-            return False
-        # No partitions mean the whole table, which only a write of the whole table covers.
-        return not self.partitions or (
-            bool(older.partitions) and self._is_comparable(older) and older.partitions <= self.partitions
-        )
+        return self.replaces and self.scope.covers(older.scope)
 
     def shares(self, second: "BranchExtent") -> str:
         """Return the partitions that both branches replaced, as text; empty when there is no such partition.
@@ -99,12 +97,9 @@ class BranchExtent:
         if not (self.partitions and second.partitions):
             return ", ".join(sorted(self.partitions | second.partitions)) or "the whole table"
         # Keys of two partitionings do not tell whether they share rows, so the branches are not published together.
-        if not self._is_comparable(second):
+        if not self.scope.is_comparable(second.scope):
             return f"{', '.join(sorted(self.partitions))}, by another definition of the partitions"
         return ", ".join(sorted(self.partitions & second.partitions))
-
-    def _is_comparable(self, second: "BranchExtent") -> bool:
-        return len({self.partitioning, second.partitioning} - {""}) <= 1
 
 
 def _partitioning(commit: "Version") -> str:

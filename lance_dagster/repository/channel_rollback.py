@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import pendulum
 
 from lance_dagster.errors import RefMovedError, RefNotFoundError
-from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.ref_grammar import parse
 from lance_dagster.repository.channel_moves import Channel, TableMove, channel_at, refuse_held, unknown_channel
 from lance_dagster.repository.commits.promotions import Promotions, Withdrawal, by_id
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties

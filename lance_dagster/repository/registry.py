@@ -17,7 +17,7 @@ from lance_dagster.errors import AlreadyExistsError, CorruptFileError, InvalidIn
 from lance_dagster.format.layout import MAIN, SUFFIX, VERSIONS, is_path_inside
 from lance_dagster.format.validation import check_string, parsed_json
 from lance_dagster.history.context import TableContext, open_context
-from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.ref_grammar import parse
 from lance_dagster.repository.candidates.record import CandidateRecord
 from lance_dagster.repository.commits.ref_log import FOLDER, IDENTITIES, TABLES, RefLogs
 from lance_dagster.repository.commits.resolve_commit import find_ref, resolve_commit

@@ -21,7 +21,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
-from lance_dagster.store.retries import TransientError, retried
+from lance_dagster.store.retries import TRANSIENT_STATUSES, TransientError, retried
 from lance_dagster.store.vocabulary import (
     AZURE,
     Timeouts,
@@ -37,7 +37,6 @@ _PAGE = 5000
 _MOST_AT_ONCE = 256
 _COPY_PAUSE = 0.2
 _MISSING, _CONFLICT, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 404, 409, 412, 416, 403, 501
-_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SHOWN = 3
 _FOLDER = "hdi_isfolder"
 _TIMEOUTS = Timeouts(connect=10.0, read=60.0)
@@ -325,7 +324,7 @@ class AzureStore(PrefixStore):
             try:
                 return send()
             except answered as error:
-                if error.status_code in _TRANSIENT:
+                if error.status_code in TRANSIENT_STATUSES:
                     raise TransientError(f"cannot {what}: {_text(error)}") from error
                 if error.status_code == _REFUSED:
                     raise PermissionRefusedError(what, _text(error)) from error

@@ -25,7 +25,7 @@ from lance_dagster.errors import (
 from lance_dagster.store.concurrency import concurrently
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.prefix import ListedPage, PrefixStore
-from lance_dagster.store.retries import TransientError, retried
+from lance_dagster.store.retries import TRANSIENT_STATUSES, TransientError, retried
 from lance_dagster.store.vocabulary import (
     GOOGLE,
     Timeouts,
@@ -40,7 +40,6 @@ _API = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _ABSENT = "0"
 _OK, _MISSING, _FAILED, _BAD_RANGE, _REFUSED, _UNSUPPORTED = 200, 404, 412, 416, 403, 501
-_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _PARALLEL = 16
 _CHUNK = 1 << 20
 _TIMEOUTS = Timeouts(connect=10.0, read=60.0)
@@ -244,7 +243,7 @@ class GoogleStore(PrefixStore):
             if (answer.status in accepted and not _is_of_bucket(answer)) or answer.status < 300:  # noqa: PLR2004
                 return answer
             problem = f"cannot {what}: {_message(answer)}"
-            if answer.status in _TRANSIENT:
+            if answer.status in TRANSIENT_STATUSES:
                 raise TransientError(problem)
             if answer.status == _REFUSED:
                 raise PermissionRefusedError(what, _message(answer))

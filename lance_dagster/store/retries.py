@@ -15,6 +15,8 @@ from lance_dagster.errors import CommitConflictError, LanceDagsterError, Permiss
 _Result = TypeVar("_Result")
 # More doublings would exceed what a float can hold, and no limit is reached so late.
 _MOST_DOUBLINGS = 60
+TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""The HTTP statuses after which the same request may be answered later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,10 @@ from lance_dagster.errors import (
 from lance_dagster.store.interface import ObjectInfo
 from lance_dagster.store.options import ENDPOINT_VARIABLES, s3_retry_seconds, s3fs_options
 from lance_dagster.store.prefix import ListedPage, PrefixStore, hide_credentials_in_logs
-from lance_dagster.store.retries import Pauses, TransientError, retried
+from lance_dagster.store.retries import TRANSIENT_STATUSES, Pauses, TransientError, retried
 
 _PRECONDITION_FAILED, _CONFLICT, _NOT_IMPLEMENTED = 412, 409, 501
 _RANGE_NOT_SATISFIABLE = 416
-_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _ACCESS_DENIED = "AccessDenied"
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 # S3 answers 409 only while a concurrent conditional request runs, so a few retries are enough.
@@ -385,7 +384,7 @@ def _error(what: str, error: Exception) -> StoreError:
         answer = str(error) if str(error) != "None" else _code(error)
         return PermissionRefusedError(what, answer, known=_code(error) not in _WRONG_CREDENTIALS)
     problem, status = f"cannot {what}: {error}", _status(error)
-    if status in _TRANSIENT:
+    if status in TRANSIENT_STATUSES:
         return TransientError(problem, remedy=_BUSY)
     if isinstance(error, _no_answers()):
         return TransientError(problem, remedy=_NO_ANSWER)

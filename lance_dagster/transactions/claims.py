@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from lance_dagster.format.model import Manifest
+from lance_dagster.format.partition_scope import PartitionScope
 from lance_dagster.format.run_properties import RUN_ID
 from lance_dagster.format.transaction import (
     CLAIMS,
@@ -65,18 +66,15 @@ class Claim:
         """Whether the commit claims to provide all rows of its scope."""
         return self.mode != APPEND and not (self.mode == UPSERT and self.predicate == NO_KEYS)
 
-    def is_comparable(self, claim: "Claim") -> bool:
-        """Return whether both claims name partitions, in the same partitioning.
-
-        Example: a claim of the day `2026-01-01` and a claim of an hour of that day are not comparable.
-        """
-        known = {self.partitioning, claim.partitioning} - {""}
-        return bool(self.partitions and claim.partitions) and len(known) <= 1
+    @property
+    def scope(self) -> PartitionScope:
+        """The partitions; the whole table where they are unknown."""
+        return PartitionScope(frozenset(self.partitions), self.partitioning)
 
     def shared_partitions(self, claim: "Claim") -> tuple[str, ...] | None:
         """Return the partitions that both claim; None when their partitions cannot be compared by name."""
         # None is not "no common partition": rows of unknown partitions may be in any.
-        if not self.is_comparable(claim):
+        if not (self.partitions and claim.partitions and self.scope.is_comparable(claim.scope)):
             return None
         return tuple(key for key in self.partitions if key in claim.partitions)
 

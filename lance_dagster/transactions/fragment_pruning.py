@@ -50,7 +50,7 @@ def known_matches(manifest: Manifest, predicate: str) -> KnownMatches | None:
     whole: list[int] = []
     possible: list[int] = []
     for number, files in zip(manifest.fragments.ids, manifest.fragments.files, strict=True):
-        lines = tuple(_line(known, files, field_id) for _, _, field_id in fields)
+        lines = tuple([_line(known, files, field_id) for _, _, field_id in fields])
         # Many fragments of a partition have the same bounds.
         results = results_of.get(lines)
         if results is None:
@@ -85,6 +85,9 @@ def columns_with_ranges(manifest: Manifest) -> list[str]:
 
 
 def _line(known: KnownRanges, files: Sequence[FileColumns], field_id: int) -> str | None:
+    if len(files) == 1:
+        ((path, columns),) = files
+        return known.line(path, columns[field_id]) if field_id in columns else None
     holders = [(path, columns[field_id]) for path, columns in files if field_id in columns]
     # Two files with one field contradict each other; files of the first format do not list their columns.
     return known.line(*holders[0]) if len(holders) == 1 else None

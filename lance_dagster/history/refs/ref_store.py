@@ -40,7 +40,7 @@ from lance_dagster.errors import (
 from lance_dagster.format import layout
 from lance_dagster.format.layout import is_path_inside
 from lance_dagster.format.validation import check_pattern, check_string, optional_limit
-from lance_dagster.history.ref_expressions import branch_of_version
+from lance_dagster.history.ref_grammar import branch_of_version
 from lance_dagster.history.refs.ref_files import (
     CLOSING_ID,
     CREATING,

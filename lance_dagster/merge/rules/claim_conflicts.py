@@ -501,7 +501,8 @@ def _tells(change: Change, claim: Claim) -> bool:
     return change.moves_no_row or (
         bool(change.claims)
         and all(
-            changed.is_comparable(claim) if claim.partitions else bool(changed.partitions) for changed in change.claims
+            bool(changed.partitions) and (not claim.partitions or changed.shared_partitions(claim) is not None)
+            for changed in change.claims
         )
     )
 

@@ -27,7 +27,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
-from lance_dagster.history.ref_expressions import parse
+from lance_dagster.history.ref_grammar import parse
 from lance_dagster.history.refs.ref_files import Tag
 from lance_dagster.history.versions import Version
 from lance_dagster.merge.rules.strategy import Conflict

@@ -212,7 +212,7 @@ def excluded_by(write: RecordedWrite, related: Iterable[RecordedWrite]) -> list[
             related_write.number in replaced
             or (
                 related_write.is_same_work(write)
-                and write.covers(related_write)
+                and write.scope.covers(related_write.scope)
                 and (write.adds_rows or related_write.number < write.number)
             )
         )

@@ -3,7 +3,7 @@
 The record is a file of the next number in the log of the table, put if absent, so the numbers are the order of the
 writes, whatever clocks show. The commit on the branch has the mark of the record among its properties (`WRITE_MARK`);
 rows without a recorded write do not come from a run. A write that was recorded after its commit (`record_branches`)
-names the commit instead. Which writes are published or dropped is decided in `closed_writes`.
+names the commit instead. Which of several attempts at the same rows is published is decided in `closed_writes`.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import cast, get_args
 
 from lance_dagster.errors import CorruptFileError, UnsupportedFeatureError
+from lance_dagster.format.partition_scope import PartitionScope
 from lance_dagster.format.run_properties import ASSET_KEY, OP_OUTPUT, OUTPUT, PARTITION_KEYS, STEP_KEY, WRITE
 from lance_dagster.format.validation import parsed_json
 from lance_dagster.transactions.claims import ClaimMode
@@ -94,36 +95,22 @@ class RecordedWrite:
         work = (self.table_id, self.request.candidate, self.request.work)
         if work != (write.table_id, write.request.candidate, write.request.work):
             return False
-        return self.number != write.number and self._overlaps(write)
+        return self.number != write.number and self.scope.overlaps(write.scope)
 
-    def covers(self, write: "RecordedWrite") -> bool:
-        """Return whether this write has all partitions of another write."""
-        return not self.request.partitions or (
-            bool(write.request.partitions)
-            and self._is_comparable(write)
-            and {*write.request.partitions} <= {*self.request.partitions}
-        )
-
-    def _overlaps(self, write: "RecordedWrite") -> bool:
-        """Return whether two writes may have rows of the same partition."""
-        partitions, others = self.request.partitions, write.request.partitions
-        # No partition keys mean the whole table.
-        whole = not partitions or not others
-        return whole or not self._is_comparable(write) or not {*partitions}.isdisjoint(others)
-
-    def _is_comparable(self, write: "RecordedWrite") -> bool:
-        """Return whether equal keys of two writes mean the same rows."""
-        return len({self.request.partitioning, write.request.partitioning} - {""}) <= 1
+    @property
+    def scope(self) -> PartitionScope:
+        """The partitions that it wrote."""
+        return PartitionScope(frozenset(self.request.partitions), self.request.partitioning)
 
     def supersedes(self, older: "RecordedWrite") -> bool:
         """Return whether this write replaces all rows of an older write, of whichever candidate."""
         is_newer = self.table_id == older.table_id and self.number > older.number
-        return is_newer and self.request.mode in ("overwrite", "replace") and self.covers(older)
+        return is_newer and self.request.mode in ("overwrite", "replace") and self.scope.covers(older.scope)
 
     def depends_on_order(self, write: "RecordedWrite") -> bool:
         """Return whether it matters which of two writes is newer: they are the same work, or one replaces rows."""
         replaces = {self.request.mode, write.request.mode} & {"overwrite", "replace"}
-        same_rows = self.table_id == write.table_id and self._overlaps(write)
+        same_rows = self.table_id == write.table_id and self.scope.overlaps(write.scope)
         return self.is_same_work(write) or (bool(replaces) and same_rows)
 
     @property

@@ -22,7 +22,7 @@ from lance_dagster.errors import InvalidInputError, NotFoundError, RefNotFoundEr
 from lance_dagster.format.codec import COMMIT_PREFIX
 from lance_dagster.format.layout import MAIN
 from lance_dagster.format.validation import check_string
-from lance_dagster.history.ref_expressions import RefExpression, Step, parse
+from lance_dagster.history.ref_grammar import RefExpression, Step, parse
 from lance_dagster.history.resolve import parse_time
 from lance_dagster.repository.commits.promotions import Promotions
 from lance_dagster.repository.commits.ref_log import RefKind, RefLogs

@@ -108,7 +108,7 @@ def test_keys_of_two_partitionings_are_not_compared() -> None:
     """A day covers nothing of the month of the same key; an append of either may have rows of the other."""
     month, day = (write(number, partitions=("2026-05-01",), partitioning=of) for number, of in ((1, "m"), (2, "d")))
     unknown = write(3, partitions=("2026-05-01",))
-    assert (False, True) == (day.covers(month), unknown.covers(month))
+    assert (False, True) == (day.scope.covers(month.scope), unknown.scope.covers(month.scope))
     assert day.is_same_work(month)
     assert day.is_same_work(write(3, partitions=("2026-06-01",), partitioning="m"))
     assert month == parse_write(write_bytes(month), "")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lance_dagster.errors import RefSyntaxError
-from lance_dagster.history.ref_expressions import (
+from lance_dagster.history.ref_grammar import (
     RefExpression,
     RefRange,
     Step,
