@@ -179,6 +179,7 @@ def test_what_another_reexecution_published_is_not_repeated(depot: Depot, strate
     depot.is_published_once(([1], [10]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", STRATEGIES)
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("step", [*STEPS, "publisher"])
