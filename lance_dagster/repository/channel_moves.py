@@ -206,11 +206,11 @@ class ChannelMoves:
         withdrawn = dict(before.withdrawn)
         logs = self._repository.logs
         for old, new in changed_versions(logs.commit(before.commit).tables, logs.commit(entry.commit).tables):
-            if new is None or 0 < new.lands < old.lands:
+            if old is not None and (new is None or 0 < new.lands < old.lands):
                 if entry.action == "rollback":
                     withdrawn[old.id] = max(withdrawn.get(old.id, 0), old.lands)
-            elif new.lands > old.lands:
-                withdrawn.pop(old.id, None)
+            elif new is not None and new.lands >= withdrawn.get(new.id, 0):
+                withdrawn.pop(new.id, None)
         return withdrawn
 
     def returning(self, before: RefEntry | None, tables: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
@@ -226,7 +226,7 @@ class ChannelMoves:
         return {
             names[new.id]: new
             for old, new in changed_versions(self._repository.logs.commit(before.commit).tables, tables)
-            if new is not None and old.lands < new.lands <= before.withdrawn.get(new.id, 0)
+            if new is not None and (0 if old is None else old.lands) < new.lands <= before.withdrawn.get(new.id, 0)
         }
 
     def refuse_withdrawn(
@@ -246,12 +246,14 @@ class ChannelMoves:
         returning = self.returning(before, tables)
         if not returning:
             return
-        entries = self._repository.logs.entries("channel", name, upto=before.number)
-        taken_back = next(
+        rollbacks = (
             entry
-            for entry in entries
+            for entry in self._repository.logs.entries("channel", name, upto=before.number)
             if entry.action == "rollback" and any(at.id in (entry.moves or ()) for at in returning.values())
         )
+        # The entry of an old rollback may be collected.
+        taken_back = next(rollbacks, None)
+        by, reason = ("a rollback", "") if taken_back is None else (taken_back.by, f": {taken_back.reason}")
         versions = ", ".join(f"{table} {at.on_main}" for table, at in sorted(returning.items()))
         remedy = Remedy(
             "revert on main the commit that made it, and move the channel to the commit of the revert; {} moves it to "
@@ -259,8 +261,8 @@ class ChannelMoves:
             Call("channels.promote", (name, commit.short_id), {"again": True}),
         )
         raise ConflictError(
-            f"commit {commit.short_id} has {versions}, which {taken_back.by} took back from channel {name!r} of "
-            f"{self._repository.root}: {taken_back.reason}",
+            f"commit {commit.short_id} has {versions}, which {by} took back from channel {name!r} of "
+            f"{self._repository.root}{reason}",
             remedy=remedy,
         )
 

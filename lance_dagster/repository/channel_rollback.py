@@ -168,8 +168,9 @@ class ChannelRollback:
         if not request.hold:
             refuse_held(request.channel, before)
         target = self._resolved(before, present, scope)
-        if (before.hold is not None or before.withdrawn) and self._goes_forward(target):
+        if before.hold is not None and self._goes_forward(target):
             refuse_held(request.channel, before)
+        if not target.is_counted:
             ChannelMoves(self.repository).refuse_withdrawn(request.channel, before, target.source, target.tables)
         self._describe(target, scope)
         return target

@@ -508,7 +508,9 @@ class Channels:
                 continue
             if moved.action != "rollback":
                 return
-            remedy = Remedy("{} moves it all the same", Call("channels.promote", (name, commit.short_id)))
+            # The commit may have what the rollback took back.
+            promote = Call("channels.promote", (name, commit.short_id), {"again": True})
+            remedy = Remedy("{} moves it all the same", promote)
             raise ConflictError(
                 f"channel {name!r} of {self._repository.root} was rolled back to {moved.commit[:12]} meanwhile by "
                 f"{moved.by}: {moved.reason}; commit {commit.short_id} was published, and the channel stays there",

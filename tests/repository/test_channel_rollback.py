@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lance_dagster import (
     RefNotFoundError,
     TableNotFoundError,
 )
+from lance_dagster.types import CommitRetention
 from tests.raising import raises
 from tests.repository.scripted_repository import FAST, SCHEMA, ids, in_order, new_repository, run, scripted
 from tests.repository.write_requests import write_request
@@ -271,3 +273,68 @@ def test_a_publication_leaves_what_was_taken_back(tmp_path: Path) -> None:
     repository.publish(run(repository, 3, "b"), channel=TAG)
     assert [[1], [1, 3]] == versions_of(repository, "a", "b")
     assert [1, 2] == ids(repository, "main")["a"]
+
+
+def test_a_table_that_was_taken_back_whole_is_not_shown_again(tmp_path: Path) -> None:
+    """A rollback to before the first promotion of a table took all of its versions back."""
+    repository = promoted_alone(tmp_path, "a")
+    repository.create_table("c", SCHEMA)
+    repository.publish(run(repository, 3, "c"), channel=TAG)
+    bad = repository.head().id
+    # The rollback makes a commit of the channel, whose parent is the commit that was taken back.
+    repository.channels.rollback(TAG, tables=["a"], reason="one table", hold=False)
+    repository.channels.rollback(TAG, reason="all tables", hold=False)
+    moves: list[Callable[[], object]] = [
+        lambda: repository.channels.promote(TAG),
+        lambda: repository.channels.rollback(TAG, reason="again", to=bad),
+    ]
+    for move in moves:
+        with pytest.raises(ConflictError, match=r"c main@2.* took back .*: all tables"):
+            move()
+    repository.publish(run(repository, 4, "b"), channel=TAG)
+    assert {"a": [1], "b": [1, 4]} == ids(repository, TAG)
+    repository.channels.promote(TAG, again=True)
+    assert {"a": [1, 2], "b": [1, 4], "c": [3]} == ids(repository, TAG)
+    assert {} == repository.channels.get(TAG).entry.withdrawn
+
+
+def test_a_step_forward_shows_no_newer_version_by_mistake(tmp_path: Path) -> None:
+    """Of two versions that were taken back, a person shows the older one again; the newer one stays back."""
+    repository = promoted_alone(tmp_path, "a", "a")
+    older = repository.channels.history(TAG)[1].commit
+    for reason in ("the newest", "the one before"):
+        repository.channels.rollback(TAG, reason=reason, hold=False)
+    repository.channels.promote(TAG, older, again=True)
+    with pytest.raises(ConflictError, match=r"has a main@4, which .* took back"):
+        repository.channels.promote(TAG)
+    repository.publish(run(repository, 4, "b"), channel=TAG)
+    assert [[1, 2], [1, 4]] == versions_of(repository, "a", "b")
+
+
+def test_what_was_taken_back_long_ago_is_refused(tmp_path: Path) -> None:
+    """The entry of the rollback was collected, with the person and the reason."""
+    repository = promoted_alone(tmp_path, "a")
+    repository.channels.rollback(TAG, reason="cents", hold=False)
+    repository.publish(run(repository, 3, "b"), channel=TAG)
+    at_once = timedelta(0)
+    repository.maintenance.collect(CommitRetention(promotions=1, keep_for=at_once, grace=at_once), dry_run=False)
+    assert ["promote"] == [entry.action for entry in repository.channels.history(TAG)]
+    with pytest.raises(ConflictError, match=r"has a main@3, which a rollback took back .*again=True"):
+        repository.channels.promote(TAG)
+
+
+def test_a_publication_that_was_refused_is_finished_after_the_revert(tmp_path: Path) -> None:
+    """It would show a commit in part; the revert and a promotion show its rows, and its branch is deleted."""
+    repository = new_repository(tmp_path, "a", "b")
+    for number in (1, 2):
+        repository.publish(run(repository, number, "a", "b"), channel=TAG)
+    repository.channels.rollback(TAG, reason="cents", hold=False)
+    bad, branch = repository.head().id, run(repository, 3, "a")
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="took back"):
+            repository.publish(branch, channel=TAG)
+    repository.revert(bad)
+    repository.channels.promote(TAG)
+    repository.publish(branch, channel=TAG)
+    assert {"a": [1, 3], "b": [1]} == ids(repository, TAG)
+    assert {} == repository.status().waiting

@@ -84,11 +84,10 @@ def moved_tables(before: RepositoryCommit | None, after: RepositoryCommit) -> fr
 
 def changed_versions(
     before: Mapping[str, TableVersion], after: Mapping[str, TableVersion]
-) -> Iterator[tuple[TableVersion, TableVersion | None]]:
-    """Yield each version of `before` that differs in `after`, with the version there, or None where there is none."""
-    old, new = different_entries(before, after)
-    versions = {at.id: at for at in new.values()}
-    return ((at, versions.get(at.id)) for at in old.values())
+) -> Iterator[tuple[TableVersion | None, TableVersion | None]]:
+    """Yield the two versions of each table that differs between two states; None where a state lacks the table."""
+    old, new = ({at.id: at for at in side.values()} for side in different_entries(before, after))
+    return ((old.get(table), new.get(table)) for table in old.keys() | new.keys())
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class RefEntry:
             this package that did not record it.
         request: Which request for a rollback the entry fulfils, so that a repeated request is recognised.
         withdrawn: By table id, the number on `main` of the newest version that a rollback took back, until the channel
-            moves forward in this table.
+            names this version again or a newer one.
     """
 
     number: int
