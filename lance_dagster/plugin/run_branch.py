@@ -360,7 +360,8 @@ class RunBranch:
                 if self.table.branches.is_merged(head) is None:
                     reasons.append(f"{name}: it has commits that were not published")
                 else:
-                    self.table.branches.delete(name)
+                    # What a process that outlived its run commits at this moment is kept.
+                    self.table.branches.delete(name, newest=head)
             except RefNotFoundError:
                 # The run did not write this table, or an interrupted publisher deleted the branch already.
                 continue
