@@ -106,6 +106,18 @@ def test_a_repaired_attempt_is_published_and_the_attempt_before_it_dropped(depot
     assert {} == lake.status().waiting
 
 
+def test_the_first_publication_is_reverted_and_repeated(depot: Depot) -> None:
+    """The re-execution of the first run of all, after its publication was reverted, appends to empty tables."""
+    first = depot.execute()
+    assert ([1], [10]) == depot.rows()
+    lake = LanceRepository.open(depot.root)
+    lake.revert("main")
+    lake.channels.promote("production")
+    assert ([], []) == depot.rows()
+    assert depot.reexecute(first.run_id, "all steps").success
+    depot.is_published_once(([1], [10]))
+
+
 def test_a_write_whose_process_died_is_not_taken_for_merged(depot: Depot) -> None:
     """The branch of its run may have been published for other rows; the rows that were lost are written again."""
     depot.plan(fails=["mart"])

@@ -26,7 +26,7 @@ from lance_dagster.repository.commits.snapshot import new_commit
 from lance_dagster.repository.projection import Lagging
 from lance_dagster.types import Published, TableVersion, TableView
 from tests.raising import raises
-from tests.repository.scripted_repository import SCHEMA, ids, rows, run, uncommitted_repository
+from tests.repository.scripted_repository import SCHEMA, ids, new_repository, rows, run, uncommitted_repository
 
 
 def test_a_publication_moves_all_tables(tmp_path: Path) -> None:
@@ -373,6 +373,23 @@ def test_a_commit_is_reverted_in_all_its_tables(tmp_path: Path) -> None:
     assert {"a": [1, 2], "b": [1, 2, 3]} == ids(repository, "main")
     repository.revert(wrong.id)
     assert {"a": [1], "b": [1, 3]} == ids(repository, "main")
+
+
+def test_the_rows_of_a_first_publication_stay_reverted(tmp_path: Path) -> None:
+    """The table stays, without the rows: `main` of the table would have them for the next publication."""
+    lake = new_repository(tmp_path, "b")
+    lake.create_table("a", SCHEMA)
+    first = lake.publish(run(lake, 1, "a", "b"), channel="production").commit
+    reverted = lake.revert(first.id)
+    lake.channels.promote("production")
+    assert {"a": [], "b": []} == ids(lake, "production")
+    lake.publish(run(lake, 2, "a"), channel="production")
+    assert lake.head() == lake.revert(first.id)
+    assert {"a": [2], "b": []} == ids(lake, "production")
+    lake.revert(reverted.id)
+    assert {"a": [1, 2], "b": [1]} == ids(lake, "main")
+    lake.revert(first.id)
+    assert {"a": [2], "b": []} == ids(lake, "main")
 
 
 def test_a_table_that_is_reverted_is_not_registered(tmp_path: Path) -> None:

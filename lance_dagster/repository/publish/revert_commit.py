@@ -36,8 +36,10 @@ def revert_request(
     """Return the request for a commit that reverts another commit.
 
     Rows that the commit added are deleted and rows that it deleted come back, in all of its tables at once. A table
-    that the commit added is removed, and a table that it removed is added again. Tables are found by their ids,
-    whatever their present names; the message names the tables that were removed since.
+    that the commit added is removed, and a table that it removed is added again. A table whose first publication the
+    commit was stays, without the rows: `main` of the table would have them still, and the next publication would bring
+    them back. Tables are found by their ids, whatever their present names; the message names the tables that were
+    removed since.
 
     Raises:
         InvalidInputError: The commit is the first one; or it changed no table, as a discard; or it gave a table another
@@ -65,7 +67,7 @@ def revert_request(
         if new is None or dest is None or dest.id != new.id:
             # `changes` has the names of the head that was read; another table may have the name by now.
             raise ConflictError(f"table {name!r} of {repository.root} was moved or removed meanwhile; revert again")
-        if old is None:
+        if _is_addition(old, new):
             return None
         ends = _ends(repository.table(name), old, new)
         change = staging.change(name, dest, options=options)
@@ -75,7 +77,7 @@ def revert_request(
         branch=MAIN,
         stage=stage,
         names=tuple(changes),
-        removed=tuple(name for name, (old, _) in changes.items() if old is None),
+        removed=tuple(name for name, (old, new) in changes.items() if _is_addition(old, new)),
         message=full_message,
         properties={**properties, _REVERTS: commit.id},
         staging=staging,
@@ -174,13 +176,18 @@ def _changes(
             if table_id not in now and old_name in head.tables:
                 raise ConflictError(f"another table is called {old_name!r} now; remove or move it before the revert")
             changes |= {} if table_id in now else {old_name: (before, None)}
-        elif table_id in now and (before is None or not is_undone):
+        elif table_id in now and (_is_addition(before, after) or not is_undone):
             changes[now[table_id][0]] = before, after
-        elif before is not None and not is_undone:
+        elif not (_is_addition(before, after) or is_undone):
             missing.append(new_name)
     if missing and not changes:
         raise ConflictError(f"tables that commit {commit.short_id} changed were removed since: {', '.join(missing)}")
     return changes, sorted(missing)
+
+
+def _is_addition(before: TableVersion | None, after: TableVersion | None) -> bool:
+    """Return whether a commit added a table as it was, and published no branch of it."""
+    return before is None and after is not None and after.branch == MAIN
 
 
 def _refuse_new_name(commit: RepositoryCommit, old_name: str, new_name: str) -> None:
@@ -228,9 +235,10 @@ def _to_undo(
     return commit, False
 
 
-def _ends(context: TableContext, old: TableVersion, new: TableVersion) -> tuple[State, State]:
+def _ends(context: TableContext, old: TableVersion | None, new: TableVersion) -> tuple[State, State]:
     """Return the versions of `main` between which a commit changed a table."""
-    before, after = landed_at(context, old), landed_at(context, new)
+    after = landed_at(context, new)
+    before = _before_first(context, after) if old is None else landed_at(context, old)
     # Both have to be versions of `main`, in this order: the versions in between are then the change of the commit.
     if before is None or after is None or before.number > after.number:
         raise ConflictError(
@@ -238,3 +246,16 @@ def _ends(context: TableContext, old: TableVersion, new: TableVersion) -> tuple[
             "the same time: revert it in the table, and commit that"
         )
     return before, after
+
+
+def _before_first(context: TableContext, after: State | None) -> State | None:
+    """Return the version of `main` before the first publication of a table, such as that of its creation."""
+    if after is None:
+        return None
+    earlier = [number for number in context.versions.numbers(MAIN) if number < after.number]
+    if not earlier:
+        raise ConflictError(
+            f"the version of {context.uri} before its first publication was collected: delete the rows in the table, "
+            "and commit that"
+        )
+    return context.versions.find(MAIN, max(earlier), MAIN)
