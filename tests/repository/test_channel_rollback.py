@@ -338,3 +338,25 @@ def test_a_publication_that_was_refused_is_finished_after_the_revert(tmp_path: P
     repository.publish(branch, channel=TAG)
     assert {"a": [1, 3], "b": [1]} == ids(repository, TAG)
     assert {} == repository.status().waiting
+
+
+def test_a_publication_leaves_a_newer_version_of_what_was_taken_back(tmp_path: Path) -> None:
+    """A compaction of the table makes a version of its own, which has the rows that were taken back."""
+    repository = promoted_alone(tmp_path, "a")
+    repository.channels.rollback(TAG, reason="cents", hold=False)
+    repository.table("a").maintenance.compact()
+    repository.commit("compacted")
+    repository.publish(run(repository, 3, "b"), channel=TAG)
+    assert [[1], [1, 3]] == versions_of(repository, "a", "b")
+
+
+def test_a_publication_after_a_revert_needs_no_promotion(tmp_path: Path) -> None:
+    """The reverted commit changed both tables; a publication of one of them brings readers the revert of both."""
+    repository = new_repository(tmp_path, "a", "b")
+    for number in (1, 2):
+        repository.publish(run(repository, number, "a", "b"), channel=TAG)
+    repository.channels.rollback(TAG, reason="cents", hold=False)
+    repository.revert("main")
+    repository.publish(run(repository, 3, "a"), channel=TAG)
+    assert [[1, 3], [1]] == versions_of(repository, "a", "b")
+    assert {} == repository.channels.get(TAG).entry.withdrawn

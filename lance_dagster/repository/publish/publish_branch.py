@@ -33,6 +33,7 @@ from lance_dagster.repository.publish.forks import (
     has_more,
     refuse_lost,
 )
+from lance_dagster.repository.publish.revert_commit import changed_by
 from lance_dagster.repository.publish.staging import Staging, for_each_table, stage_merge
 from lance_dagster.repository.recorded_writes import is_merged, writes_of
 from lance_dagster.repository.registry import RepositoryContext
@@ -403,14 +404,15 @@ def _promoted(
     channels = Channels(repository)
     reason, properties = request.merging.message or "", request.options.get("properties")
     moves = ChannelMoves(repository)
-    # `main` still has what a rollback took back. Readers get the other tables, where they see no commit in part.
-    if opened.since is not None and (returning := moves.returning(opened.since, commit.tables)):
-        tables = commit.tables.keys() - returning.keys()
-        if moves.divided(request.channel, opened.since, tables, commit):
-            moves.refuse_withdrawn(request.channel, opened.since, commit, commit.tables)
-        return channels.advance(
-            request.channel, commit.id, tables, reason=reason, properties=properties, since=opened.since
-        )
+    # `main` may still have what a rollback took back, also in a newer version by another program. Readers get the other
+    # tables, where they see no commit in part.
+    if opened.since is not None and (staying := _rolled_back(repository, opened.since, commit)):
+        tables = commit.tables.keys() - staying
+        if not moves.divided(request.channel, opened.since, tables, commit):
+            return channels.advance(
+                request.channel, commit.id, tables, reason=reason, properties=properties, since=opened.since
+            )
+        moves.refuse_withdrawn(request.channel, opened.since, commit, commit.tables)
     return channels.promote(
         request.channel,
         commit.id,
@@ -421,3 +423,16 @@ def _promoted(
         since=opened.since,
         create=request.creates_channel,
     )
+
+
+def _rolled_back(repository: RepositoryContext, since: RefEntry, commit: RepositoryCommit) -> set[str]:
+    """Return the tables of a commit that a rollback took back from a channel, and that the commit did not change."""
+    if not since.withdrawn:
+        return set()
+    returning = ChannelMoves(repository).returning(since, commit.tables).keys()
+    changed = changed_by(repository, commit, commit)
+    return {
+        name
+        for name, at in commit.tables.items()
+        if name in returning or (at.id in since.withdrawn and name not in changed)
+    }
