@@ -15,6 +15,7 @@ from lance_dagster.repository.publications import Publications
 from lance_dagster.repository.publish.forks import discard_tables
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.repository.run_branches import branch_as_typed, unknown_branch
 
 
 def discard_branch(
@@ -26,6 +27,7 @@ def discard_branch(
         RefNotFoundError: There is no such branch, or it is not in a table.
         ConflictError: The rows are published, or another process changed the branch at the same time.
     """
+    branch = branch_as_typed(repository, branch)
     if repository.logs.forked(branch)[0] is not None:
         return discard_tables(repository, branch, tables, reason=reason)
     waiting = {table.table: table for table in _tables_with_branch(repository, branch)} | {
@@ -35,8 +37,7 @@ def discard_branch(
         if table.branch == branch
     }
     if not waiting:
-        # The refusal names the branches that there are.
-        return discard_tables(repository, branch, tables, reason=reason)
+        raise unknown_branch(repository, branch)
     for name in tables or ():
         if name not in waiting:
             raise RefNotFoundError(name, sorted(waiting), repository.root, "table of the branch")

@@ -234,8 +234,8 @@ def publish(
 ) -> None:
     """Merge BRANCH into main in all tables that were forked to it, or in the given ones: all at once or none.
 
-    After a crash, a repeated call completes the missing steps. With conflicts nothing changes, and those of all tables
-    are printed.
+    Of the branch run/<run id> of a run of Dagster, the first eight characters of the id are enough. After a crash, a
+    repeated call completes the missing steps. With conflicts nothing changes, and those of all tables are printed.
     """
     from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL
 
@@ -279,7 +279,7 @@ def discard(repository: "LanceRepository", output: Output, branch: str, names: t
     """Give BRANCH up without publishing it: in all tables that have it, or in the given ones.
 
     BRANCH is deleted in these tables. The others can be published without them. A run of Dagster, whose branch is
-    run/<run id>, has to be over.
+    run/<run id>, has to be over; the first eight characters of its id are enough.
     """
     kept_branches = repository.discard(branch, tables=names or None, reason=reason)
     lines = [
