@@ -28,6 +28,7 @@ from lance_dagster.format.model import (
     IndexFile as IndexFile,
     IndexMetadata as IndexMetadata,
 )
+from lance_dagster.format.partition_scope import PartitionScope as PartitionScope
 from lance_dagster.gc.garbage_report import FileCount as FileCount
 from lance_dagster.history.refs.protection import Protection as Protection
 from lance_dagster.history.refs.ref_files import BranchState as BranchState
