@@ -444,8 +444,8 @@ class LanceRepository:
         """End a branch, or its part in some tables, without publishing its rows.
 
         The branches of the tables are deleted, and the log of the branch records this; for the branch of a run of
-        Dagster, which has to be over, a commit drops the writes. Other tables of the branch still wait, and can be
-        published without the discarded tables.
+        Dagster, which has to be over, a commit drops the writes; without commits of its own, it is only deleted. Other
+        tables of the branch still wait, and can be published without the discarded tables.
 
         Args:
             branch: The branch; of a run of Dagster, `run/` and the first eight characters of its id are enough.

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from lance_dagster.errors import InvalidInputError, RefNotFoundError
 from lance_dagster.format.layout import RUNS
 from lance_dagster.format.validation import check_string
+from lance_dagster.history.versions import State
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
 
@@ -37,6 +38,11 @@ def meant_branch(text: str, branches: Collection[str]) -> str | None:
             f"{text!r} is the beginning of several branches: {', '.join(beginning)}; give more of it"
         )
     return beginning[0] if beginning else None
+
+
+def is_as_forked(head: State) -> bool:
+    """Return whether nothing was committed to the branch of a version since it was forked."""
+    return head.of is not None and head.number == head.of.first
 
 
 def run_branches(repository: RepositoryContext, beginning: str = RUNS) -> list[str]:

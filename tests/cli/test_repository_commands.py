@@ -169,12 +169,26 @@ def test_the_status_names_branches_without_commits(repository: str) -> None:
         lines_of("fork", repository, f"run/{number}", ORDERS)
     lines_of("fork", repository, "run/3", LINES)
     table(repository, ORDERS).append(rows(3), branch="run/3")
-    assert [
-        f"nothing committed: run/2 ({ORDERS}); its run is under way, or failed before",
-        f"not published: run/3 ({ORDERS}); nothing committed in {LINES}",
-    ] == lines_of("status", repository)[1:]
+    waiting, empty = lines_of("status", repository)[1:]
+    assert f"not published: run/3 ({ORDERS}); nothing committed in {LINES}" == waiting
+    assert empty.startswith("nothing committed: run/2; of a run that is under way, or was refused or failed before: ")
     found = document_of("status", repository)
     assert {"run/2": [ORDERS], "run/3": [LINES]} == found["unwritten"]
+    discard = shlex.split(empty.partition("`")[2].partition("`")[0])
+    assert 0 == run(*discard[1:]).exit_code
+    assert [waiting] == lines_of("status", repository)[1:]
+
+
+def test_branches_without_commits_are_one_line(repository: str) -> None:
+    """However many runs were refused; each branch is discarded, although only its table knows it."""
+    names = [f"run/{number}" for number in range(10, 19)]
+    for name in names:
+        table(repository, ORDERS).branches.create(name)
+    (line,) = lines_of("status", repository)[1:]
+    assert line.startswith(f"nothing committed: {', '.join(names[:5])} and 4 more; ")
+    for name in names:
+        lines_of("discard", repository, name, "--reason", "refused")
+    assert [] == lines_of("status", repository)[1:]
 
 
 def test_the_status_names_branches_that_were_superseded(repository: str) -> None:

@@ -114,7 +114,7 @@ def test_an_asset_of_another_io_manager_key_is_named_with_both_keys(metadata: Ma
 
     key = dg.AssetKey(["us", "orders"])
     wrong = dg.asset(key=key, metadata=metadata)(rows)
-    with pytest.raises(InvalidInputError, match="us/orders .*give the asset io_manager_key='us_io'"):
+    with pytest.raises(InvalidInputError, match=r"us/orders .*give the asset io_manager_key='us_io'"):
         call(notes, wrong)
     call(notes, dg.asset(key=key, metadata=metadata, io_manager_key="us_io")(rows))
 
