@@ -32,6 +32,7 @@ def without_extras(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
     """Without extras the table and the plugin work, with Arrow; a name of Spark says which extra it needs."""
     stub = "lance_dagster/__init__.pyi"

@@ -59,6 +59,10 @@ def _relocate(old_uri: str | None = None) -> Sequence[str]:
     return () if old_uri is None else ("--from", old_uri)
 
 
+def _promote(name: str, at: str, *, again: bool = False) -> Sequence[str]:
+    return ("--channel", name, "--at", at, *(["--again"] if again else []))
+
+
 def _delete_tag(name: str, *, force: bool = False) -> Sequence[str]:
     return (name, "--delete", *(["--force"] if force else []))
 
@@ -124,7 +128,7 @@ COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
 """By method of a table, the subcommand and a function that returns the words after TABLE."""
 REPOSITORY_COMMANDS: Mapping[str, tuple[str, CommandWords]] = {
     "channels.delete": ("delete-channel", lambda name, reason: (name, "--reason", reason)),
-    "channels.promote": ("promote", lambda name, at: ("--channel", name, "--at", at)),
+    "channels.promote": ("promote", _promote),
     "channels.release": ("release", lambda name, reason: ("--channel", name, "--reason", reason)),
     "channels.rollback": (
         "rollback",

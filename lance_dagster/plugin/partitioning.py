@@ -9,9 +9,11 @@ The first and the last partition are not part of the partitioning: they may be m
 """
 
 import json
+from collections.abc import Collection
 
 import dagster as dg
 
+from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 
 
@@ -31,6 +33,21 @@ def partitioning_of(definition: dg.PartitionsDefinition | None, partition_expr: 
         return json.dumps([expr, *_scheme(definition)], default=str)
     dimensions = {part.name: _scheme(part.partitions_def) for part in definition.partitions_defs}
     return json.dumps([expr, dimensions], sort_keys=True, default=str)
+
+
+def require_partition(asset: dg.AssetKey, definition: dg.PartitionsDefinition | None, keys: Collection[str]) -> None:
+    """Refuse to write a partitioned asset in a run without a partition, which would replace rows of all partitions.
+
+    Dagster starts such a run from the command line and from Python.
+
+    Raises:
+        InvalidInputError: The asset is partitioned, and there are no keys.
+    """
+    if definition is not None and not keys:
+        raise InvalidInputError(
+            f"{asset.to_user_string()} is partitioned, and this run has no partition, so nothing tells which rows it "
+            "replaces; start the run for a partition (`--partition`, `partition_key=`) or a range of partitions"
+        )
 
 
 def _scheme(definition: dg.PartitionsDefinition) -> list[str]:

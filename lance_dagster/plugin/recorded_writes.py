@@ -64,7 +64,12 @@ class PlannedWrite:
 
         chain = branch.chain
         versions = () if is_first else branch.own_versions()
-        attempts = (version for version in versions if branch.is_of_step(version, properties))
+        # The other writes of a step stay beside this write: an external process may append twice.
+        attempts = (
+            version
+            for version in versions
+            if branch.is_of_step(version, properties) and version.properties.get(md.WRITE) == properties.get(md.WRITE)
+        )
         marks = (repository.publications.mark_of(branch.table, version) for version in attempts)
         request = WriteRequest(
             candidate=chain.candidate_id,

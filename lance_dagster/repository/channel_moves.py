@@ -19,7 +19,7 @@ from lance_dagster.errors import (
 )
 from lance_dagster.format.layout import MAIN
 from lance_dagster.history.refs.ref_names import check_tag_name
-from lance_dagster.repository.commits.promotions import by_id, moved_tables
+from lance_dagster.repository.commits.promotions import by_id, changed_versions, moved_tables
 from lance_dagster.repository.commits.ref_log import next_entry
 from lance_dagster.repository.commits.repository_tags import refuse_taken
 from lance_dagster.repository.commits.snapshot import ChannelHold, Moves, RefEntry, RepositoryCommit, TableVersion
@@ -114,6 +114,7 @@ class ChannelMoves:
             entry = replace(entry, upto=self._upto(name, entry, newest))
             # The entry of a rollback has its moves already, with the promotions that it withdraws.
             entry = entry if entry.moves is not None else replace(entry, moves=self._promoted(before, entry))
+            entry = replace(entry, withdrawn=self._withdrawn(before, entry))
             if self._repository.logs.append("channel", name, entry):
                 # The put first, then the mark: so this process sees the mark, or the collection sees the entry.
                 self._refuse_collected(name, entry, before)
@@ -198,6 +199,71 @@ class ChannelMoves:
         present = None if before is None else self._repository.logs.commit(before.commit)
         return dict.fromkeys(moved_tables(present, self._repository.logs.commit(entry.commit)), ())
 
+    def _withdrawn(self, before: RefEntry | None, entry: RefEntry) -> Mapping[str, int]:
+        """Return `RefEntry.withdrawn` of an entry."""
+        if before is None or before.commit == entry.commit:
+            return {} if before is None else before.withdrawn
+        withdrawn = dict(before.withdrawn)
+        logs = self._repository.logs
+        for old, new in changed_versions(logs.commit(before.commit).tables, logs.commit(entry.commit).tables):
+            if new is None or 0 < new.lands < old.lands:
+                if entry.action == "rollback":
+                    withdrawn[old.id] = max(withdrawn.get(old.id, 0), old.lands)
+            elif new.lands > old.lands:
+                withdrawn.pop(old.id, None)
+        return withdrawn
+
+    def returning(self, before: RefEntry | None, tables: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
+        """Return, of some versions of tables, those that a rollback took back from a channel, by table.
+
+        Args:
+            before: The newest entry of the channel.
+            tables: The versions of all tables after a move of the channel.
+        """
+        if before is None or not before.withdrawn:
+            return {}
+        names = {at.id: table for table, at in tables.items()}
+        return {
+            names[new.id]: new
+            for old, new in changed_versions(self._repository.logs.commit(before.commit).tables, tables)
+            if new is not None and old.lands < new.lands <= before.withdrawn.get(new.id, 0)
+        }
+
+    def refuse_withdrawn(
+        self, name: str, before: RefEntry, commit: RepositoryCommit, tables: Mapping[str, TableVersion]
+    ) -> None:
+        """Refuse to show readers of a channel a version again that a rollback took back.
+
+        Args:
+            name: The channel.
+            before: Its newest entry.
+            commit: The commit to move to.
+            tables: The versions of all tables after the move.
+
+        Raises:
+            ConflictError: One of the versions was taken back.
+        """
+        returning = self.returning(before, tables)
+        if not returning:
+            return
+        entries = self._repository.logs.entries("channel", name, upto=before.number)
+        taken_back = next(
+            entry
+            for entry in entries
+            if entry.action == "rollback" and any(at.id in (entry.moves or ()) for at in returning.values())
+        )
+        versions = ", ".join(f"{table} {at.on_main}" for table, at in sorted(returning.items()))
+        remedy = Remedy(
+            "revert on main the commit that made it, and move the channel to the commit of the revert; {} moves it to "
+            "this commit all the same",
+            Call("channels.promote", (name, commit.short_id), {"again": True}),
+        )
+        raise ConflictError(
+            f"commit {commit.short_id} has {versions}, which {taken_back.by} took back from channel {name!r} of "
+            f"{self._repository.root}: {taken_back.reason}",
+            remedy=remedy,
+        )
+
     def _newest(self, name: str, *, create: bool) -> RefEntry | None:
         """Return the newest entry of a channel, which may be the deletion of the channel."""
         newest = self._repository.logs.newest("channel", name)
@@ -258,7 +324,12 @@ class ChannelMoves:
         else:
             # A withdrawn entry withdraws nothing, so promotions that the move had withdrawn count again.
             moves = dict.fromkeys(entry.moves or (), (entry.number,))
-            back = replace(next_entry(entry, "rollback", before.commit, reason=reason), hold=before.hold, moves=moves)
+            back = replace(
+                next_entry(entry, "rollback", before.commit, reason=reason),
+                hold=before.hold,
+                moves=moves,
+                withdrawn=before.withdrawn,
+            )
         # Where another process has moved the channel on meanwhile, this put is refused, as it should be.
         self._repository.logs.append("channel", name, back)
         raise NotFoundError(

@@ -19,7 +19,14 @@ import pendulum
 
 from lance_dagster.errors import RefMovedError, RefNotFoundError
 from lance_dagster.history.ref_grammar import parse
-from lance_dagster.repository.channel_moves import Channel, TableMove, channel_at, refuse_held, unknown_channel
+from lance_dagster.repository.channel_moves import (
+    Channel,
+    ChannelMoves,
+    TableMove,
+    channel_at,
+    refuse_held,
+    unknown_channel,
+)
 from lance_dagster.repository.commits.promotions import Promotions, Withdrawal, by_id
 from lance_dagster.repository.commits.ref_log import next_entry, person, with_properties
 from lance_dagster.repository.commits.resolve_commit import is_ancestor, resolve_commit
@@ -161,8 +168,9 @@ class ChannelRollback:
         if not request.hold:
             refuse_held(request.channel, before)
         target = self._resolved(before, present, scope)
-        if before.hold is not None and self._goes_forward(target):
+        if (before.hold is not None or before.withdrawn) and self._goes_forward(target):
             refuse_held(request.channel, before)
+            ChannelMoves(self.repository).refuse_withdrawn(request.channel, before, target.source, target.tables)
         self._describe(target, scope)
         return target
 

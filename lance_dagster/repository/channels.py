@@ -82,6 +82,7 @@ class PromoteOptions(MoveOptions, total=False):
     expected: str | None
     forward_only: bool
     create: bool
+    again: bool
 
 
 class RollbackOptions(TypedDict, total=False):
@@ -249,13 +250,15 @@ class Channels:
                 `forward_only=True` the channel is not moved where its commit contains the commit `at` already. `since`
                 is an entry of the channel that the caller read before; a channel that was rolled back after `since` is
                 not moved. With `create=True` a channel that does not exist is created; `production` is created unless
-                `create=False`. With `tags=False` the caller moves the tags of the tables.
+                `create=False`. With `again=True` the channel may move to a version that a rollback took back. With
+                `tags=False` the caller moves the tags of the tables.
 
         Raises:
             RefNotFoundError: There is no such channel.
             ProtectedError: The channel is held.
             RefMovedError: The channel does not name `expected`.
-            ConflictError: The channel was rolled back after `since`.
+            ConflictError: The channel was rolled back after `since`, or the commit has a version of a table that a
+                rollback took back from the channel.
         """
         check_options(self.promote, options, PromoteOptions)
         expected, reason = options.get("expected"), options.get("reason", "")
@@ -276,6 +279,8 @@ class Channels:
                     return None
                 refuse_held(name, before)
                 self._refuse_rolled_back(name, before, commit, since=options.get("since"))
+                if not options.get("again", False):
+                    self._moves.refuse_withdrawn(name, before, commit, commit.tables)
             return with_properties(
                 next_entry(before, "promote", commit.id, reason=reason), options.get("properties") or {}
             )

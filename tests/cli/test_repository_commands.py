@@ -110,7 +110,10 @@ def test_a_rollback_holds_and_a_release_frees(repository: str) -> None:
     release = f"`lance-dagster release {repository} --channel production --reason ...`"
     assert (1, True) == (refused.exit_code, release in refused.stderr)
     assert [f"production: {first}, free to move"] == lines_of("release", repository, "--reason", "repaired")
-    assert [f"production: {first} -> {second}"] == lines_of("promote", repository)
+    refused = run("promote", repository)
+    again = f"`lance-dagster promote {repository} --channel production --at {second} --again` moves it to this commit"
+    assert (1, True) == (refused.exit_code, again in refused.stderr)
+    assert [f"production: {first} -> {second}"] == lines_of("promote", repository, "--again")
     history = document_of("history", repository)
     assert ["promote", "release", "rollback", "promote", "promote"] == [entry["action"] for entry in history]
 

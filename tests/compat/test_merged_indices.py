@@ -10,6 +10,8 @@ import pytest
 from lance_dagster import LanceRepository, LanceTable
 from tests.table_factory import as_pylance
 
+pytestmark = pytest.mark.slow
+
 _COLUMNS: dict[str, pa.DataType] = {
     "id": pa.int64(),
     "kind": pa.string(),

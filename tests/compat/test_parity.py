@@ -218,6 +218,7 @@ CASES = [(operation, who, stable) for operation in OPERATIONS for who in LATER f
 CHOSEN = {(operation, [*LATER][i % 2], i // 2 % 2 == 0) for i, operation in enumerate(OPERATIONS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation,who,stable",
     thinned(

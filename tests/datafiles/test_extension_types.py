@@ -51,6 +51,7 @@ def test_an_array_has_its_values_with_and_without_extension_types(extension: str
         assert part.to_pylist() == again.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_every_operation_handles_extension_types(tmp_path: Path, extension: str, place: str) -> None:

@@ -142,6 +142,7 @@ def test_a_table_that_was_made_again(where: str, tmp_path: Path, s3_storage: S3S
     assert "main@5" == str(known.head())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["disk", "s3"])
 @pytest.mark.parametrize("longer", [0, 12])
 def test_nothing_is_cached_of_a_former_table(where: str, longer: int, tmp_path: Path, s3_storage: S3Storage) -> None:

@@ -498,6 +498,7 @@ def test_partitions_are_judged_one_by_one(lake: LanceResource, instance: dg.Dags
     assert evaluation.metadata["lance/partitions"].value == "2024-01-01, 2024-01-02, 2024-01-03"
 
 
+@pytest.mark.slow
 def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:
@@ -523,6 +524,7 @@ def test_check_that_is_executed_alone_looks_at_the_candidate_that_waits(
     assert "main" == evaluation.metadata["lance/branch"].value
 
 
+@pytest.mark.slow
 def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """When two candidates wait, a tag of the run that executes the check chooses the older one."""
     (check,) = build_table_checks(ORDERS, [NotNull("id")])
@@ -539,6 +541,7 @@ def test_check_of_a_candidate_that_is_chosen(shop: Shop, stored_instance: dg.Dag
     assert [(f"run/{newer.run_id}", 3), (f"run/{older.run_id}", 2)] == seen
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 def test_check_that_is_executed_alone_after_a_later_day_was_published(
     lake: LanceResource, stored_instance: dg.DagsterInstance
@@ -581,6 +584,7 @@ def test_check_that_is_executed_alone_after_a_later_day_was_published(
     assert ("main", None) == read_alone()
 
 
+@pytest.mark.slow
 def test_check_that_is_executed_alone_after_a_later_append_was_published(
     shop: Shop, stored_instance: dg.DagsterInstance
 ) -> None:
@@ -605,6 +609,7 @@ def test_check_that_is_executed_alone_after_a_later_append_was_published(
     assert "main" == read_alone()
 
 
+@pytest.mark.slow
 def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A check that has its asset as an input gets the rows of the candidate, and other readers do not."""
 
@@ -628,6 +633,7 @@ def test_input_of_a_check_that_is_executed_alone(shop: Shop, stored_instance: dg
     assert [1] == recorded(stored_instance, dg.AssetKey("reader")).metadata["ids"]
 
 
+@pytest.mark.slow
 def test_result_of_a_check_that_ran_alone_later_counts(shop: Shop, stored_instance: dg.DagsterInstance) -> None:
     """A check that passed in the run and fails on the same version now refuses the publication."""
     (check,) = build_table_checks(ORDERS, [KeysExist("id", in_table="shop/customers", key="id")])

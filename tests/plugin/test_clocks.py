@@ -115,6 +115,7 @@ def test_each_commit_is_reported_once(lake: LanceResource, instance: dg.DagsterI
     assert ([], []) == (refs.announced(), guard.announced())
 
 
+@pytest.mark.slow
 @AHEAD
 def test_each_move_of_a_channel_is_reported_once(shop: Shop, instance: dg.DagsterInstance, ahead: timedelta) -> None:
     """The log of a channel is read by the numbers of its entries, whatever their times say."""
@@ -133,6 +134,7 @@ def test_each_move_of_a_channel_is_reported_once(shop: Shop, instance: dg.Dagste
     assert [] == ticks.announced()
 
 
+@pytest.mark.slow
 @AHEAD
 def test_conditions_request_one_run_for_each_event(shop: Shop, instance: dg.DagsterInstance, ahead: timedelta) -> None:
     """Events of a worker with another clock request one run each, as the order of Dagster's records decides."""

@@ -323,6 +323,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
 @pytest.mark.parametrize("frame", EMPTY)
 def test_an_empty_first_output_is_an_empty_table(lake: LanceResource, frame: str, mode: str) -> None:

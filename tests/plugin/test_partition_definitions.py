@@ -112,6 +112,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "together"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_same_rows_under_another_key_are_published_once(visits: Visits, change: str, *, together: bool) -> None:

@@ -427,6 +427,26 @@ def test_rows_of_another_partition_are_refused(lake: LanceResource, mode: str, *
     assert lake.table(EVENTS).count_rows("dev") == 0
 
 
+@pytest.mark.parametrize("mode", [None, "append", "upsert", "overwrite"])
+def test_a_run_without_a_partition_writes_nothing(lake: LanceResource, mode: str | None) -> None:
+    """Dagster starts a run of a partitioned asset without a partition, which would replace rows of all partitions."""
+    metadata = {"lance/partition_expr": "day", "lance/keys": ["day"]} if mode == "upsert" else {}
+    metadata |= {"lance/partition_expr": "day"} | ({} if mode is None else {"lance/write_mode": mode})
+
+    @dg.asset(key=EVENTS, partitions_def=DAYS, metadata=metadata)
+    def events(context: dg.AssetExecutionContext) -> Any:
+        if context.has_partition_key and mode == "overwrite":
+            context.add_output_metadata({"lance/write_mode": "overwrite"})
+        return pa.table({"day": [dt.date(2024, 1, 1)]})
+
+    run(lake, events, partition_key="2024-01-01")
+    before = lake.table(EVENTS).head("dev")
+    with pytest.raises(InvalidInputError) as caught:
+        run(lake, events)
+    assert "log/events is partitioned, and this run has no partition" in str(caught.value)
+    assert before == lake.table(EVENTS).head("dev")
+
+
 def test_an_append_without_a_partition_column_is_refused(lake: LanceResource) -> None:
     """An append without a partition column is refused, as its rows cannot be assigned to partitions."""
 

@@ -372,6 +372,17 @@ def test_a_process_says_what_it_writes(lake: LanceResource, instance: dg.Dagster
     ]
 
 
+def test_a_run_of_a_partitioned_asset_without_a_partition_writes_nothing(
+    lake: LanceResource, instance: dg.DagsterInstance
+) -> None:
+    """The external process is not even started."""
+    result = run(lake, instance, partitions=dg.StaticPartitionsDefinition(["a", "b"]))
+    failure = result.failure_data_for_node("shop__orders")
+    assert failure is not None
+    assert "shop/orders is partitioned, and this run has no partition" in str(failure.error)
+    assert not LanceTable.exists(lake.uri_of(ORDERS))
+
+
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_an_asset_of_several_tables(lake: LanceResource, instance: dg.DagsterInstance, *, partitioned: bool) -> None:
     """Each table has a process of its own, which reports this table alone, as the page shows."""

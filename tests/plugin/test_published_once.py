@@ -9,7 +9,18 @@ import pytest
 
 from lance_dagster import LanceRepository
 from tests.backdating import DAY, age
-from tests.plugin.depot import CHECK_OF_LINES, LINES, ORDERS, STEPS, Depot, Launcher, Strategy, add_runs
+from tests.plugin.depot import (
+    CHECK_OF_LINES,
+    LINES,
+    ORDERS,
+    PUBLISHER,
+    REPEATED_STEPS,
+    STEPS,
+    Depot,
+    Launcher,
+    Strategy,
+    add_runs,
+)
 
 FEW = 5
 # More than any page or limit that a search may have.
@@ -66,6 +77,33 @@ def test_what_a_person_brought_to_main_is_not_repeated(
     depot.reexecute(refused.run_id, strategy, launcher=launcher)
     depot.press()
     assert ([1], [10]) == depot.rows("main")
+
+
+def test_a_repaired_attempt_is_published_and_the_attempt_before_it_dropped(depot: Depot) -> None:
+    """A re-execution continues the branch of a run whose check failed; nothing of that run is left to wait."""
+    depot.plan(orders=[-1])
+    failed = depot.execute(job="candidates")
+    assert not failed.success
+    depot.plan(orders=[1])
+    steps = [step for step in REPEATED_STEPS if step != PUBLISHER]
+    tags = {
+        "dagster/parent_run_id": failed.run_id,
+        "dagster/root_run_id": failed.run_id,
+        "dagster/is_asset_resume_retry": "true",
+    }
+    options = dg.ReexecutionOptions(failed.run_id, step_selection=steps)
+    assert depot.execute(options, "candidates", tags=tags).success
+    assert depot.press().success
+    assert ([1], [10]) == depot.rows()
+    assert {} == depot.table().branches.list("run/*")
+    lake = LanceRepository.open(depot.root)
+    table_id = lake.table_id("depot/orders")
+    closed = lake.head().writes[table_id]
+    attempts = [write.number for write in lake.record.of_candidate(failed.run_id) if write.table_id == table_id]
+    assert [(False, True), (True, False)] == [
+        (number in closed.published, number in closed.dropped) for number in sorted(attempts)
+    ]
+    assert {} == lake.status().waiting
 
 
 def test_a_write_whose_process_died_is_not_taken_for_merged(depot: Depot) -> None:
@@ -141,6 +179,7 @@ def test_what_another_reexecution_published_is_not_repeated(depot: Depot, strate
     depot.is_published_once(([1], [10]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", STRATEGIES)
 @pytest.mark.parametrize("first", STRATEGIES)
 @pytest.mark.parametrize("step", [*STEPS, "publisher"])

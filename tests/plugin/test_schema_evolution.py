@@ -216,6 +216,7 @@ TEXTS: dict[str, Callable[[list[str | None]], Any]] = {
 MANY: list[str | None] = [str(number) for number in range(200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["add_columns", "widen"])
 @pytest.mark.parametrize("kinds", list(permutations(TEXTS)), ids=" ".join)
 def test_categories_and_text_in_turn(lake: LanceResource, kinds: Sequence[str], policy: str) -> None:
@@ -247,6 +248,7 @@ def nested(*values: Any, kind: pa.DataType | None = None) -> pa.Table:
 SMALL = pa.struct([("n", pa.int32())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "policy,old,new",

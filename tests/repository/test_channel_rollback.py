@@ -1,6 +1,7 @@
 """A channel goes back for all tables or for some, once for each request, beside promotions and collections."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lance_dagster import (
 )
 from tests.raising import raises
 from tests.repository.scripted_repository import FAST, SCHEMA, ids, in_order, new_repository, run, scripted
+from tests.repository.write_requests import write_request
 from tests.store.scripted import Request
 
 TAG = "production"
@@ -34,6 +36,12 @@ def promoted_alone(root: Path, *names: str) -> LanceRepository:
     for number, name in enumerate(names, start=2):
         repository.publish(run(repository, number, name), channel=TAG)
     return repository
+
+
+def discarded(repository: LanceRepository) -> None:
+    """Make a commit that changes no table: the discard of what a run wrote."""
+    write = repository.record.put(repository.table_id("a"), write_request("r1"))
+    repository.publications.drop_writes([write], message="discard run/r1")
 
 
 def test_a_step_of_one_table_is_a_promotion_of_this_table(tmp_path: Path) -> None:
@@ -204,3 +212,64 @@ def test_entries_without_a_record_count_as_before(tmp_path: Path) -> None:
     assert expected == {ref: ids(again, ref) for ref in expected}
     again.channels.rollback(TAG, tables=["b"], steps=2, reason="b is wrong", hold=False)
     assert [1] == versions_of(again, "b")[0]
+
+
+@pytest.mark.parametrize("tables", [None, ["a"]])
+def test_what_was_taken_back_is_not_shown_again_by_mistake(tmp_path: Path, tables: list[str] | None) -> None:
+    """Neither a promotion of `main` nor a rollback to the entry of `main` shows the version, unless it is asked for."""
+    repository = promoted_alone(tmp_path, "a")
+    bad = repository.head().short_id
+    repository.channels.rollback(TAG, tables=tables, reason="cents", hold=True)
+    repository.channels.release(TAG, reason="looked at")
+    discarded(repository)
+    moves: list[Callable[[], object]] = [
+        lambda: repository.channels.promote(TAG),
+        lambda: repository.channels.promote(TAG, bad),
+        lambda: repository.channels.rollback(TAG, to=bad, reason="all tables", hold=False),
+        lambda: repository.channels.rollback(TAG, to=bad, tables=["a"], reason="one table", hold=False),
+    ]
+    for move in moves:
+        with pytest.raises(ConflictError, match=r"has a main@3, which .* took back .*: cents; .*again=True"):
+            move()
+    assert [[1]] == versions_of(repository, "a")
+    repository.channels.promote(TAG, again=True)
+    assert [[1, 2]] == versions_of(repository, "a")
+    # The version is shown on purpose now, so nothing is left to refuse.
+    repository.publish(run(repository, 3, "b"), channel=TAG)
+    repository.channels.rollback(TAG, tables=["b"], reason="b", hold=False)
+    repository.publish(run(repository, 4, "b"), channel=TAG)
+    assert [[1, 2], [1, 3, 4]] == versions_of(repository, "a", "b")
+
+
+def test_a_revert_is_promoted_after_a_rollback(tmp_path: Path) -> None:
+    """The versions of the revert are new, also of a table that was taken back twice."""
+    repository = promoted_alone(tmp_path, "a", "a")
+    for reason in ("the newest", "the one before"):
+        repository.channels.rollback(TAG, reason=reason)
+    repository.channels.release(TAG, reason="reverted")
+    newest = repository.head()
+    for commit, version in ((newest.id, "main@4"), (newest.parents[0], "main@3")):
+        with pytest.raises(ConflictError, match=f"has a {version}"):
+            repository.channels.promote(TAG, commit)
+    repository.revert(newest.id)
+    repository.revert(newest.parents[0])
+    repository.channels.promote(TAG)
+    assert [[1]] == versions_of(repository, "a")
+
+
+def test_a_commit_that_changed_no_table_is_not_reverted(tmp_path: Path) -> None:
+    """A person who means the publication before a discard is told its id."""
+    repository = promoted_alone(tmp_path, "a")
+    published = repository.head().short_id
+    discarded(repository)
+    with pytest.raises(InvalidInputError, match=f"changed no table.*the newest .* that changed tables is {published} "):
+        repository.revert("main")
+
+
+def test_a_publication_leaves_what_was_taken_back(tmp_path: Path) -> None:
+    """Readers get the published table, and the table that was rolled back stays, although `main` has its rows."""
+    repository = promoted_alone(tmp_path, "a")
+    repository.channels.rollback(TAG, tables=["a"], reason="cents", hold=False)
+    repository.publish(run(repository, 3, "b"), channel=TAG)
+    assert [[1], [1, 3]] == versions_of(repository, "a", "b")
+    assert [1, 2] == ids(repository, "main")["a"]

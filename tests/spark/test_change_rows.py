@@ -8,6 +8,8 @@ from lance_dagster.table import LanceTable
 from tests.raising import raises
 from tests.spark.samples import schema_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_differs_is_what_a_diff_says(spark: SparkSession, tmp_table_uri: str) -> None:
     """Rows are inserted, deleted and updated in fragments with deleted rows; columns are those of the newer version."""

@@ -21,6 +21,8 @@ from lance_dagster.spark.keyed_rows import KeyedWrite, stage_upsert_counted
 from lance_dagster.spark.spark_schema import target_schema
 from lance_dagster.table import LanceTable
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RESULT_BYTES, MOST_MEBIBYTES = "spark.driver.maxResultSize", 350
 # A process keeps the cores of its first session, so each number of cores needs its own process.

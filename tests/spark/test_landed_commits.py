@@ -28,6 +28,8 @@ from tests.servers.objects import FAULTS, REQUESTS, Fault
 from tests.soak import pairs
 from tests.spark.samples import schema_of
 
+pytestmark = pytest.mark.slow
+
 FORMAT = "lance_dagster"
 SAVES: dict[str, dict[str, str]] = {
     "append": {},

@@ -37,6 +37,8 @@ from lance_dagster.types import StagedFile
 from tests.raising import raises
 from tests.spark.samples import rows, schema_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def numbers(tmp_table_uri: str) -> LanceTable:

@@ -17,6 +17,8 @@ from lance_dagster.table import LanceTable
 from tests.conftest import S3Storage
 from tests.spark.samples import rows, schema_of
 
+pytestmark = pytest.mark.slow
+
 FORMAT = "lance_dagster"
 
 

@@ -24,6 +24,8 @@ from lance_dagster.spark.spark_schema import target_schema
 from tests.spark.samples import schema_of
 from tests.table_factory import as_pylance
 
+pytestmark = pytest.mark.slow
+
 FORMAT = LanceDataSource.name()
 COLUMNS = StructType([StructField("id", LongType()), StructField("v", VectorUDT()), StructField("m", MatrixUDT())])
 ROWS = [

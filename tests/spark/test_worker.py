@@ -19,6 +19,8 @@ from lance_dagster.spark.worker import begin_task
 from lance_dagster.table import LanceTable
 from tests.spark.samples import schema_of
 
+pytestmark = pytest.mark.slow
+
 # Several batches, which no socket takes at once.
 ROWS, WORKER_SECONDS = 40_000, 60
 

@@ -17,6 +17,8 @@ from lance_dagster.spark.writer import large_batches, stage_counted
 from lance_dagster.table import LanceTable
 from tests.spark.samples import rows, schema_of
 
+pytestmark = pytest.mark.slow
+
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 OURS = ("2147483647", "4096")

@@ -128,6 +128,7 @@ def test_a_table_of_changed_columns_is_sound(tmp_path: Path) -> None:
     assert () == table.maintenance.verify(deep=True).problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
 def test_what_pylance_makes_is_sound(tmp_path: Path, version: Any, stable: bool) -> None:  # noqa: ANN401, FBT001
@@ -233,6 +234,7 @@ def with_field(**different: Any) -> Damage:  # noqa: ANN401 - any field of a fie
     return in_fields(lambda fields: (*fields, replace(Field(id=7, name="new", logical_type="int64"), **different)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["empty", "not trained", "all rows deleted", "deleted before"])
 @pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_PQ", "IVF_HNSW_SQ"])
 def test_a_vector_index_that_is_not_trained_is_sound(tmp_path: Path, kind: str, state: str) -> None:

@@ -39,6 +39,7 @@ class _PromoteOptions(_MoveOptions):
     """The options of `promote`."""
 
     expect: str | None
+    again: bool
 
 
 class _RollbackOptions(_MoveOptions):
@@ -68,6 +69,7 @@ class _RepositoryTagOptions(TypedDict):
 @click.option("--reason", "-m", default="", help="Why; the history shows it.")
 @_with_properties
 @click.option("--expect", metavar="REF", help="Refuse unless the channel names this commit when it is moved.")
+@click.option("--again", is_flag=True, help="Move also to a version of a table that a rollback took back.")
 def promote(
     repository: "LanceRepository", output: Output, channel: str, at: str, **options: Unpack[_PromoteOptions]
 ) -> None:
@@ -78,7 +80,7 @@ def promote(
     expected = None if options["expect"] is None else repository.head(options["expect"]).id
     properties = properties_from(options["properties"])
     promoted = repository.channels.promote(
-        channel, at, reason=options["reason"], properties=properties, expected=expected
+        channel, at, reason=options["reason"], properties=properties, expected=expected, again=options["again"]
     )
     _write_move(output, before, promoted)
 

@@ -19,6 +19,7 @@ import dagster as dg
 from lance_dagster.errors import InvalidInputError
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.io.partitions import partitions_definition
+from lance_dagster.plugin.partitioning import require_partition
 from lance_dagster.plugin.table_asset import TableKey
 
 _MAPPING_KEY = "{mapping_key}"
@@ -49,19 +50,22 @@ class OutputTable:
         """Return the table of an output.
 
         Raises:
-            InvalidInputError: The output belongs to no asset and names no table, or steps would replace each other's
-                rows in it.
+            InvalidInputError: The output belongs to no asset and names no table; or steps would replace each other's
+                rows in it; or the asset is partitioned, and its run has no partition.
         """
         if not context.has_asset_key:
             return cls._of_op(context)
+        # The list of keys is the only form that works for every kind of partition. Without partitions Dagster raises
+        # for it, hence the guard.
+        keys = tuple(context.asset_partition_keys) if context.has_asset_partitions else ()
+        definition = partitions_definition(context)
+        require_partition(context.asset_key, definition, keys)
         return cls(
             owner=context.asset_key.to_user_string(),
             key=context.asset_key,
             metadata=context.definition_metadata,
-            # The list of keys is the only form that works for every kind of partition. Without partitions Dagster
-            # raises for it, hence the guard.
-            partition_keys=tuple(context.asset_partition_keys) if context.has_asset_partitions else (),
-            definition=partitions_definition(context),
+            partition_keys=keys,
+            definition=definition,
         )
 
     @classmethod

@@ -20,7 +20,7 @@ from lance_dagster.errors import InvalidInputError, RefNotFoundError, TableNotFo
 from lance_dagster.format.layout import MAIN
 from lance_dagster.plugin import metadata as md
 from lance_dagster.plugin.backfill_reads import read_property
-from lance_dagster.plugin.partitioning import partitioning_of
+from lance_dagster.plugin.partitioning import partitioning_of, require_partition
 from lance_dagster.plugin.recorded_writes import PlannedWrite
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunBranch, RunChain
@@ -64,7 +64,8 @@ def pipes_extras(
             token.
 
     Raises:
-        InvalidInputError: The asset is partitioned, and its `partition_expr` is missing or does not fit the partitions.
+        InvalidInputError: The asset is partitioned, and the run has no partition, or the asset's `partition_expr` is
+            missing or does not fit the partitions.
 
     Examples:
         >>> client.run(context=context, command=[...], extras=pipes_extras(context, lance))  # doctest: +SKIP
@@ -75,10 +76,12 @@ def pipes_extras(
     metadata = dict(spec.metadata) if spec is not None else metadata_of(asset or key)
     chain = RunChain.of_context(context)
     keys = tuple(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else ()
+    definition = spec.partitions_def if spec else None
+    require_partition(key, definition, keys)
     # Imported here: they import Arrow, which a code location does not need when it is loaded.
     from lance_dagster.plugin.operate.pipes_partitions import PipesPartitions
 
-    partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, spec.partitions_def if spec else None)
+    partitions = PipesPartitions.of(key.to_user_string(), keys, metadata, definition)
     properties = {
         md.ASSET_KEY: key.to_user_string(),
         md.RUN_ID: context.run.run_id,
@@ -87,9 +90,7 @@ def pipes_extras(
     }
     if keys:
         properties[md.PARTITION_KEYS] = md.partition_property(keys)
-        properties[md.PARTITIONING] = partitioning_of(
-            spec.partitions_def if spec else None, metadata.get(md.PARTITION_EXPR)
-        )
+        properties[md.PARTITIONING] = partitioning_of(definition, metadata.get(md.PARTITION_EXPR))
     # Other runs may write a branch that a tag names, so the process has to know where its own commits begin.
     head = 0
     # The process opens or creates what is at the URI; only the resource can fork it for an environment.

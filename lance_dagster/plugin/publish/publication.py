@@ -371,10 +371,21 @@ def retire_all(publications: Iterable[Publication], chain: RunChain) -> list[str
         # A publication that died after its merge did not get to delete the branches of these runs.
         if publication.landed is not None and not (runs or publication.chosen):
             runs = [*runs_of(publication.landed)]
-        run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id)])
-        # The sources may be branches of other runs: the runs of a backfill, or a run that a person named.
-        retired = replace(chain, run_ids=tuple(run_ids))
-        branches = RunBranch(table=publication.table, chain=retired)
+        # The sources may be branches of other runs: the runs of a backfill, or a run that a person named. Each was
+        # forked from the branch of the run that its run continues.
+        earlier = [run_id for source in publication.sources for run_id in _continued(publication.table, source.branch)]
+        run_ids = dict.fromkeys([*chain.run_ids, *(run_id for run_id in runs if run_id), *earlier])
+        branches = RunBranch(table=publication.table, chain=replace(chain, run_ids=tuple(run_ids)))
         return [f"{publication.name}: {reason}" for reason in branches.retire(publication.sources)]
 
     return [reason for reasons in concurrently(retire, publications) for reason in reasons]
+
+
+def _continued(table: LanceTable, branch: str) -> list[str]:
+    """Return the runs that the run of a branch continues, newest first, as far as the forks of the branches tell."""
+    run_ids: list[str] = []
+    # A branch may be gone already, and a name may be used again, so that the forks form a circle.
+    with suppress(RefNotFoundError):
+        while (run_id := run_of(branch := table.branches.recall(branch).parent_branch)) and run_id not in run_ids:
+            run_ids.append(run_id)
+    return run_ids

@@ -10,6 +10,7 @@ most once, and of two writes that exclude each other only one is published:
   it drops waiting appends of the same work
 - of two such appends that one commit would publish, the commit is refused
 - a write that replaces rows drops older writes of the same work
+- a write whose rows a later attempt took back on the branch is dropped when that attempt is published
 
 Example: run `r1` appends as write 1. Its re-execution `r2` starts anew and appends the same as write 2. Whichever is
 published first drops the other. A retry of `r1` as write 3 `replaces` 1: its branch has no rows of write 1, so 3 may
@@ -98,6 +99,13 @@ class WriteChanges:
         for write in new_writes:
             self._refuse(write, related[write.request.candidate], changed)
             _refuse_second_append(write, new_writes, related[write.request.candidate].writes)
+        # A branch also has the commits of earlier attempts, and lacks the rows that a later attempt took back.
+        taken_back = {
+            (write.table_id, number)
+            for write in new_writes
+            for number in replaced_by(write, related[write.request.candidate].writes)
+        }
+        new_writes = [write for write in new_writes if (write.table_id, write.number) not in taken_back]
         for write in new_writes:
             before = _of(changed, write)
             changed[write.table_id] = ClosedWrites(before.published | NumberSet.of([write.number]), before.dropped)

@@ -82,6 +82,15 @@ def moved_tables(before: RepositoryCommit | None, after: RepositoryCommit) -> fr
     return frozenset(at.id for tables in (old, new) for at in tables.values())
 
 
+def changed_versions(
+    before: Mapping[str, TableVersion], after: Mapping[str, TableVersion]
+) -> Iterator[tuple[TableVersion, TableVersion | None]]:
+    """Yield each version of `before` that differs in `after`, with the version there, or None where there is none."""
+    old, new = different_entries(before, after)
+    versions = {at.id: at for at in new.values()}
+    return ((at, versions.get(at.id)) for at in old.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Promotions:
     """The promotions of one channel."""

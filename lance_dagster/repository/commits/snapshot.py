@@ -171,6 +171,8 @@ class RefEntry:
             that it withdraws for the table: none in a promotion. None for a branch, and for an entry of a version of
             this package that did not record it.
         request: Which request for a rollback the entry fulfils, so that a repeated request is recognised.
+        withdrawn: By table id, the number on `main` of the newest version that a rollback took back, until the channel
+            moves forward in this table.
     """
 
     number: int
@@ -185,6 +187,7 @@ class RefEntry:
     upto: int = 0
     moves: Moves | None = None
     request: str = ""
+    withdrawn: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def deleted(self) -> bool:
@@ -372,6 +375,7 @@ def entry_bytes(entry: RefEntry) -> bytes:
             "upto": entry.upto,
             "moves": entry.moves and {table: sorted(numbers) for table, numbers in entry.moves.items()},
             "request": entry.request,
+            **({"withdrawn": dict(entry.withdrawn)} if entry.withdrawn else {}),
         }
     )
 
@@ -404,6 +408,7 @@ def parse_entry(data: bytes, path: str) -> RefEntry:
             # Branches have none, and neither have entries that an earlier version of this package wrote.
             moves=_moves(content.get("moves")),
             request=_text(content.get("request", "")),
+            withdrawn={_text(table): _count(number) for table, number in content.get("withdrawn", {}).items()},
         )
 
     return _parsed(parse, data, path)

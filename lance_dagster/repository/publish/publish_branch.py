@@ -19,7 +19,7 @@ from lance_dagster.merge.merge_commit import MergeOptions
 from lance_dagster.merge.rules.strategy import Strategy
 from lance_dagster.repository.candidates.closed_writes import WriteChanges
 from lance_dagster.repository.candidates.writes import RecordedWrite
-from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel
+from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL, Channel, ChannelMoves
 from lance_dagster.repository.channels import Channels
 from lance_dagster.repository.commits.snapshot import RefEntry, RepositoryCommit, TableVersion
 from lance_dagster.repository.projection import Lagging, land_tables, settle_tables
@@ -400,11 +400,22 @@ def _promoted(
     """Promote the channel, if there is one."""
     if request.channel is None:
         return None
-    return Channels(repository).promote(
+    channels = Channels(repository)
+    reason, properties = request.merging.message or "", request.options.get("properties")
+    moves = ChannelMoves(repository)
+    # `main` still has what a rollback took back. Readers get the other tables, where they see no commit in part.
+    if opened.since is not None and (returning := moves.returning(opened.since, commit.tables)):
+        tables = commit.tables.keys() - returning.keys()
+        if moves.divided(request.channel, opened.since, tables, commit):
+            moves.refuse_withdrawn(request.channel, opened.since, commit, commit.tables)
+        return channels.advance(
+            request.channel, commit.id, tables, reason=reason, properties=properties, since=opened.since
+        )
+    return channels.promote(
         request.channel,
         commit.id,
-        reason=request.merging.message or "",
-        properties=request.options.get("properties"),
+        reason=reason,
+        properties=properties,
         # Where a later publication was faster, this one must not move the channel back to its own commit.
         forward_only=True,
         since=opened.since,

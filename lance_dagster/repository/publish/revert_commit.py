@@ -40,7 +40,8 @@ def revert_request(
     whatever their present names; the message names the tables that were removed since.
 
     Raises:
-        InvalidInputError: The commit is the first one, which changed nothing; or it gave a table another name.
+        InvalidInputError: The commit is the first one; or it changed no table, as a discard; or it gave a table another
+            name.
         ConflictError: A version of the commit is not on `main` of its table, so that its change is not known; or all
             tables that the commit changed were removed since.
     """
@@ -49,6 +50,8 @@ def revert_request(
     commit, is_undone = _to_undo(repository, commit, head)
     if not commit.parents:
         raise InvalidInputError(f"commit {commit.short_id} is the first one: there is nothing to revert")
+    if commit.tables == repository.logs.commit(commit.parents[0]).tables:
+        raise _changed_nothing(repository, commit, head)
     changes, missing = _changes(repository, commit, head, is_undone=is_undone)
     if missing:
         full_message += f" (without {', '.join(missing)}, removed since)"
@@ -77,6 +80,23 @@ def revert_request(
         properties={**properties, _REVERTS: commit.id},
         staging=staging,
         writes=WriteChanges() if is_undone else _undone_writes(repository, commit),
+    )
+
+
+def _changed_nothing(
+    repository: RepositoryContext, commit: RepositoryCommit, head: RepositoryCommit
+) -> InvalidInputError:
+    """Return the error for a commit that changed no table; it names the newest commit that did."""
+    newest, instead = head, ""
+    with suppress(NotFoundError):
+        while newest.parents:
+            parent = repository.logs.commit(newest.parents[0])
+            if newest.tables != parent.tables:
+                instead = f"; the newest commit of {MAIN} that changed tables is {newest.short_id} ({newest.message})"
+                break
+            newest = parent
+    return InvalidInputError(
+        f"commit {commit.short_id} ({commit.message}) changed no table, so there is nothing to revert{instead}"
     )
 
 

@@ -101,7 +101,7 @@ def test_one_commit_does_not_publish_the_same_rows_twice() -> None:
     days, day = write(1, partitions=("d1", "d2")), write(2, run_id="r2", partitions=("d2",))
     with pytest.raises(ConflictError, match="write 2 of run/r1"):
         committed({}, days, day)
-    assert closed([1, 2]) == committed({}, days, replace(day, request=replace(day.request, replaces=(1,))))
+    assert closed([2], [1]) == committed({}, days, replace(day, request=replace(day.request, replaces=(1,))))
 
 
 def test_keys_of_two_partitionings_are_not_compared() -> None:
