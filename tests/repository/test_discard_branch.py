@@ -135,3 +135,24 @@ def test_an_unknown_or_ambiguous_beginning_names_the_branches(lake: LanceReposit
     # The publication of a branch that only its table knows has to name the table.
     with pytest.raises(RefNotFoundError, match="name the tables that have it"):
         lake.publish("run/d3851001-1")
+
+
+def test_the_branch_of_a_refused_output_is_discarded(lake: LanceRepository) -> None:
+    """Nothing was committed to it; `status` names it in one line with the command that deletes it."""
+
+    @dg.asset(key_prefix="shop", name="orders")
+    def renamed() -> pa.Table:
+        return pa.table({"number": [1]})
+
+    defs = lance_assets([renamed], root=lake.root, unchecked=True)
+    refused = defs.resolve_job_def("load_and_publish").execute_in_process(raise_on_error=False)
+    branch = f"run/{refused.run_id}"
+    assert (False, (branch,), {branch: ("shop/orders",)}) == (
+        refused.success,
+        lake.status().empty,
+        lake.status().unwritten,
+    )
+    done = CliRunner().invoke(main, ["status", lake.root])
+    assert f"discard {lake.root} {branch} --reason" in done.output
+    assert () == lake.discard(branch[:12], reason="the columns are wrong")
+    assert {} == lake.status().waiting
