@@ -14,11 +14,11 @@ _NEEDS = {"lance_dagster.spark": "pyspark"}
 
 
 def lazy_names(module: str, file: str) -> tuple[tuple[str, ...], Callable[[str], object], Callable[[], list[str]]]:
-    """Return the names of a module, the function that loads a name, and the function that lists those it can load.
+    """Return the names that a module can load, the function that loads a name, and the function that lists the names.
 
-    They are the `__all__`, `__getattr__` and `__dir__` of the module. Programs that look at each name of a module, as
-    Dagster's `dg` does to find components, get no name for which an extra is missing; a person who types such a name
-    gets the error that says which extra it is.
+    They are the `__all__`, `__getattr__` and `__dir__` of the module. `from lance_dagster import *`, and programs that
+    look at each name of a module, as Dagster's `dg` does to find components, get no name for which an extra is missing;
+    a person who types such a name gets the error that says which extra it is.
 
     Args:
         module: The name of the module.
@@ -38,7 +38,7 @@ def lazy_names(module: str, file: str) -> tuple[tuple[str, ...], Callable[[str],
         missing = tuple(f"{package}." for package, needed in _NEEDS.items() if not _is_installed(needed))
         return sorted(name for name, (home, _) in homes.items() if not home.startswith(missing))
 
-    return tuple(homes), load, list_loadable
+    return tuple(list_loadable()), load, list_loadable
 
 
 def _is_installed(package: str) -> bool:

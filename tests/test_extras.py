@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import lance_dagster
 from lance_dagster.errors import MissingExtraError
 from tests import architecture
 from tests.table_factory import entries, new_table
@@ -35,12 +36,14 @@ def without_extras(code: str) -> subprocess.CompletedProcess[str]:
 def test_everything_but_spark_is_there_without_extras(tmp_path: Path) -> None:
     """Without extras the table and the plugin work, with Arrow; a name of Spark says which extra it needs."""
     stub = "lance_dagster/__init__.pyi"
-    listed = [item.name for item in architecture.imports(stub, (ROOT / stub).read_text())]
-    spark = sorted(name.rpartition(".")[2] for name in listed if name.startswith("lance_dagster.spark."))
+    imported = [item.name for item in architecture.imports(stub, (ROOT / stub).read_text())]
+    spark = sorted(name.rpartition(".")[2] for name in imported if name.startswith("lance_dagster.spark."))
+    # In this process, which has the extras.
+    listed = dir(lance_dagster)
     done = without_extras(f"""
 import dagster as dg, lance_dagster, lance_dagster.errors, pyarrow as pa
 missing = []
-for name in lance_dagster.__all__:
+for name in {listed!r}:
     try:
         getattr(lance_dagster, name)
     except lance_dagster.errors.MissingExtraError as error:
@@ -48,7 +51,10 @@ for name in lance_dagster.__all__:
         assert "pip install 'lance-dagster[spark]'" in str(error), error
 print(sorted(missing))
 # Dagster's `dg` gets each name that is listed, to find the components.
-print(sorted({{*lance_dagster.__all__}} - {{*dir(lance_dagster)}}))
+print(sorted({{*{listed!r}}} - {{*dir(lance_dagster)}}))
+star = dict()
+exec("from lance_dagster import *; from lance_dagster.types import *", star)
+print(sorted({{*{listed!r}}} - {{*star}}))
 
 @dg.asset
 def orders() -> pa.Table:
@@ -74,6 +80,7 @@ for uri in ("s3://bucket/orders", "az://box/orders", "abfss://box@shop.dfs.core.
 """)
     assert 0 == done.returncode, done.stderr
     assert [
+        str(spark),
         str(spark),
         str(spark),
         "2",

@@ -1,8 +1,11 @@
 """Arguments and options that several subcommands share, and shell completion of branch and tag names."""
 
+import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
@@ -166,17 +169,34 @@ def about_repository(command: F) -> F:
 def _open_repository(uri: str, storage_options: Mapping[str, str]) -> "LanceRepository":
     """Open a repository; pylance and pyarrow are loaded only here, since help and completion must not wait for them."""
     from lance_dagster.repository import LanceRepository
+    from lance_dagster.store import canonical_uri
     from lance_dagster.table import LanceTable
 
     try:
         return LanceRepository.open(uri, storage_options)
     except NotFoundError as error:
+        if neighbour := _similar_lake(uri):
+            raise NotFoundError(f"no repository at {canonical_uri(uri)}; did you mean {neighbour}?") from error
         if not LanceTable.exists(uri, storage_options):
             raise
         name = click.get_current_context().info_name
         raise NotFoundError(
             f"{uri} is a table, and {name} needs the lake above it; `lance-dagster table` has the commands of a table"
         ) from error
+
+
+def _similar_lake(uri: str) -> str | None:
+    """Return the path of a lake on local disk beside a place that does not exist, where its name is similar."""
+    from lance_dagster.repository.commits.ref_log import MARKER
+
+    place = Path(uri)
+    # Other storage is not searched: its listing may be long, or forbidden.
+    if "://" in uri or place.exists() or not place.parent.is_dir():
+        return None
+    lakes: list[str] = []
+    with suppress(OSError):
+        lakes = [folder.name for folder in place.parent.iterdir() if (folder / MARKER).is_file()]
+    return next((str(place.parent / name) for name in difflib.get_close_matches(place.name, lakes, n=1)), None)
 
 
 def remember_place(place: str) -> None:

@@ -188,7 +188,7 @@ class LakeFacts:
         channels: The channels.
         candidates: The candidates that wait, those with a failed check first, then the newest first.
         tables: The tables that changed last first.
-        branches: Waiting branches that no candidate of the record has, each with its tables.
+        branches: Waiting branches with commits that no candidate of the record has, each with its tables.
     """
 
     root: str
@@ -266,7 +266,9 @@ def lake_facts(repository: LanceRepository, *, commits: int, preview_rows: int) 
         channels=tuple(channels),
         candidates=tuple(sorted(candidates, key=_urgency)),
         tables=_tables(repository, status, log),
-        branches={name: tables for name, tables in status.waiting.items() if name not in recorded},
+        branches={
+            name: tables for name, tables in status.waiting.items() if name not in recorded and name not in status.empty
+        },
     )
 
 

@@ -8,7 +8,7 @@ asset, and the required resource keys.
 import difflib
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import dagster as dg
@@ -20,7 +20,7 @@ from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.provider_options import literal_secrets
 from lance_dagster.plugin.publish.publisher import is_split, traits_of
 from lance_dagster.plugin.resource import LanceResource
-from lance_dagster.plugin.settings import SettingPlace, expressions_of, refuse_unknown_settings
+from lance_dagster.plugin.settings import SettingPlace, expressions_of, needs_manager, refuse_unknown_settings
 from lance_dagster.plugin.table_asset import TableAddress, owner_of, table_address
 
 _PREFIX = "lance/"
@@ -65,9 +65,15 @@ class _Node(NamedTuple):
             return None
         # The op of a graph that makes the value, and a generator, may store rows themselves; no annotation says so.
         function = decorated_function(self.definition)
-        if function is None or inspect.isgeneratorfunction(function) or not _has_value(self.definition, self.spec.key):
+        return None if function is None or inspect.isgeneratorfunction(function) else self.own_manager_key
+
+    @property
+    def own_manager_key(self) -> str | None:
+        """The key of the IO manager that stores what the asset returns; None where it returns nothing."""
+        if self.definition is None or not self.definition.is_executable:
             return None
-        return self.definition.get_io_manager_key_for_asset_key(self.spec.key)
+        stores = _has_value(self.definition, self.spec.key)
+        return self.definition.get_io_manager_key_for_asset_key(self.spec.key) if stores else None
 
     @property
     def address(self) -> TableAddress:
@@ -340,6 +346,24 @@ class Findings:
         lances = [*self._lances.values(), *(manager.lance for manager in self._managers.values())]
         roots = {_root(lance) for lance in lances}
         return roots if len(roots) == 1 else set()
+
+
+def refuse_other_managers(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> None:
+    """Refuse assets of `lance_assets` whose values go to an IO manager of another key than the one of the call.
+
+    Raises:
+        InvalidInputError: Names the asset and both keys.
+    """
+    for asset in assets:
+        for spec in asset.specs:
+            node = _Node(spec=spec, definition=asset, manager=None)
+            key = node.other_manager_key or (node.own_manager_key if needs_manager(spec.metadata) else None)
+            # An IO manager of the asset itself is meant.
+            if key is not None and key != io_manager_key and key not in asset.resource_defs:
+                raise InvalidInputError(
+                    f"asset {node.name} has io_manager_key {key!r}, and this call of lance_assets has io_manager_key="
+                    f"{io_manager_key!r}; give the asset io_manager_key={io_manager_key!r}"
+                )
 
 
 def _has_value(definition: dg.AssetsDefinition, asset: dg.AssetKey) -> bool:

@@ -12,7 +12,7 @@ from lance_dagster.errors import InvalidInputError
 from lance_dagster.format.validation import check_options
 from lance_dagster.plugin.checks.check_definitions import build_table_checks, require_checks
 from lance_dagster.plugin.checks.table_check import TableCheck
-from lance_dagster.plugin.definition_findings import Findings
+from lance_dagster.plugin.definition_findings import Findings, refuse_other_managers
 from lance_dagster.plugin.io.io_manager import LanceIOManager
 from lance_dagster.plugin.operate.page_asset import PageAssetOptions, build_page_asset
 from lance_dagster.plugin.provider_options import AzureOptions, GoogleOptions, S3Options
@@ -109,7 +109,8 @@ def lance_assets(
             `storage_options`, credentials of the root.
             `environment`, the name of a branch deployment, whose tables are forks of those below the root.
             `unchecked`, whether tables may have no check. `name`, put before the names of the jobs and the sensor, for
-            a code location that calls this several times; then `resource_key` and `io_manager_key` differ too.
+            a code location that calls this several times; then `resource_key` and `io_manager_key` differ too, and
+            the assets of the call have its `io_manager_key`.
 
     Raises:
         InvalidInputError: A check names an asset that is not given, or `validate_definitions` finds a mistake.
@@ -139,7 +140,10 @@ def lance_assets(
     def described(spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.merge_attributes(metadata=lance.definition_metadata(spec.key, spec.metadata), kinds={"lance"})
 
-    candidates = [asset.map_asset_specs(described) for asset in _asset_list(assets)]
+    io_manager_key = options.get("io_manager_key", "io_manager")
+    given_assets = _asset_list(assets)
+    refuse_other_managers(given_assets, io_manager_key)
+    candidates = [asset.map_asset_specs(described) for asset in given_assets]
     specs = [spec for asset in candidates for spec in asset.specs]
     publisher = build_publisher(
         candidates,
@@ -150,7 +154,7 @@ def lance_assets(
     )
     resources: dict[str, object] = {
         resource_key: lance,
-        options.get("io_manager_key", "io_manager"): LanceIOManager(lance=lance, spark=spark),
+        io_manager_key: LanceIOManager(lance=lance, spark=spark),
     }
     definitions = dg.Definitions(
         assets=[*candidates, publisher],

@@ -155,6 +155,12 @@ def refuse_unknown_settings(metadata: Mapping[str, object], place: SettingPlace,
         raise InvalidInputError(f"{where}: {'; '.join(problems)}")
 
 
+def needs_manager(metadata: Mapping[str, object]) -> bool:
+    """Return whether the metadata of an asset has a setting that only the IO manager of this package obeys."""
+    settings = [_BY_KEY[key] for key in metadata if key in _BY_KEY]
+    return any("asset" in setting.places and "spec" not in setting.places for setting in settings)
+
+
 def _problem(key: str, value: object, place: SettingPlace) -> str | None:
     setting = _BY_KEY.get(key)
     if setting is None:

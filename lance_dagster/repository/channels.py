@@ -363,7 +363,7 @@ class Channels:
 
         return self._moves.move(name, entry, create=True, tags=options.get("tags", True))
 
-    def rollback(self, name: str, *, reason: str, **options: Unpack[RollbackOptions]) -> Channel:
+    def rollback(self, name: str, *, reason: str = "", **options: Unpack[RollbackOptions]) -> Channel:
         """Move a channel back, for all tables at once or for some of them.
 
         The rollback withdraws the promotions that it goes back over, for the tables that it moves: these promotions no
@@ -378,7 +378,7 @@ class Channels:
 
         Args:
             name: The channel.
-            reason: Why.
+            reason: Why; a dry run needs none.
             tables: The tables that go back; None for all.
             steps: How many promotions of these tables to go back.
             to: The commit to go back to, as a ref expression or a commit, in place of steps. `production~2` counts the
@@ -400,12 +400,13 @@ class Channels:
             RefMovedError: Another process moved a table of `tables` meanwhile.
             NotFoundError: The commit is being collected.
             InvalidInputError: `steps` and `to` are both given, `steps` is not a whole number of 1 or more, or `tables`
-                is empty.
+                is empty; or no reason is given.
         """
         check_options(self.rollback, options, RollbackOptions)
         to, tables = options.get("to"), options.get("tables")
         check_flag("hold", options.get("hold", True))
-        check_flag("dry_run", options.get("dry_run", False))
+        is_dry_run = options.get("dry_run", False)
+        check_flag("dry_run", is_dry_run)
         if to is not None and "steps" in options:
             raise InvalidInputError("a channel is rolled back by steps or to a commit; give steps or to, not both")
         names = None if tables is None else tuple(string_list("tables", tables, "shop/orders"))
@@ -418,14 +419,15 @@ class Channels:
                 tables=names,
                 steps=whole_number("the number of steps", options.get("steps", 1), 1),
                 to=to,
-                reason=given_reason(reason, "roll back"),
+                # A dry run is looked at before anybody knows what to write into the history.
+                reason=reason if is_dry_run and reason == "" else given_reason(reason, "roll back"),
                 hold=options.get("hold", True),
                 who=options.get("who", ""),
                 properties=options.get("properties") or {},
                 request=options.get("request", ""),
             ),
         )
-        if options.get("dry_run", False):
+        if is_dry_run:
             return rollback.preview()
         return rollback.described(self._moves.move(name, rollback.decide, tags=options.get("tags", True)))
 

@@ -65,8 +65,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
-from lance_dagster.errors import InvalidInputError, NotFoundError, ProtectedError, RefMovedError, RefNotFoundError
+from lance_dagster.errors import (
+    InvalidInputError,
+    NotFoundError,
+    ProtectedError,
+    RefMovedError,
+    RefNotFoundError,
+    counted,
+)
 from lance_dagster.format.layout import (
     BRANCH_PIN,
     BRANCHES,
@@ -79,6 +87,7 @@ from lance_dagster.format.layout import (
     tag_file,
 )
 from lance_dagster.format.validation import check_flag
+from lance_dagster.gc.retention import duration_text
 from lance_dagster.history.context import TableContext
 from lance_dagster.history.refs.branch_operations import delete_branches
 from lance_dagster.history.refs.ref_files import Tag
@@ -123,6 +132,7 @@ class RepositoryGarbage:
     Attributes:
         dry_run: Whether nothing was deleted.
         commits: The ids of the commits.
+        kept_commits: By id, the commits that stay, each with every reason, such as "younger than 1d".
         entries: How many entries of branches and channels.
         ranges: How many ranges of entries that no other commit has.
         branches: By table, the branches and tags that held versions which no other commit names.
@@ -134,6 +144,7 @@ class RepositoryGarbage:
 
     dry_run: bool
     commits: tuple[str, ...] = ()
+    kept_commits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     entries: int = 0
     ranges: int = 0
     branches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -150,8 +161,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         InvalidInputError: The retention would keep nothing of a channel, or has a negative time.
     """
     check_flag("dry_run", dry_run)
-    if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
-        raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
+    _check_retention(retention)
     logs = repository.logs
     # The clock of the storage, which set the times of the objects: the local one may be wrong by more than the grace.
     now = logs.store.now()
@@ -162,7 +172,7 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
     branches = logs.branch_logs()
     newest = logs.newest_of(branches)
     needs = _Needs(logs, retention, now)
-    needed = needs.commits(newest)
+    needed = _by_commit(needs.commits(newest))
     going = sorted(old - needed.keys())
     if not dry_run:
         # Before new marks: old marks of a collection that died would keep this collection from deleting their commits.
@@ -184,21 +194,59 @@ def collect_commits(repository: RepositoryContext, retention: CommitRetention, *
         logs.store.delete_many([info.key for info in logs.store.walk(PINS) if info.modified < past])
     unnamed = [digest for digest, modified in range_ages.items() if modified <= before and digest not in ranges]
     # After their commits: a crash in between must not leave a commit whose ranges are gone.
-    unnamed_count = len(unnamed) if dry_run or not unnamed else logs.drop_ranges(unnamed, before)
+    range_count = len(unnamed) if dry_run or not unnamed else logs.drop_ranges(unnamed, before)
     tables = repository.registry.all_tables()
     refs, undeleted = _unnamed(repository, tables, named, before, dry_run=dry_run)
     recorded = _record_of(repository, tables, settled, past).collect(dry_run=dry_run)
     return RepositoryGarbage(
         dry_run=dry_run,
         commits=tuple(going),
+        kept_commits=_kept_commits(ages.keys() - deleted, needed, old, retention),
         entries=len(entries) + sum(len(log.numbers) for log in ended.values()),
-        ranges=unnamed_count,
+        ranges=range_count,
         branches=refs,
         kept=undeleted,
         candidates=recorded.candidates,
         writes=recorded.writes,
         audits=recorded.audits,
     )
+
+
+def _check_retention(retention: CommitRetention) -> None:
+    if retention.promotions < 1 or min(retention.keep_for, retention.grace) < timedelta(0):
+        raise InvalidInputError("a collection keeps 1 promotion of each channel or more, and times are not negative")
+
+
+class _NamedCommit(NamedTuple):
+    """A commit that must stay, and why; `returns` where `main` or a channel names it or may return to it by its log."""
+
+    id: str
+    why: str
+    returns: bool = False
+
+
+def _by_commit(commits: Iterable[_NamedCommit]) -> dict[str, list[_NamedCommit]]:
+    by_commit: dict[str, list[_NamedCommit]] = {}
+    for commit in commits:
+        by_commit.setdefault(commit.id, []).append(commit)
+    return by_commit
+
+
+def _kept_commits(
+    commit_ids: Iterable[str],
+    needed: Mapping[str, Sequence[_NamedCommit]],
+    old: Collection[str],
+    retention: CommitRetention,
+) -> dict[str, tuple[str, ...]]:
+    """Return why each commit stays: its age, and all that names it."""
+
+    def reasons(commit_id: str) -> tuple[str, ...]:
+        young = () if commit_id in old else (f"younger than {duration_text(retention.grace)}",)
+        named = (*young, *dict.fromkeys(commit.why for commit in needed.get(commit_id, ())))
+        # The commit was named after the refs were read, or another collection that died had marked it.
+        return named or ("needed meanwhile, or marked by another collection",)
+
+    return {commit_id: reasons(commit_id) for commit_id in sorted(commit_ids)}
 
 
 def _record_of(
@@ -232,26 +280,35 @@ class _Needs:
     retention: CommitRetention
     now: float
 
-    def commits(self, newest: Mapping[str, RefEntry]) -> dict[str, bool]:
-        """Return the ids of the commits that must stay, given the newest entries of the branches.
-
-        The value is True for a commit that `main` or a channel names, or may go back to by its own log.
-        """
+    def commits(self, newest: Mapping[str, RefEntry]) -> list[_NamedCommit]:
+        """Return the commits that must stay, given the newest entries of the branches, once for each reason."""
         logs, since = self.logs, self.now - self.retention.keep_for.total_seconds()
-        kept_commits = [tag.commit for tag in list_tags(logs).values()]
-        kept_commits += self._pinned()
+        named = [_NamedCommit(tag.commit, "named by a repository tag") for tag in list_tags(logs).values()]
+        read = f"read by a run during the last {duration_text(self.retention.grace)}"
+        named += [_NamedCommit(commit_id, read) for commit_id in self._pinned()]
         for name, entry in newest.items():
             # The commits of an ended branch are needed only by the refs that contain them.
             if not entry.deleted and name != MAIN:
-                kept_commits += _named_since(logs, "branch", name, since)
-        named = [*_named_since(logs, "branch", MAIN, since)]
+                named += [
+                    _NamedCommit(commit, "named by a branch") for commit in _named_since(logs, "branch", name, since)
+                ]
+        named += self._of_log("branch", MAIN, since)
         # Deleted channels too: their commits stay readable for `keep_for` after the deletion.
         for name in logs.names("channel"):
-            named += _named_since(logs, "channel", name, since)
+            named += self._of_log("channel", name, since)
             with suppress(NotFoundError):
                 # `islice` takes no larger number than `maxsize`, and a person may ask to keep more promotions.
-                named += Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
-        return {commit: False for commit in kept_commits if commit} | {commit: True for commit in named if commit}
+                promoted = Promotions(logs, name).commits_back(min(self.retention.promotions, sys.maxsize) - 1)
+                why = f"of the last {counted(self.retention.promotions, 'promotion')} of {name}"
+                named += [_NamedCommit(commit, why, returns=True) for commit in promoted]
+        return [commit for commit in named if commit.id]
+
+    def _of_log(self, kind: RefKind, name: str, since: float) -> Iterator[_NamedCommit]:
+        """Return the commits that the log of `main` or of a channel named since a time, the newest first."""
+        why, age = f"named by {name}", duration_text(self.retention.keep_for)
+        for commit_id in _named_since(self.logs, kind, name, since):
+            yield _NamedCommit(commit_id, why, returns=True)
+            why = f"named by {name} during the last {age}"
 
     def _pinned(self) -> Iterator[str]:
         """Return the commits that runs are pinned to.
@@ -295,7 +352,7 @@ def _marked(needs: _Needs, going: Sequence[str], newest: Mapping[str, RefEntry])
         return []
     # The refs are read after all marks are written. A ref that came to name a commit before its mark is seen here; a
     # process that moves a ref after the mark sees the mark.
-    needed = needs.commits(logs.newest_of(logs.branch_logs(), newest))
+    needed = _by_commit(needs.commits(logs.newest_of(logs.branch_logs(), newest)))
     logs.unmark([commit for commit in marked if commit in needed])
     return [commit for commit in marked if commit not in needed]
 
@@ -415,7 +472,7 @@ def _tables_without(
 
 
 def _named_versions(
-    logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, bool]
+    logs: RefLogs, commit_ids: Iterable[str], needed: Mapping[str, Sequence[_NamedCommit]]
 ) -> tuple[dict[str, set[str]], SettledWrites, set[str]]:
     """Return what commits name: versions and branches of tables, by table id; the writes they closed; their ranges."""
     versions: dict[str, set[str]] = {}
@@ -437,7 +494,7 @@ def _named_versions(
                 if tables is None:
                     continue
                 ranges |= ranges_of(commit)
-                settled.add(commit.writes, is_named=needed.get(commit.id, False))
+                settled.add(commit.writes, is_named=any(named.returns for named in needed.get(commit.id, ())))
                 for at in tables.values():
                     # The version of `main` too that has the content of a version which has landed there.
                     versions.setdefault(at.id, set()).update((str(at), at.branch, f"{MAIN}@{at.lands}"))

@@ -8,6 +8,7 @@ and a publication of the same writes exactly one happens, whichever process dies
 from collections.abc import Collection
 
 from lance_dagster.errors import ConflictError, RefNotFoundError
+from lance_dagster.format.layout import RUNS
 from lance_dagster.history.refs.branch_operations import delete_branch
 from lance_dagster.repository.candidate_status import CandidateTable, waiting_candidates
 from lance_dagster.repository.candidates.writes import WRITE_MARK
@@ -15,6 +16,7 @@ from lance_dagster.repository.publications import Publications
 from lance_dagster.repository.publish.forks import discard_tables
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.repository.run_branches import branch_as_typed, is_as_forked, unknown_branch
 
 
 def discard_branch(
@@ -26,6 +28,7 @@ def discard_branch(
         RefNotFoundError: There is no such branch, or it is not in a table.
         ConflictError: The rows are published, or another process changed the branch at the same time.
     """
+    branch = branch_as_typed(repository, branch)
     if repository.logs.forked(branch)[0] is not None:
         return discard_tables(repository, branch, tables, reason=reason)
     waiting = {table.table: table for table in _tables_with_branch(repository, branch)} | {
@@ -35,8 +38,7 @@ def discard_branch(
         if table.branch == branch
     }
     if not waiting:
-        # The refusal names the branches that there are.
-        return discard_tables(repository, branch, tables, reason=reason)
+        raise unknown_branch(repository, branch)
     for name in tables or ():
         if name not in waiting:
             raise RefNotFoundError(name, sorted(waiting), repository.root, "table of the branch")
@@ -44,18 +46,23 @@ def discard_branch(
 
 
 def _tables_with_branch(repository: RepositoryContext, branch: str) -> list[CandidateTable]:
-    """Return the tables that have a branch of a run, also where newer rows have replaced its writes."""
+    """Return the tables that have a branch of a run, also where newer rows replaced its writes, or it has none."""
 
     def of_table(name: str) -> CandidateTable | None:
         context = repository.table(name)
         state = context.find_head(branch)
-        head = None if state is None else context.versions.describe(state)
+        if state is None:
+            return None
+        head = context.versions.describe(state)
+        # A run whose output was refused leaves a branch without commits, whose deletion loses nothing.
+        is_empty = branch.startswith(RUNS) and is_as_forked(state)
         # A person's branch has no mark of a recorded write.
-        if head is None or WRITE_MARK not in head.properties:
+        if not is_empty and WRITE_MARK not in head.properties:
             return None
         return CandidateTable(table=name, branch=branch, writes=(), head=head)
 
-    tables = for_each_table(of_table, repository.head().tables).values()
+    names = {*repository.registry.names(), *repository.head().tables}
+    tables = for_each_table(of_table, sorted(names)).values()
     return [table for table in tables if table is not None]
 
 

@@ -39,6 +39,14 @@ class RepositoryMaintenance:
             older_than: The age at which versions expire; None for the rules stored with each table, or 14 days.
             retention: Which commits stay; by default the last 30 promotions of each channel, and 30 days.
             dry_run: Only return what would be deleted, the default; `dry_run=False` deletes it.
+
+        Example:
+            >>> from datetime import timedelta
+            >>> from lance_dagster.types import CommitRetention
+            >>> lake, week = LanceRepository.create("lake"), timedelta(days=7)
+            >>> freed = lake.maintenance.free(week, retention=CommitRetention(promotions=10, keep_for=week))
+            >>> list(freed.commits.kept_commits.values())
+            [('younger than 1d', 'named by main')]
         """
         return free_space(self._repository, older_than, retention or CommitRetention(), dry_run=dry_run)
 

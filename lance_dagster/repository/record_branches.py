@@ -36,6 +36,7 @@ from lance_dagster.repository.candidates.record import CandidateRecord, parse_ma
 from lance_dagster.repository.candidates.writes import WRITE_MARK, RecordedWrite, WriteRequest, work_of
 from lance_dagster.repository.publish.staging import for_each_table
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.repository.run_branches import meant_branch
 from lance_dagster.table import LanceTable
 from lance_dagster.transactions.claims import ClaimMode, decode_claims
 
@@ -107,9 +108,7 @@ class BranchRecorder:
         """
         branches = for_each_table(lambda name: self._table(name).branches.list(f"{RUNS}*"), self._tables())
         branch_names = {name for of_table in branches.values() for name in of_table}
-        for run_id in run_ids or ():
-            if f"{RUNS}{run_id}" not in branch_names:
-                raise RefNotFoundError(f"{RUNS}{run_id}", sorted(branch_names), self.repository.root)
+        recorded_runs = None if run_ids is None else {self._meant(run_id, branch_names) for run_id in run_ids}
         # In a table that the parent run did not write, the branch of a run is forked from `main`.
         parents = {
             branch.name: branch.parent_branch
@@ -120,9 +119,7 @@ class BranchRecorder:
 
         def record(name: str) -> list[BranchWrites]:
             chosen = [
-                branch
-                for branch in branches[name].values()
-                if run_ids is None or branch.name.removeprefix(RUNS) in run_ids
+                branch for branch in branches[name].values() if recorded_runs is None or branch.name in recorded_runs
             ]
             return self._recorded(name, chosen, parents) if chosen else []
 
@@ -133,6 +130,12 @@ class BranchRecorder:
             recorded=tuple(writes for writes in branch_writes if not writes.reason),
             left=tuple(writes for writes in branch_writes if writes.reason),
         )
+
+    def _meant(self, run_id: str, branches: Collection[str]) -> str:
+        branch = meant_branch(f"{RUNS}{run_id}", branches)
+        if branch is None:
+            raise RefNotFoundError(f"{RUNS}{run_id}", sorted(branches), self.repository.root)
+        return branch
 
     def _tables(self) -> list[str]:
         registry = self.repository.registry

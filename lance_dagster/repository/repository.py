@@ -410,7 +410,7 @@ class LanceRepository:
         Idempotent: after a crash, a repeated call completes the steps that are missing.
 
         Args:
-            branch: The branch, such as `run/4f2a`.
+            branch: The branch; of a run of Dagster, `run/` and the first eight characters of its id are enough.
             channel: A channel to promote to the commit. `production` is created where it does not exist.
             tables: The tables that have the branch; None for the tables that `fork` recorded.
             audit: A function that gets the versions that would be published, as `at` returns them, and raises to refuse
@@ -444,11 +444,11 @@ class LanceRepository:
         """End a branch, or its part in some tables, without publishing its rows.
 
         The branches of the tables are deleted, and the log of the branch records this; for the branch of a run of
-        Dagster, which has to be over, a commit drops the writes. Other tables of the branch still wait, and can be
-        published without the discarded tables.
+        Dagster, which has to be over, a commit drops the writes; without commits of its own, it is only deleted. Other
+        tables of the branch still wait, and can be published without the discarded tables.
 
         Args:
-            branch: The branch.
+            branch: The branch; of a run of Dagster, `run/` and the first eight characters of its id are enough.
             tables: Tables that have it; None for all.
             reason: Why.
 

@@ -1,7 +1,7 @@
 """The status of the tables, channels and branches of a repository."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -18,6 +18,7 @@ from lance_dagster.repository.commits.snapshot import ChannelHold, RefEntry, Rep
 from lance_dagster.repository.publish.forks import ForkedTables, branch_id_of, forked_tables, lost_branch
 from lance_dagster.repository.publish.staging import for_each_table, landed_at
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.repository.run_branches import is_as_forked
 from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
 
 T = TypeVar("T")
@@ -123,6 +124,11 @@ class RepositoryStatus:
         """Return the tables in which a waiting branch has commits of its own."""
         return tuple(name for name in self.waiting[branch] if name not in self.unwritten.get(branch, ()))
 
+    @property
+    def empty(self) -> tuple[str, ...]:
+        """The waiting branches to which nothing was committed in any table: no rows wait there."""
+        return tuple(name for name in self.waiting if name in self.unwritten and not self.written(name))
+
     def __str__(self) -> str:
         """Return a line for `main`, each channel, each table with findings, and each branch that waits."""
         lines = [f"main: {self.commit.short_id} {self.commit.message}, {counted(len(self.commit.tables), 'table')}"]
@@ -143,22 +149,25 @@ class RepositoryStatus:
             ]
             if findings:
                 lines.append(f"table {table.name}: {'; '.join(findings)}")
-        for name, tables in self.waiting.items():
-            lines += [f"table {table}: {lost_branch(name, table)}" for table in self.lost.get(name, ())]
-            newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
-            if not self.written(name):
-                lines.append(f"branch {name} has no commits: {', '.join(tables)}")
-                continue
-            lines.append(
-                f"branch {name} waits: {', '.join(self.written(name))}"
-                + (f"; superseded by {', '.join(newer)}: discard it" if newer else "")
-            )
+        lines += self._branch_lines()
         if self.candidates:
             lines.append(f"{counted(self.candidates, 'candidate')} recorded by runs: `candidates` shows what waits")
         if self.collectable:
             commits, held = counted(self.collectable, "old commit"), counted(self.held_versions, "branch or tag")
             lines.append(f"`collect` would delete {commits}; tables hold versions for commits by {held}")
         return "\n".join(lines)
+
+    def _branch_lines(self) -> Iterator[str]:
+        for name in self.waiting:
+            yield from (f"table {table}: {lost_branch(name, table)}" for table in self.lost.get(name, ()))
+            if name in self.empty:
+                continue
+            newer = [f"{table} {version}" for table, version in self.superseded.get(name, {}).items()]
+            advice = f"; superseded by {', '.join(newer)}: discard it" if newer else ""
+            yield f"branch {name} waits: {', '.join(self.written(name))}{advice}"
+        if self.empty:
+            branches = counted(len(self.empty), "branch")
+            yield f"{branches} without commits, of runs that are under way or failed before: `discard` deletes a branch"
 
 
 def status_of_repository(repository: RepositoryContext, tables: Collection[str] | None = None) -> RepositoryStatus:
@@ -310,12 +319,8 @@ def _heads(
 
 def _unwritten(waiting: Mapping[str, set[str]], heads: Mapping[str, Mapping[str, State]]) -> dict[str, tuple[str, ...]]:
     """Return the waiting branches that are as they were forked, with the tables in which they are."""
-
-    def is_as_forked(head: State | None) -> bool:
-        return head is not None and head.of is not None and head.number == head.of.first
-
     unwritten = {
-        branch: tuple(name for name in sorted(heads) if is_as_forked(heads[name].get(branch)))
+        branch: tuple(name for name in sorted(heads) if branch in heads[name] and is_as_forked(heads[name][branch]))
         for branch in sorted(waiting)
     }
     return {branch: names for branch, names in unwritten.items() if names}

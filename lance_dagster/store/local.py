@@ -35,9 +35,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from lance_dagster.errors import NotDurableError
+from lance_dagster.errors import InvalidInputError, NotDurableError
 from lance_dagster.store.interface import ObjectInfo, Patience, Turn
-from lance_dagster.store.local_tree import LocalTree, copy_at_once, failed, linked, renewed
+from lance_dagster.store.local_tree import LocalTree, copy_at_once, failed, linked, refuse_file, renewed
 from lance_dagster.store.options import is_durable
 
 _ATTEMPTS = 5
@@ -79,13 +79,20 @@ class _SyncedFolders:
                 path = os.path.dirname(path)
             # It fails when another process, which deletes what was there, removes one of them meanwhile.
             with suppress(FileNotFoundError):
-                os.makedirs(folder, exist_ok=True)
+                self._make_all(folder)
                 # A new folder may have the inode number of a removed folder.
                 self._numbers.clear()
                 self._reached = None if self._uri in missing else self._reached
                 for new_folder in sorted(set(missing), key=len) if synced else ():
                     self._sync(os.path.dirname(new_folder))
                 return
+
+    def _make_all(self, folder: str) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            refuse_file(self._uri, error)
+            raise
 
     def secure(self, folder: str) -> None:
         """Sync the entries of the folders that lead to a folder, once for each folder."""
@@ -147,7 +154,8 @@ class LocalStore:
                 file.seek(start)
                 # One read of a regular file may return fewer bytes only at its end, or beyond 2 GiB.
                 return file.readall() if end is None else file.read(end - start)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            refuse_file(self.uri, error)
             return None
         except (OSError, ValueError) as error:
             raise failed("read", f"{self._root}/{key}", error) from error
@@ -254,7 +262,8 @@ class LocalStore:
         with _translated("list", f"{self._root}/{folder}"):
             try:
                 entries = os.scandir(self._root / folder)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                refuse_file(self.uri, error)
                 yield ()
                 return
             with entries:
@@ -268,6 +277,7 @@ class LocalStore:
     def now(self) -> float:
         """Return the clock of the file system, which on a network mount is another host's."""
         path = self._root / f".tmp{uuid.uuid4().hex}"
+        refuse_file(self.uri)
         with _translated("read the clock of", self.uri):
             self._root.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -282,7 +292,8 @@ class LocalStore:
         with _translated("read", f"{self._root}/{key}"):
             try:
                 shutil.copyfile(self._root / key, path)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                refuse_file(self.uri, error)
                 return False
         return True
 
@@ -431,6 +442,8 @@ class LocalStore:
         except (FileExistsError, NotDurableError):
             raise
         except (OSError, ValueError) as error:
+            # Before anything was written, so a caller need not ask what became of the write.
+            refuse_file(self.uri, error)
             if is_named:
                 raise NotDurableError(f"{target} was written, but a power cut may lose it: {error}") from error
             raise failed("write", target, error) from error
@@ -560,6 +573,9 @@ def _lock_file(path: str) -> int | None:
 def _translated(what: str, path: str) -> Iterator[None]:
     try:
         yield
+    except InvalidInputError:
+        # `refuse_file` says what is wrong already; the class is a ValueError too.
+        raise
     except (OSError, ValueError) as error:
         raise failed(what, path, error) from error
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lance_dagster.errors import PermissionRefusedError, StoreError
+from lance_dagster.errors import InvalidInputError, PermissionRefusedError, StoreError
 from lance_dagster.store.interface import ObjectInfo
 
 _TICK_NS = 2_000_000_000
@@ -62,7 +62,8 @@ class LocalTree:
             try:
                 with os.scandir(f"{self.root}/{below}") as entries:
                     listed = list(entries)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                refuse_file(self.root, error)
                 continue
             except OSError as error:
                 raise StoreError(f"cannot list {self.root}/{below}: {error}") from error
@@ -96,7 +97,8 @@ class LocalTree:
                         links.append(entry.name)
                     elif entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            refuse_file(self.root, error)
             return _SearchedFolder((0, 0))
         except OSError as error:
             raise StoreError(f"cannot list {path}: {error}") from error
@@ -104,6 +106,31 @@ class LocalTree:
         if time.time_ns() - status.st_mtime_ns > _TICK_NS:
             self._searched[folder] = searched
         return searched
+
+
+def refuse_file(root: str, error: OSError | ValueError | None = None) -> None:
+    """Refuse a root that is a file or lies below a file: nothing is there, and nothing can ever be written there.
+
+    A file in the place of a folder below the root is not refused: no object is below that.
+
+    Args:
+        root: The folder of a table or of a lake.
+        error: What the system said; where it found nothing, there is no file either.
+
+    Raises:
+        InvalidInputError: Names the file.
+    """
+    if isinstance(error, FileNotFoundError):
+        return
+    path = root
+    while not os.path.lexists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    # A link to nothing is no folder yet: a mount may be missing. What follows names the link.
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise InvalidInputError(
+            f"{path if path.isprintable() else repr(path)} is a file, and a table or a lake is a folder: move the file "
+            "away, or name another place"
+        )
 
 
 def linked(path: str) -> StoreError:

@@ -71,7 +71,7 @@ class LanceTable:
 
         Raises:
             TableNotFoundError: There is no Lance table at `uri`.
-            InvalidInputError: The URI's scheme or a storage option is unknown, or the URI names a version.
+            InvalidInputError: The URI's scheme or a storage option is unknown, or the URI names a version or a file.
         """
         check_table_alone(uri)
         table = cls(open_context(uri, storage_options))
@@ -114,7 +114,7 @@ class LanceTable:
 
     @staticmethod
     def exists(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> bool:
-        """Return whether there is a Lance table; a URI that names a version is refused, as by `open`."""
+        """Return whether there is a Lance table; the URI of a version or of a file is refused, as by `open`."""
         check_table_alone(uri)
         return open_context(uri, storage_options).versions.has_versions(MAIN)
 

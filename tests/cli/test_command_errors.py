@@ -126,3 +126,25 @@ def test_a_commit_that_may_have_landed_is_looked_for() -> None:
         "the answer was lost; check whether the log has it, and repeat it if not; delete nothing meanwhile"
         == error_line(error, "t", command_for)
     )
+
+
+def test_a_file_is_no_table_and_no_lake(tmp_path: Path) -> None:
+    """Every way to open or to make a table or a lake names the file, and offers no command that would fail."""
+    file = tmp_path / "orders.csv"
+    file.write_text("id\n1\n")
+    expected = f"lance-dagster: {file} is a file, and a table or a lake is a folder: move the file away, or name "
+    for arguments in (("status",), ("create",), ("table", "status"), ("table", "log")):
+        result = run(*arguments, str(file))
+        assert (2, f"{expected}another place\n") == (result.exit_code, result.stderr)
+
+
+def test_a_misspelt_lake_is_told_its_neighbour(tmp_path: Path) -> None:
+    """A lake beside the place that was typed is proposed by the path to type; without one, `create` is."""
+    LanceRepository.create(tmp_path / "lake")
+    (tmp_path / "lane").mkdir()
+    result = run("status", str(tmp_path / "lak"))
+    expected = f"lance-dagster: no repository at {tmp_path / 'lak'}; did you mean {tmp_path / 'lake'}?\n"
+    assert (2, expected) == (result.exit_code, result.stderr)
+    assert "`lance-dagster create` make" in run("status", str(tmp_path / "other")).stderr
+    (tmp_path / "lake").rename(tmp_path / "water")
+    assert "`lance-dagster create` make" in run("status", str(tmp_path / "lak")).stderr

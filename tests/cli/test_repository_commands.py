@@ -172,12 +172,26 @@ def test_the_status_names_branches_without_commits(repository: str) -> None:
         lines_of("fork", repository, f"run/{number}", ORDERS)
     lines_of("fork", repository, "run/3", LINES)
     table(repository, ORDERS).append(rows(3), branch="run/3")
-    assert [
-        f"nothing committed: run/2 ({ORDERS}); its run is under way, or failed before",
-        f"not published: run/3 ({ORDERS}); nothing committed in {LINES}",
-    ] == lines_of("status", repository)[1:]
+    waiting, empty = lines_of("status", repository)[1:]
+    assert f"not published: run/3 ({ORDERS}); nothing committed in {LINES}" == waiting
+    assert empty.startswith("nothing committed: run/2; of a run that is under way, or was refused or failed before: ")
     found = document_of("status", repository)
     assert {"run/2": [ORDERS], "run/3": [LINES]} == found["unwritten"]
+    discard = shlex.split(empty.partition("`")[2].partition("`")[0])
+    assert 0 == run(*discard[1:]).exit_code
+    assert [waiting] == lines_of("status", repository)[1:]
+
+
+def test_branches_without_commits_are_one_line(repository: str) -> None:
+    """However many runs were refused; each branch is discarded, although only its table knows it."""
+    names = [f"run/{number}" for number in range(10, 19)]
+    for name in names:
+        table(repository, ORDERS).branches.create(name)
+    (line,) = lines_of("status", repository)[1:]
+    assert line.startswith(f"nothing committed: {', '.join(names[:5])} and 4 more; ")
+    for name in names:
+        lines_of("discard", repository, name, "--reason", "refused")
+    assert [] == lines_of("status", repository)[1:]
 
 
 def test_the_status_names_branches_that_were_superseded(repository: str) -> None:
@@ -241,16 +255,33 @@ def test_space_is_freed_on_demand(repository: str) -> None:
     publish(repository, 2, "--channel", "production")
     table(repository, ORDERS).branches.create("old")
     table(repository, ORDERS).branches.delete("old")
-    line, kept = lines_of("free", repository)
+    line, commits, kept = lines_of("free", repository)
     assert "0 commits with 0 refs of tables, 0 versions and 0 files (0 B) can be deleted; --delete deletes them" == line
+    shown = "3 younger than 1d, 2 named by main during the last 30d, 1 named by main, 1 named by production, "
+    assert f"kept: 3 commits, of which {shown}1 of the last 30 promotions of production" == commits
     assert kept.startswith("kept: ")
     lines_of("fork", repository, "run/3", LINES)
     table(repository, LINES).delete("true", branch="run/3")
-    *_, held, _ = lines_of("free", repository, "--older-than", "0d", "--delete")
+    *_, held, _, _ = lines_of("free", repository, "--older-than", "0d", "--delete")
     assert f"branch run/3 alone keeps 1 version of {LINES}: publish or discard it" == held
-    line, *_ = lines_of("free", repository, "--promotions", "1", "--keep-for", "0d", "--delete")
+    options = ("--promotions", "1", "--keep-for", "0d")
+    line, *_ = lines_of("free", repository, *options, "--delete")
     assert "0 commits with 0 refs of tables, 0 versions and 0 files (0 B) were deleted" == line
+    reasons = list(document_of("free", repository, *options)["kept_commits"].values())
+    assert 2 == reasons.count(["younger than 1d"])
+    newest = ["named by a branch", "named by main", "named by production", "of the last 1 promotion of production"]
+    assert [["younger than 1d", *newest]] == [named for named in reasons if named[1:]]
     assert 3 == len(lines_of("log", repository))
+
+
+def test_files_of_a_discarded_branch_wait_for_a_day(repository: str) -> None:
+    """No version expired by its age; the line says what else waits."""
+    lines_of("fork", repository, "run/3", LINES)
+    rows = table(repository, LINES).read("main")
+    table(repository, LINES).append(rows, branch="run/3")
+    lines_of("discard", repository, "run/3", "--reason", "wrong")
+    (waiting,) = (line for line in lines_of("free", repository) if line.startswith("waiting"))
+    assert waiting.endswith(") of versions that expired or whose branch ended, for a call a day after that")
 
 
 def test_space_of_a_lake_is_freed_beside_a_damaged_table(repository: str) -> None:

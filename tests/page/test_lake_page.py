@@ -64,6 +64,32 @@ def values_of(page: str) -> dict[str, object]:
     return values
 
 
+def test_the_legend_explains_every_mark(tmp_path: Path) -> None:
+    """Each shape that the script draws has its text, rollbacks and earlier places of channels too."""
+    page = Elements(lake_page(busy_lake(tmp_path / "lake")))
+    for mark in (
+        "a commit; on the line of a table: it changed the table",
+        "waits on a branch",
+        "a check failed",
+        "its branch is gone",
+        "from the commit that the branch was forked from",
+        "a channel is here",
+        "a channel came here",
+        "a channel was rolled back to here",
+    ):
+        assert mark in page.text
+
+
+def test_branches_without_commits_are_one_line(tmp_path: Path) -> None:
+    """A refused output leaves such a branch, and many of them would hide what waits."""
+    lake = lake_with(tmp_path / "lake", ["a"], 1)
+    for number in range(3):
+        lake.table("a").branches.create(f"run/{number}")
+    page = Elements(lake_page(lake)).text
+    assert "3 branches without commits, of runs that are under way" in page
+    assert page.index("3 branches") > page.index("Candidates that wait")
+
+
 def test_the_page_says_what_a_person_on_call_asks(tmp_path: Path) -> None:
     """Who holds the channel and why, which candidate failed which check, and what the tables have."""
     page = Elements(lake_page(busy_lake(tmp_path / "lake")))

@@ -1,5 +1,7 @@
 # ruff: noqa: ANN401 - what Dagster takes is handed on as it comes
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -103,6 +105,22 @@ def test_text_of_every_pandas_is_stored_equally(lake: LanceResource, text: Any) 
     rows = written(lake, result)
     assert expected == dict(zip(rows.schema.names, rows.schema.types, strict=True))
     assert [["a", None], ["u", "v"], ["x", "y"], ["k", "l"]] == [column.to_pylist() for column in rows.columns]
+
+
+def test_a_file_in_place_of_a_table_or_of_the_lake_is_named(lake: LanceResource) -> None:
+    """The step fails with the file's name, and not with a commit that may have landed."""
+
+    @dg.asset(key=NUMBERS)
+    def numbers() -> pa.Table:
+        return ROWS
+
+    for path in (Path(lake.uri_of(NUMBERS)), Path(lake.root)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.write_bytes(b"1")
+        error = error_of(materialize(lake, numbers, raise_on_error=False))
+        assert f"InvalidInputError: {path} is a file, and a table or a lake is a folder" in error
 
 
 def test_stream_is_written_batch_by_batch(lake: LanceResource) -> None:

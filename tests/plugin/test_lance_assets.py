@@ -97,6 +97,28 @@ def test_two_roots_in_one_code_location(tmp_path: Path, instance: dg.DagsterInst
     assert {"tag_moves", "us_tag_moves"} == {sensor.name for sensor in both.sensors or ()}
 
 
+@pytest.mark.parametrize("metadata", [{}, {"lance/write_mode": "append"}])
+def test_an_asset_of_another_io_manager_key_is_named_with_both_keys(metadata: Mapping[str, str]) -> None:
+    """Each call has its own IO manager, whose key its assets need; an asset that stores its rows itself does not."""
+
+    def rows() -> pa.Table:
+        return pa.table({"id": [7]})
+
+    def call(*assets: dg.AssetsDefinition) -> dg.Definitions:
+        keys = {"name": "us", "resource_key": "us_lance", "io_manager_key": "us_io"}
+        return lance_assets(list(assets), root="/us", unchecked=True, **keys)  # type: ignore[arg-type]  # all texts
+
+    @dg.asset(key=["us", "notes"], required_resource_keys={"us_lance"})
+    def notes() -> None:
+        """Stores its rows itself."""
+
+    key = dg.AssetKey(["us", "orders"])
+    wrong = dg.asset(key=key, metadata=metadata)(rows)
+    with pytest.raises(InvalidInputError, match=r"us/orders .*give the asset io_manager_key='us_io'"):
+        call(notes, wrong)
+    call(notes, dg.asset(key=key, metadata=metadata, io_manager_key="us_io")(rows))
+
+
 def test_schedules_of_the_usual_case() -> None:
     """A schedule is a cron expression or the end of each partition; partitions cannot have a cron expression."""
     day = dg.DailyPartitionsDefinition("2026-01-01")

@@ -89,11 +89,10 @@ def test_a_version_is_rolled_back_to_after_its_asset_was_renamed(
 def test_a_rollback_of_one_table_names_the_others(rolled: Shop, instance: dg.DagsterInstance) -> None:
     """`production~1` on one node warns that the other table of the publication stays; on both nodes, or held, not."""
     customers = rolled.tag(CUSTOMERS)
-    alone = rolled.publish(instance, ref="production~1", reason="4 is wrong", dry_run=True)
-    both = rolled.publish(
-        instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref="production~1", reason="4 is wrong", dry_run=True
-    )
-    held = rolled.publish(instance, ref="production~1", reason="4 is wrong", rollback="hold", dry_run=True)
+    # A dry run needs no reason.
+    alone = rolled.publish(instance, ref="production~1", dry_run=True)
+    both = rolled.publish(instance, PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS, ref="production~1", dry_run=True)
+    held = rolled.publish(instance, ref="production~1", rollback="hold", dry_run=True)
     said = [
         [one.user_message for one in instance.all_logs(result.run_id) if "the selected tables" in one.user_message]
         for result in (alone, both, held)

@@ -77,12 +77,14 @@ def test_a_dry_run_says_what_each_table_gets(tmp_path: Path) -> None:
     repository = promoted_alone(tmp_path, "a")
     repository.publish(run(repository, 3, "a", "b"), channel=TAG)
     before = repository.channels.history(TAG)
-    planned = repository.channels.rollback(TAG, tables=["a"], steps=2, reason="look", dry_run=True)
+    planned = repository.channels.rollback(TAG, tables=["a"], steps=2, dry_run=True)
     assert ["a: main@4 -> main@2"] == [str(move) for move in planned.moves]
     assert (("b",), before) == (planned.left, repository.channels.history(TAG))
     planned = repository.channels.rollback(TAG, steps=2, reason="look", dry_run=True)
     assert ["a: main@4 -> main@2", "b: main@3 -> main@2"] == [str(move) for move in planned.moves]
     assert ((), before) == (planned.left, repository.channels.history(TAG))
+    with pytest.raises(InvalidInputError, match="a reason is needed to roll back"):
+        repository.channels.rollback(TAG, steps=2)
 
 
 def test_a_repeated_request_does_not_go_back_twice(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_what_refs_name_stays(tmp_path: Path) -> None:
     repository.tags.create("v2", "production~3")
     done = repository.maintenance.collect(ALL, dry_run=False)
     assert 4 == len(done.commits)
+    channel = ("named by main", "named by production", "of the last 1 promotion of production")
+    assert [channel, ("named by a repository tag",)] == sorted(done.kept_commits.values(), key=len, reverse=True)
     assert 2 == len(holding(repository))
     assert ([1, 2], [1, 2, 3, 4, 5]) == (ids(repository, "v2")["a"], ids(repository, "production")["a"])
     with pytest.raises(NotFoundError):

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from lance_dagster import LanceRepository, Unique, lance_assets
 from lance_dagster.cli.main import main
-from lance_dagster.errors import RefNotFoundError
+from lance_dagster.errors import InvalidInputError, RefNotFoundError
 
 DELIVERY = {"ids": [1]}
 
@@ -102,4 +102,57 @@ def test_the_command_discards_and_publishes_what_a_run_wrote(lake: LanceReposito
         done = CliRunner().invoke(main, arguments)
         assert 0 == done.exit_code, done.output
     assert [4, 4] == lake.at("production")["shop/orders"].read()["id"].to_pylist()
+    assert {} == lake.status().waiting
+
+
+def test_the_first_characters_of_a_run_id_are_enough(lake: LanceRepository) -> None:
+    """Eight characters name the run for both commands, with and without `run/`; fewer are not looked for."""
+    given_up, wanted, later = load(Path(lake.root), 2, 2), load(Path(lake.root), 4, 4), load(Path(lake.root), 5, 5)
+    with pytest.raises(RefNotFoundError, match=given_up):
+        lake.discard(given_up[:11])
+    lake.discard(given_up[:12], reason="sent twice")
+    assert [wanted, later] == sorted(lake.status().waiting, key=[wanted, later].index)
+    tables = ["shop/orders", "shop/lines"]
+    for _ in range(2):
+        lake.publish(wanted[:12], tables=tables)
+        assert [4, 4] == lake.at("main")["shop/orders"].read()["id"].to_pylist()
+    done = CliRunner().invoke(main, ["discard", lake.root, later.removeprefix("run/")[:9], "--reason", "sent twice"])
+    assert 0 == done.exit_code, done.output
+    assert {} == lake.status().waiting
+
+
+def test_an_unknown_or_ambiguous_beginning_names_the_branches(lake: LanceRepository) -> None:
+    """The error has the branches of runs, which only their tables know, or those that begin so."""
+    branches = ("run/d3851001-1", "run/d3851001-2")
+    for branch in branches:
+        lake.table("shop/orders").branches.create(branch)
+    for act in (lake.discard, lake.publish):
+        with pytest.raises(InvalidInputError, match=f"several branches: {', '.join(branches)}; give more"):
+            act("run/d3851001")
+        with pytest.raises(RefNotFoundError) as error:
+            act("run/00000000")
+        assert {"main", *branches} == {*error.value.known}
+    # The publication of a branch that only its table knows has to name the table.
+    with pytest.raises(RefNotFoundError, match="name the tables that have it"):
+        lake.publish("run/d3851001-1")
+
+
+def test_the_branch_of_a_refused_output_is_discarded(lake: LanceRepository) -> None:
+    """Nothing was committed to it; `status` names it in one line with the command that deletes it."""
+
+    @dg.asset(key_prefix="shop", name="orders")
+    def renamed() -> pa.Table:
+        return pa.table({"number": [1]})
+
+    defs = lance_assets([renamed], root=lake.root, unchecked=True)
+    refused = defs.resolve_job_def("load_and_publish").execute_in_process(raise_on_error=False)
+    branch = f"run/{refused.run_id}"
+    assert (False, (branch,), {branch: ("shop/orders",)}) == (
+        refused.success,
+        lake.status().empty,
+        lake.status().unwritten,
+    )
+    done = CliRunner().invoke(main, ["status", lake.root])
+    assert f"discard {lake.root} {branch} --reason" in done.output
+    assert () == lake.discard(branch[:12], reason="the columns are wrong")
     assert {} == lake.status().waiting

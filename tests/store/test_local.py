@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -383,6 +384,52 @@ def test_every_verb_names_what_the_system_refused(tmp_path: Path) -> None:
         store.delete("folder")
     with pytest.raises(InvalidInputError):
         open_store("/a\0b")
+
+
+def test_a_file_in_place_of_a_table_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing can be below a file: no call says that a table is missing, or that it may have been committed."""
+    schema = pa.schema({"id": pa.int64()})
+    for place, file in (("orders.lance", "orders.lance"), ("lake/shop/orders.lance", "lake")):
+        (tmp_path / file).write_bytes(b"id,price")
+        uri = str(tmp_path / place)
+        table = LanceTable(context_on(open_store(uri)))
+        calls: tuple[Callable[[], object], ...] = (
+            partial(LanceTable.create, uri, schema),
+            partial(LanceTable.open, uri),
+            partial(LanceTable.exists, uri),
+            partial(table.append, pa.table({"id": [1]})),
+            table.maintenance.verify,
+        )
+        for call in calls:
+            with pytest.raises(InvalidInputError, match=f"^{tmp_path / file} is a file, and a table or a lake is a fo"):
+                call()
+        assert b"id,price" == (tmp_path / file).read_bytes()
+
+
+def test_every_verb_refuses_a_root_that_is_a_file(tmp_path: Path) -> None:
+    """Reads, lists and writes name the file; a file in place of a folder below the root is no object, as anywhere."""
+    (tmp_path / "root").write_bytes(b"1")
+    store = LocalStore(str(tmp_path / "root"))
+    for verb in (
+        lambda: store.get("a"),
+        lambda: store.put("a", b"1"),
+        lambda: store.put_if_absent("a/b", b"1"),
+        lambda: store.list("a"),
+        lambda: store.list_some("a", 1),
+        lambda: store.folders("a"),
+        lambda: store.sizes("a"),
+        lambda: list(store.walk("")),
+        lambda: list(store.walk("a")),
+        lambda: store.links("a"),
+        lambda: store.download("a", tmp_path / "out"),
+        lambda: store.copy_from(str(tmp_path), "a"),
+        lambda: store.upload(tmp_path / "root", "a"),
+        store.now,
+    ):
+        with pytest.raises(InvalidInputError, match="root is a file"):
+            verb()
+    above = LocalStore(str(tmp_path))
+    assert (None, [], []) == (above.get("root/a"), above.list("root/a"), list(above.walk("root/a")))
 
 
 def test_writers_take_turns_and_do_not_rely_on_them(tmp_path: Path) -> None:

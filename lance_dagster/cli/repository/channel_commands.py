@@ -91,7 +91,7 @@ def promote(
 @click.option("--steps", type=click.IntRange(min=1), help="In place of --to: how many promotions.")
 @click.option("--tables", metavar="NAMES", multiple=True, help="Only these tables, separated by commas; else all.")
 @_with_channel
-@_with_reason
+@click.option("--reason", "-m", default="", help="Why; the history shows it. Needed, except with --dry-run.")
 @click.option("--hold/--no-hold", default=True, help="Hold the channel there (the default), or leave it free to move.")
 @click.option("--dry-run", is_flag=True, help="Show what readers of each table would see, and change nothing.")
 @_with_properties
@@ -104,6 +104,8 @@ def rollback(repository: "LanceRepository", output: Output, channel: str, **opti
     """
     if options["to"] is not None and options["steps"] is not None:
         raise click.UsageError("give --steps or --to, not both")
+    if not (options["reason"] or options["dry_run"]):
+        raise click.UsageError("missing option '--reason' / '-m'")
     names = [name.strip() for text in options["tables"] for name in text.split(",")]
     before = _named_by(repository, channel)
     rolled_back = repository.channels.rollback(

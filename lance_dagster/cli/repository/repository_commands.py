@@ -5,6 +5,7 @@ the repository do not depend on it.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -234,8 +235,8 @@ def publish(
 ) -> None:
     """Merge BRANCH into main in all tables that were forked to it, or in the given ones: all at once or none.
 
-    After a crash, a repeated call completes the missing steps. With conflicts nothing changes, and those of all tables
-    are printed.
+    Of the branch run/<run id> of a run of Dagster, the first eight characters of the id are enough. After a crash, a
+    repeated call completes the missing steps. With conflicts nothing changes, and those of all tables are printed.
     """
     from lance_dagster.repository.channel_moves import DEFAULT_CHANNEL
 
@@ -279,7 +280,7 @@ def discard(repository: "LanceRepository", output: Output, branch: str, names: t
     """Give BRANCH up without publishing it: in all tables that have it, or in the given ones.
 
     BRANCH is deleted in these tables. The others can be published without them. A run of Dagster, whose branch is
-    run/<run id>, has to be over.
+    run/<run id>, has to be over; the first eight characters of its id are enough.
     """
     kept_branches = repository.discard(branch, tables=names or None, reason=reason)
     lines = [
@@ -327,7 +328,8 @@ def free(repository: "LanceRepository", output: Output, **options: Unpack[_FreeO
     """Free space: delete old commits of LAKE, old versions of its tables, and the files that nothing needs.
 
     Shows what would be deleted; --delete deletes it. Without --older-than, the rules stored with each table apply, or
-    14 days. The files of versions that expire are deleted by a call a day later. Exits with 1 when a table is damaged.
+    14 days. Commits younger than a day stay in any case, and the output says why the others stay. The files of versions
+    that expire are deleted by a call a day later. Exits with 1 when a table is damaged.
     """
     from lance_dagster.repository.collect_commits import CommitRetention
 
@@ -354,16 +356,26 @@ def _freed_lines(freed: "FreedSpace") -> Iterator[str]:
     yield from _first_lines(rows, "table")
     if freed.waiting.files:
         waiting = _files_text(freed.waiting.files, freed.waiting.bytes)
-        yield f"waiting: {waiting} of expired versions, for a call a day after they expired"
+        yield f"waiting: {waiting} of versions that expired or whose branch ended, for a call a day after that"
     held = [
         f"branch {branch} alone keeps {counted(sum(tables.values()), 'version')} of {', '.join(tables)}: publish or "
         "discard it"
         for branch, tables in freed.held().items()
     ]
     yield from _first_lines(held, "branch")
+    yield from _kept_commit_lines(freed)
     kept = sum(len(report.kept) for report in freed.tables.values())
     yield f"kept: {counted(kept, 'version')}; `lance-dagster table gc TABLE` says why for each version"
     yield from _problem_lines(freed)
+
+
+def _kept_commit_lines(freed: "FreedSpace") -> Iterator[str]:
+    """Return one line with the number of commits that stay, and how many stay for each reason."""
+    reasons = Counter(why for of_commit in freed.commits.kept_commits.values() for why in of_commit)
+    if reasons:
+        # A commit may stay for several reasons, so the numbers may add up to more.
+        shown = ", ".join(f"{number:,} {why}" for why, number in reasons.most_common())
+        yield f"kept: {counted(len(freed.commits.kept_commits), 'commit')}, of which {shown}"
 
 
 def _first_lines(lines: Sequence[str], noun: str) -> Iterator[str]:
@@ -391,6 +403,7 @@ def _freed_document(freed: "FreedSpace") -> dict[str, Any]:
         "ok": freed.ok,
         "dry_run": freed.dry_run,
         "commits": list(commits.commits),
+        "kept_commits": {commit_id: list(reasons) for commit_id, reasons in commits.kept_commits.items()},
         "entries": commits.entries,
         "refs": {name: list(refs) for name, refs in commits.branches.items()},
         "kept": list(commits.kept),

@@ -1,6 +1,6 @@
 """`lance-dagster tables`, `status`, `log`, `show`, `diff`, `channels` and `tags`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lance_dagster.repository.repository_status import ChannelState, RepositoryStatus, TableState
     from lance_dagster.repository.view import RepositoryView
 
+# At most so many branches without commits are named.
+_SHOWN = 5
 with_ref = click.option(
     "--ref", default="main", show_default=True, metavar="REF", help="A branch, channel, repository tag or commit."
 )
@@ -91,7 +93,9 @@ def status(repository: "LanceRepository", output: Output) -> None:
     lines += [_channel_state_line(channel) for channel in state.channels]
     waiting = {name for names in state.waiting.values() for name in names}
     lines += [line for table in state.tables for line in _table_state_lines(table, is_waiting=table.name in waiting)]
-    lines += [_waiting_line(name, state, repository.root) for name in state.waiting]
+    # A run whose output was refused leaves an empty branch; many of them must not hide the branches that wait.
+    lines += [_waiting_line(name, state, repository.root) for name in state.waiting if name not in state.empty]
+    lines += _empty_lines(state.empty, repository.root)
     if state.candidates:
         wait = f"{counted(state.candidates, 'candidate')} {'waits' if state.candidates == 1 else 'wait'} by the record"
         lines.append(f"{wait}; {command_line('candidates', repository.root)} shows them")
@@ -166,6 +170,17 @@ def _candidate_document(candidate: "WaitingCandidate") -> dict[str, Any]:
     }
 
 
+def _empty_lines(branches: Sequence[str], root: str) -> Iterator[str]:
+    """Return one line for all branches to which nothing was committed."""
+    if branches:
+        more = f" and {len(branches) - _SHOWN} more" if len(branches) > _SHOWN else ""
+        discard = command_line("discard", root, branches[0] if len(branches) == 1 else "BRANCH", "--reason", "...")
+        yield (
+            f"nothing committed: {', '.join(branches[:_SHOWN])}{more}; of a run that is under way, or was refused or "
+            f"failed before: then {discard} deletes the branch"
+        )
+
+
 def _waiting_line(branch: str, state: "RepositoryStatus", root: str) -> str:
     written, unwritten = state.written(branch), state.unwritten.get(branch, ())
     discard = command_line("discard", root, branch, "--reason", "...")
@@ -174,8 +189,6 @@ def _waiting_line(branch: str, state: "RepositoryStatus", root: str) -> str:
             f"lost: {branch} in {', '.join(lost)}, where the branch that was forked is gone; fork the tables again and "
             f"write their rows again, or give them up with {discard}"
         )
-    if unwritten and not written:
-        return f"nothing committed: {branch} ({', '.join(unwritten)}); its run is under way, or failed before"
     named = f"{branch} ({', '.join(written) or 'no table'})"
     superseded = state.superseded.get(branch, {})
     if not superseded:

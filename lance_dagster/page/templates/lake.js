@@ -43,7 +43,7 @@ function versionsTable(moves) {
     ]));
   }
   const head = make("tr", ["table", "before", "after"].map((name) => make("th", name)));
-  head.append(make("th", "rows after", "number"), make("th", "change", "number"));
+  head.append(make("th", "rows after", "number"), make("th", "rows, net", "number"));
   return make("div", make("table", [make("thead", head), body]), "scroll");
 }
 

@@ -1,6 +1,5 @@
 """The run of a publisher: what it was asked for, and what it reads once for all tables."""
 
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from lance_dagster.plugin.recorded_writes import join_candidate
 from lance_dagster.plugin.resource import LanceResource
 from lance_dagster.plugin.run_branch import RunChain, branch_of, run_of, runs_of_backfill, who_launched
 from lance_dagster.repository.commits.snapshot import ChannelHold
+from lance_dagster.repository.run_branches import is_whole, meant_branch
 from lance_dagster.store import concurrently
 from lance_dagster.table import LanceTable
 
@@ -265,17 +265,11 @@ def resolve_run(tables: Iterable[LanceTable], text: str, record: RecordView) -> 
     if _GLOB & set(name) or name == branch_of(""):
         raise InvalidInputError(f"{text!r} is not a run id: write run/ and the first characters of the id of the run")
     # A whole id needs no search, which would read the names of all branches.
-    if len(name) >= len(branch_of(str(uuid.UUID(int=0)))):
+    if is_whole(name):
         return name
     branches = sorted({branch for table in tables for branch in table.branches.list(f"{name}*")})
     # Without a branch the run may be published already.
     branches = branches or [
         branch_of(candidate) for candidate in record.repository.record.candidates_like(run_of(name) or "")
     ]
-    if name in branches or not branches:
-        return name
-    if len(branches) > 1:
-        raise InvalidInputError(
-            f"{text!r} is the beginning of several branches: {', '.join(branches)}; give more of it"
-        )
-    return branches[0]
+    return meant_branch(name, branches) or name

@@ -37,6 +37,7 @@ from lance_dagster.repository.publish.revert_commit import changed_by
 from lance_dagster.repository.publish.staging import Staging, for_each_table, stage_merge
 from lance_dagster.repository.recorded_writes import is_merged, writes_of
 from lance_dagster.repository.registry import RepositoryContext
+from lance_dagster.repository.run_branches import branch_as_typed, unknown_branch
 from lance_dagster.store import together
 from lance_dagster.table import LanceTable
 
@@ -191,6 +192,7 @@ def publish_branch(
         raise InvalidInputError(
             "main cannot be published, because branches are published to it; to commit versions of main, use `commit`"
         )
+    request = replace(request, branch=branch_as_typed(repository, request.branch))
     names, ended = None if tables is None else tuple(tables), None
     while True:
         try:
@@ -216,9 +218,7 @@ def _published(
         # branches of the tables, so these idempotent steps are repeated.
         return _finished(repository, request, opened, _published_before(repository, opened, merged))
     if not opened.forked.names and not opened.forked.removed:
-        raise RefNotFoundError(
-            branch, [], repository.root, "branch", "no table was forked to it: name the tables that have it"
-        )
+        raise unknown_branch(repository, branch, "no table was forked to it: name the tables that have it")
     staging = Staging(repository.registry)
     committed_tables = commit_tables(
         repository.logs, _request(repository, request, opened, staging=staging, audit=audit)
