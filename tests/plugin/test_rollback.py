@@ -49,6 +49,19 @@ def test_withdrawn_rows_do_not_come_back(rolled: Shop, instance: dg.DagsterInsta
     assert [1, 2, 3, 5] == rolled.ids("production")
 
 
+def test_what_was_taken_back_by_a_hold_is_undone_on_main(rolled: Shop, instance: dg.DagsterInstance) -> None:
+    """A person on call holds the channel at the older version, and later releases and undoes the rest in one run."""
+    nodes = [PRODUCTION_ORDERS, PRODUCTION_CUSTOMERS]
+    assert rolled.publish(instance, *nodes, ref="production~1", rollback="hold", reason="wrong prices").success
+    assert ([1, 2, 3], [1, 2, 3, 4]) == (rolled.ids("production"), rolled.ids("main"))
+    undone = rolled.publish(instance, *nodes, ref="production", release=True, reason="undo the wrong prices")
+    assert undone.success, failure(undone)
+    assert ([1, 2, 3], [1, 2, 3]) == (rolled.ids("production"), rolled.ids("main"))
+    rolled.play(mode="append", orders=[5])
+    assert rolled.run(instance).success
+    assert [1, 2, 3, 5] == rolled.ids("production")
+
+
 @pytest.mark.parametrize("minimum,is_good", [(1, True), (2, False)])
 def test_a_check_that_was_added_later_is_evaluated_on_an_older_version(
     rolled: Shop, instance: dg.DagsterInstance, *, minimum: int, is_good: bool

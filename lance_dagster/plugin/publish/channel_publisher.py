@@ -62,6 +62,7 @@ from lance_dagster.repository.publish.exact_versions import VersionToPublish
 from lance_dagster.repository.publish.staging import NEVER
 from lance_dagster.repository.view import RepositoryView, TableView
 from lance_dagster.store import concurrently
+from lance_dagster.table import LanceTable
 
 # The most other tables of a commit that the page of a promoted node names.
 _SHOWN = 20
@@ -228,7 +229,8 @@ class ChannelPublisher:
         if present is None or present.commit == view.commit.id or parse(ref).name != self.channel:
             return
         if not publications or any(
-            publication.previous is None or not is_at(publication, publication.previous) for publication in publications
+            publication.previous is None or not is_at(publication, publication.previous) or is_rollback(publication)
+            for publication in publications
         ):
             return
         changed = self.repository.at(present.commit).commit.changed_from(view.commit)
@@ -488,6 +490,11 @@ class ChannelPublisher:
                     "job of build_maintenance_job, or run `lance-dagster free` once a week"
                 )
         return None
+
+    def withdrawn(self, table: LanceTable) -> int:
+        """Return the number on `main` of the newest version of a table that a rollback took back; 0 for none."""
+        withdrawn = {} if self.started is None else self.started.entry.withdrawn
+        return withdrawn.get(self.repository.table_id(self.repository.name_of(table)), 0) if withdrawn else 0
 
     def left_behind(self, to: RepositoryView, publications: Sequence[Publication]) -> str | None:
         """Return a warning that a rollback leaves out tables that were promoted with those that go back."""

@@ -52,13 +52,14 @@ class Publication:
 
     `sources` are the versions to merge. `landed` is the version of `main` that contains them, None before the
     commit. `previous` is the tag before the publication, and `promoted_to` the version that the channel names after
-    it. `chosen` means that a person named a version of `main`, which may be older than the tag's version.
-    Otherwise a channel moves only forward: when another publisher has moved it to a later version of `main`, that
-    version contains the rows of this publication. `planned` is the audited preview of the merge of the sources into
-    `base`, a version of `main`; it is None when the source itself is merged. `overtaken` has each waiting branch whose
-    rows one of the sources replaces, with that source's branch. `writes` are the recorded writes of the sources, and
-    `drops` those that nobody will publish after them. `about` has further metadata entries for the promoted node's
-    page.
+    it. `chosen` means that a person named a version of `main`, which may be older than the tag's version. Otherwise
+    a channel moves only forward: when another publisher has moved it to a later version of `main`, that version
+    contains the rows of this publication. `planned` is the audited preview of the merge of the sources into `base`,
+    a version of `main`; it is None when the source itself is merged. `overtaken` has each waiting branch whose rows
+    one of the sources replaces, with that source's branch. `withdrawn` is the number on `main` of the newest
+    version that a rollback took back from the channel, 0 for none. `writes` are the recorded writes of the sources,
+    and `drops` those that nobody will publish after them. `about` has further metadata entries for the promoted
+    node's page.
     """
 
     candidate: dg.AssetKey
@@ -67,6 +68,7 @@ class Publication:
     sources: tuple[Version, ...] = ()
     landed: Version | None = None
     previous: Tag | None = None
+    withdrawn: int = 0
     chosen: bool = False
     promoted_to: Version | None = None
     planned: Version | None = None

@@ -199,7 +199,11 @@ class PublishingRun:
     def publication(self, node: PromotedNode, opened: Opened) -> Publication:
         """Return the publication of a table before it is known what to publish."""
         return Publication(
-            candidate=node.candidate, promoted=node.promoted, table=opened.table, previous=opened.previous
+            candidate=node.candidate,
+            promoted=node.promoted,
+            table=opened.table,
+            previous=opened.previous,
+            withdrawn=self.publisher.withdrawn(opened.table),
         )
 
     def tagged(self, nodes: Sequence[PromotedNode]) -> list[Publication]:

@@ -35,9 +35,16 @@ _MOST_WITHDRAWN = 20
 
 
 def is_rollback(publication: Publication) -> bool:
-    """Return whether a person chose a version of `main` that is older than the one the tag names."""
+    """Return whether a person chose a version of `main` that is older than the version that the tag names.
+
+    So is the version that the tag names itself, after a rollback that held the channel: `main` has newer rows, which
+    were taken back from readers alone.
+    """
     tag, version = publication.previous, publication.landed
-    return publication.chosen and tag is not None and version is not None and is_older(version, tag)
+    if not publication.chosen or tag is None or version is None:
+        return False
+    is_withheld = tag.branch == version.branch == MAIN and version.number == tag.version < publication.withdrawn
+    return is_withheld or is_older(version, tag)
 
 
 def is_older(version: Version, tag: Tag) -> bool:
