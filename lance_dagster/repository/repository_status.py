@@ -22,8 +22,8 @@ from lance_dagster.repository.run_branches import is_as_forked
 from lance_dagster.transactions.claims import OVERWRITE, REPLACE, decode_claims
 
 T = TypeVar("T")
-# The most versions of `main` that are read for a table.
-_MOST_READ = 100
+# A table with more versions on `main` that no commit has is not looked at for maintenance: each is read for it.
+_MOST_AHEAD = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,10 +438,10 @@ def superseded_branches(context: TableContext, branches: Iterable[str]) -> dict[
     superseded = {}
     for branch in branches:
         try:
-            own_versions = _commits(context, branch, MAIN)
+            own_versions = _commits(context, branch, after=MAIN)
             replaced = _replaced_partitions(own_versions)
             # The parent of the oldest version of the branch is the version that it was forked from.
-            since = [] if replaced is None else _commits(context, MAIN, own_versions[-1].parents[0])
+            since = [] if replaced is None else _commits(context, MAIN, after=own_versions[-1].parents[0])
         except (NotFoundError, InvalidInputError):
             continue
         newer = next((version for version in since if _covers(_replaced_partitions([version]), replaced)), None)
@@ -457,14 +457,14 @@ def _maintenance_since(context: TableContext, numbers: Sequence[int]) -> int | N
         context: The table.
         numbers: The numbers of the versions.
     """
-    if len(numbers) > _MOST_READ:
+    if len(numbers) > _MOST_AHEAD:
         return None
-    newest = _commits(context, MAIN, None)[: len(numbers)] if numbers else []
+    newest = _commits(context, MAIN, limit=len(numbers)) if numbers else []
     return sum(version.operation in SAME_ROWS for version in newest)
 
 
-def _commits(context: TableContext, ref: str, after: str | None) -> list[Version]:
-    return first_parent_log(context, ref, after=after, limit=_MOST_READ, only=None)
+def _commits(context: TableContext, ref: str, *, after: str | None = None, limit: int | None = None) -> list[Version]:
+    return first_parent_log(context, ref, after=after, limit=limit, only=None)
 
 
 def _replaced_partitions(commits: Iterable[Version]) -> frozenset[tuple[str, str]] | None:

@@ -85,5 +85,6 @@ def unknown_branch(repository: RepositoryContext, branch: str, instead: str = ""
         instead: What to do where tables have the branch.
     """
     branches = run_branches(repository)
-    known = [] if instead and branch in branches else [*repository.logs.live("branch"), *branches]
-    return RefNotFoundError(branch, known, repository.root, "branch", "" if known else instead)
+    is_in_tables = bool(instead) and branch in branches
+    names = [] if is_in_tables else [*repository.logs.live("branch"), *branches]
+    return RefNotFoundError(branch, names, repository.root, "branch", instead if is_in_tables else "")

@@ -54,3 +54,15 @@ def test_a_branch_is_superseded_when_all_that_it_replaced_was_replaced_since(
     later(table, "main")
     expected = {"run/1": str(table.head())} if superseded else {}
     assert expected == superseded_branches(context_of(table), ["run/1"])
+
+
+def test_a_branch_is_superseded_however_many_commits_followed(tmp_path: Path) -> None:
+    """The replacement is found behind more than a hundred newer commits."""
+    table = new_table(tmp_path, entries("a", 1))
+    table.branches.create("run/1")
+    overwrite(table, "run/1")
+    overwrite(table, "main")
+    replacement = str(table.head())
+    for number in range(101):
+        table.config.set({"note": str(number)})
+    assert {"run/1": replacement} == superseded_branches(context_of(table), ["run/1"])
