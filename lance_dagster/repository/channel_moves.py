@@ -214,7 +214,7 @@ class ChannelMoves:
         return withdrawn
 
     def returning(self, before: RefEntry | None, tables: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
-        """Return, of some versions of tables, those that a rollback took back from a channel, by table.
+        """Return the versions in `tables` that a rollback took back from a channel, by table.
 
         Args:
             before: The newest entry of the channel.

@@ -403,16 +403,15 @@ def _promoted(
         return None
     channels = Channels(repository)
     reason, properties = request.merging.message or "", request.options.get("properties")
-    moves = ChannelMoves(repository)
     # `main` may still have what a rollback took back, also in a newer version by another program. Readers get the other
     # tables, where they see no commit in part.
     if opened.since is not None and (staying := _rolled_back(repository, opened.since, commit)):
         tables = commit.tables.keys() - staying
-        if not moves.divided(request.channel, opened.since, tables, commit):
+        if not ChannelMoves(repository).divided(request.channel, opened.since, tables, commit):
             return channels.advance(
                 request.channel, commit.id, tables, reason=reason, properties=properties, since=opened.since
             )
-        moves.refuse_withdrawn(request.channel, opened.since, commit, commit.tables)
+    # This refuses what was taken back.
     return channels.promote(
         request.channel,
         commit.id,
